@@ -1,0 +1,1 @@
+"""The step loop that every daemon runs: schedule, run, commit."""

@@ -1,0 +1,395 @@
+"""What the engine loop and the world around it say to each other: plain, immutable messages.
+
+Nothing here holds a tensor, a lock or a channel, so either side may be its own process. `Inbox` messages
+go to the engine, `Outbox` messages come from it. A request is named by request_id at a front and by
+room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine only rooms.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.sampling import SamplingParams
+
+RequestId = NewType("RequestId", str)
+RoomId = NewType("RoomId", int)
+Tokens = NDArray[np.int32]
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class ErrorKind(Enum):
+    """Why a request was refused or ended without an answer; fronts map each to one gRPC status."""
+
+    INVALID = "invalid"
+    TOO_LONG = "too_long"
+    DRAINING = "draining"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True)
+class RequestError:
+    kind: ErrorKind
+    message: str
+
+
+@dataclass(frozen=True)
+class HitBreakdown:
+    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed it."""
+
+    prompt_tokens: int
+    kv_tokens: int
+    usable_tokens: int
+    causes: dict[str, int]
+    checkpoint_source: str | None
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """One hand-over as the sender saw it, durations on its monotonic clock.
+
+    hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after its end.
+    """
+
+    bytes: int
+    windows: int
+    pages: int
+    hidden_seconds: float
+    exposed_seconds: float
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the client is told. hit is None only where the request ended before its prompt was scheduled.
+
+    prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
+    prompt computed here instead.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    hit: HitBreakdown | None
+    transfer: TransferReport | None
+    prefilled_on: str
+    local_fallback: bool
+    time_to_first_token: float
+    seconds: float
+
+
+# --- to the engine, every role -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
+
+    marks are token counts at which the client wants a checkpoint (role boundaries).
+    """
+
+    request_id: RequestId
+    prompt: Tokens
+    sampling: SamplingParams
+    salt: bytes = b""
+    cursor: int | None = None
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Idempotent; answered by Finished(ABORT) where the request still lived, by nothing otherwise."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True)
+class OpenCursor:
+    query_id: int
+    salt: bytes = b""
+
+
+@dataclass(frozen=True)
+class ForkCursor:
+    query_id: int
+    cursor: int
+
+
+@dataclass(frozen=True)
+class CloseCursor:
+    cursor: int
+
+
+@dataclass(frozen=True)
+class StatsQuery:
+    query_id: int
+
+
+@dataclass(frozen=True)
+class FlushCache:
+    query_id: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Refuse new requests; answered once everything in flight has ended."""
+
+    query_id: int
+
+
+# --- to the engine, hand-over --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable state."""
+
+    room: RoomId
+    generation: int
+    kv_matched: int
+    sampling: SamplingParams
+    salt: bytes
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than the
+    ticket said is allowed (first_page rules), so that nothing is pinned while queued."""
+
+    room: RoomId
+    generation: int
+    first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PrefillReserve:
+    """(prefill) Queue this prompt; answered by PrefillQueued*, then PrefillAccepted or PrefillRefused."""
+
+    ticket: Ticket
+    prompt: Tokens
+
+
+@dataclass(frozen=True)
+class PrefillStart:
+    """(prefill) The receiver granted and a sender room is open: compute, tick, hand on."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True)
+class PrefillEnd:
+    """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let go."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PeersChanged:
+    """(decode) Whether a prefill node is connected now; without one, prompts are prefilled locally."""
+
+    prefill_available: bool
+
+
+@dataclass(frozen=True)
+class GrantWanted:
+    """(decode) The prefill node is about to start: lease and answer HandoverGranted or HandoverDeclined."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class RemoteReady:
+    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop."""
+
+    room: RoomId
+    token: int
+    logprob: float
+    margin: float
+    hit: HitBreakdown
+    prefilled_on: str
+
+
+@dataclass(frozen=True)
+class RemoteDone:
+    """(decode) RemotePrefillDone: every window landed and every digest matched."""
+
+    room: RoomId
+    transfer: TransferReport
+
+
+@dataclass(frozen=True)
+class HandoverLost:
+    """(decode) The hand-over failed; granted ids are quarantined until WriterFenced, the prompt is
+    prefilled locally."""
+
+    room: RoomId
+    reason: str
+
+
+@dataclass(frozen=True)
+class WriterFenced:
+    """(decode) The room's writer can write no more: quarantined ids of the room are free."""
+
+    room: RoomId
+
+
+# --- from the engine -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TokenOut:
+    """margin: top-1 minus top-2 logit, which tells how near a tie the choice was."""
+
+    request_id: RequestId
+    token: int
+    logprob: float
+    margin: float
+    index: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    request_id: RequestId
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Rejected:
+    request_id: RequestId
+    error: RequestError
+
+
+@dataclass(frozen=True)
+class CursorOpened:
+    query_id: int
+    cursor: int
+
+
+@dataclass(frozen=True)
+class StatsReply:
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are counters."""
+
+    query_id: int
+    pages: dict[str, int]
+    slots: dict[str, int]
+    slabs: dict[str, int]
+    tree: dict[str, int]
+    lost: dict[str, int]
+    requests: dict[str, int]
+    integrity: str = "ok"
+
+
+@dataclass(frozen=True)
+class FlushReply:
+    query_id: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Drained:
+    query_id: int
+
+
+@dataclass(frozen=True)
+class PrefillQueued:
+    room: RoomId
+    position: int
+
+
+@dataclass(frozen=True)
+class PrefillAccepted:
+    """About to start: the lease is held, the grant is awaited."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PrefillRefused:
+    room: RoomId
+    error: RequestError
+
+
+@dataclass(frozen=True)
+class PrefillToken:
+    """The forward ended and the first token is recorded; windows may still be in flight."""
+
+    room: RoomId
+    token: int
+    logprob: float
+    margin: float
+    hit: HitBreakdown
+
+
+@dataclass(frozen=True)
+class HandoverWanted:
+    """(decode) Reserve this prompt at a prefill node."""
+
+    request_id: RequestId
+    ticket: Ticket
+    prompt: Tokens
+
+
+@dataclass(frozen=True)
+class HandoverGranted:
+    grant: Grant
+
+
+@dataclass(frozen=True)
+class HandoverDeclined:
+    """(decode) No room for the grant now: abort the room; the request goes on without it."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class HandoverCancelled:
+    """(decode) The request was aborted: abort the room; ids granted stay quarantined until WriterFenced."""
+
+    room: RoomId
+
+
+Inbox = (
+    Submit
+    | Abort
+    | OpenCursor
+    | ForkCursor
+    | CloseCursor
+    | StatsQuery
+    | FlushCache
+    | Drain
+    | PrefillReserve
+    | PrefillStart
+    | PrefillEnd
+    | PeersChanged
+    | GrantWanted
+    | RemoteReady
+    | RemoteDone
+    | HandoverLost
+    | WriterFenced
+)
+Outbox = (
+    TokenOut
+    | Finished
+    | Rejected
+    | CursorOpened
+    | StatsReply
+    | FlushReply
+    | Drained
+    | PrefillQueued
+    | PrefillAccepted
+    | PrefillRefused
+    | PrefillToken
+    | HandoverWanted
+    | HandoverGranted
+    | HandoverDeclined
+    | HandoverCancelled
+)

@@ -1,0 +1,1 @@
+"""What users touch: command line, gRPC servers, tokenizer and chat template."""

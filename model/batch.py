@@ -1,0 +1,70 @@
+"""One forward's work as tensors: which tokens, which pages and slots they read and write."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class SequenceSlice:
+    """The tokens of one request in one forward.
+
+    token_ids stand at positions start, start + 1, ...; KV of [0, start) is in `pages` already and the
+    state after `start` tokens in read_slot. The state after the last token goes to write_slot (may be
+    read_slot). checkpoints lists (position, slot): the state after `position` tokens also goes to slot;
+    start < position <= start + len(token_ids). pages covers every position, by logical page.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    read_slot: int
+    write_slot: int
+    checkpoints: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Slices packed for the operators. T tokens of B sequences, sequence i at [cu_seqlens[i], cu_seqlens[i+1]).
+
+    token_ids, positions [T] int64; cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before this
+    forward); page_table [B, pages] int64, rows padded with 0; read_slots, write_slots [B] int64;
+    checkpoints per sequence: (tokens of this forward before the mark, slot), ascending.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    cu_seqlens: torch.Tensor
+    context_lens: torch.Tensor
+    page_table: torch.Tensor
+    read_slots: torch.Tensor
+    write_slots: torch.Tensor
+    checkpoints: tuple[tuple[tuple[int, int], ...], ...]
+
+    @staticmethod
+    def pack(slices: Sequence[SequenceSlice], device: torch.device | str = "cpu") -> "Batch":
+        lengths = [len(item.token_ids) for item in slices]
+        if not lengths or min(lengths) < 1:
+            raise ValueError("a batch needs at least one sequence of at least one token")
+        rows = max(len(item.pages) for item in slices)
+        table = [list(item.pages) + [0] * (rows - len(item.pages)) for item in slices]
+
+        def ints(values: object) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        return Batch(
+            token_ids=ints([token for item in slices for token in item.token_ids]),
+            positions=ints(
+                [item.start + i for item in slices for i in range(len(item.token_ids))]
+            ),
+            cu_seqlens=torch.cat([ints([0]), ints(lengths).cumsum(0)]),
+            context_lens=ints([item.start for item in slices]),
+            page_table=ints(table),
+            read_slots=ints([item.read_slot for item in slices]),
+            write_slots=ints([item.write_slot for item in slices]),
+            checkpoints=tuple(
+                tuple(sorted((position - item.start, slot) for position, slot in item.checkpoints))
+                for item in slices
+            ),
+        )

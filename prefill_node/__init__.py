@@ -1,0 +1,1 @@
+"""The daemon that reads a prompt and hands its prefix on."""

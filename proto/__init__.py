@@ -1,0 +1,1 @@
+"""What nodes and clients say to each other: .proto files and their generated stubs."""
