@@ -1,0 +1,52 @@
+# The whole developer interface. Targets make what they need; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cpp_cache/include/*.h cpp_cache/include/*/*.h cpp_cache/src/*.cpp cpp_cache/src/*.h)
+
+.PHONY: demo test lint format types stubs clean
+
+demo: $(VENV)/installed
+	$(BIN)/tasuki demo
+
+test: $(VENV)/dev-installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	find cpp_cache -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+
+types: $(VENV)/dev-installed
+	$(BIN)/mypy
+
+format: $(VENV)/dev-installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find cpp_cache -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+
+stubs: $(VENV)/dev-installed
+	$(BIN)/python proto/generate.py
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch comes first and pinned, so that nothing else pulls another build of it.
+$(VENV)/torch:
+	@echo "tasuki: making $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	@echo "tasuki: installing torch (the largest download)"
+	$(BIN)/pip install --progress-bar off -q -c constraints.txt torch $(TORCH_ARGS)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch $(SOURCES)
+	@echo "tasuki: building and installing the package"
+	$(BIN)/pip install --progress-bar off -q -c constraints.txt scikit-build-core pybind11 ninja cmake
+	$(BIN)/pip install --progress-bar off -q -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/dev-installed: $(VENV)/installed
+	@echo "tasuki: installing the development tools"
+	$(BIN)/pip install --progress-bar off -q --upgrade 'pip>=25.1'
+	$(BIN)/pip install --progress-bar off -q -c constraints.txt --group dev
+	@touch $@

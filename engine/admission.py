@@ -1,0 +1,88 @@
+"""How a waiting request gets what it needs: a lease here, or a prefill node's. A refusal changes nothing."""
+
+from collections.abc import Callable
+
+from ..pycache.layout import PAGE_TOKENS
+from ..pycache.prefix_cache import HybridPrefixCache
+from .checkpoints import plan_checkpoints
+from .config import EngineConfig
+from .hit import breakdown
+from .messages import Outbox, PrefillAccepted
+from .request import AwaitingGrant, Prefilling, Request
+from .role import Role
+from .take_over import TakeOver
+
+
+class Admission:
+    """Knows the role; asks the cache; moves a request on or leaves it waiting."""
+
+    def __init__(
+        self,
+        cache: HybridPrefixCache,
+        config: EngineConfig,
+        role: Role,
+        take_over: TakeOver,
+        emit: Callable[[Outbox], None],
+    ) -> None:
+        self._cache = cache
+        self._config = config
+        self._role = role
+        self._take_over = take_over
+        self._emit = emit
+
+    def admit(self, request: Request) -> bool:
+        """Whether the request no longer waits. Raises ImpossibleRequest."""
+        match self._role:
+            case Role.PREFILL:
+                return self._lease_for_sender(request)
+            case Role.DECODE if self._reserved_elsewhere(request):
+                return True
+            case _:
+                return self._lease_here(request)
+
+    def _reserved_elsewhere(self, request: Request) -> bool:
+        if not self._take_over.prefill_available or request.handover_lost or request.output:
+            return False
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        if match.prompt_tokens - match.usable_tokens <= self._config.local_prefill_tokens:
+            return False
+        self._take_over.reserve(request, match)
+        return True
+
+    def _lease_for_sender(self, request: Request) -> bool:
+        lease = self._cache.lease(
+            request.prompt,
+            salt=request.salt,
+            capacity_tokens=request.length,
+            working_slots=self._role.working_slots,
+            checkpoint_slots=0,
+            cursor=request.cursor,
+        )
+        if lease is None:
+            return False
+        request.hit = breakdown(lease.match)
+        request.move(AwaitingGrant(lease))
+        assert request.ticket is not None
+        self._emit(PrefillAccepted(request.ticket.room))
+        return True
+
+    def _lease_here(self, request: Request) -> bool:
+        lease = self._cache.lease(
+            request.tokens(),
+            salt=request.salt,
+            capacity_tokens=max(
+                request.length, min(request.length + PAGE_TOKENS, request.final_length)
+            ),
+            working_slots=self._role.working_slots,
+            checkpoint_slots=0,
+            cursor=request.cursor,
+        )
+        if lease is None:
+            return False
+        if request.hit is None:
+            request.hit = breakdown(lease.match)
+        planned = plan_checkpoints(
+            request.length, lease.cached_tokens, lease.match, request.marks
+        )
+        request.move(Prefilling(lease, lease.cached_tokens, checkpoints=planned))
+        return True

@@ -1,0 +1,41 @@
+"""Everything that shapes an engine, fixed before it starts."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(default: Any, text: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field that is also a command-line flag."""
+    metadata: dict[str, Any] = {"help": text}
+    if choices is not None:
+        metadata["choices"] = choices
+    return field(default=default, metadata=metadata)
+
+
+class EngineConfigError(ValueError):
+    """A setting that cannot work; the message names the field and the mend."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    model: str = option("", "folder of a Qwen3.5-family checkpoint")
+    dtype: str = option("bfloat16", "weights, activations, KV and conv state", ("float32", "bfloat16"))
+    ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
+    arena_mib: int = option(512, "KV pages and state slots together, MiB")
+    max_batch: int = option(64, "requests in one forward")
+    prefill_chunk_tokens: int = option(512, "prompt tokens in one forward; a multiple of 64")
+    local_prefill_tokens: int = option(
+        128, "decode role: uncached suffixes up to this long are prefilled here"
+    )
+    threads: int = option(1, "CPU threads of the forward")
+
+    def __post_init__(self) -> None:
+        for name in ("arena_mib", "max_batch", "threads"):
+            if getattr(self, name) < 1:
+                raise EngineConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.local_prefill_tokens < 0:
+            raise EngineConfigError("local_prefill_tokens must be 0 or more")
+        if self.prefill_chunk_tokens < 64 or self.prefill_chunk_tokens % 64:
+            raise EngineConfigError(
+                f"prefill_chunk_tokens must be a positive multiple of 64, not {self.prefill_chunk_tokens}"
+            )

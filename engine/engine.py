@@ -1,0 +1,320 @@
+"""The engine: `step()` = schedule -> run -> commit. One request's life can be read here in a line.
+
+Thread rule: one thread calls handle(), step() and take_outbox(); everything it owns (cache, requests) is
+its own. Messages in and out are plain values (messages.py).
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import count
+
+from ..model.sampler import Sampled, stop_ids
+from ..pycache._cpp_cache import ImpossibleRequest, IntegrityError
+from ..pycache.prefix_cache import HybridPrefixCache
+from ..transfer.sender import Sender
+from . import messages as m
+from .admission import Admission
+from .config import EngineConfig
+from .hand_on import HandOn
+from .request import (
+    Aborted,
+    Active,
+    AwaitingPrefill,
+    Decoding,
+    Finished,
+    Prefilling,
+    Receiving,
+    Request,
+)
+from .role import Role
+from .runner import Runner
+from .scheduler import Scheduler, Work
+from .stats import stats_reply
+from .take_over import TakeOver
+from .turns import keep_state
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Owns every request between its Submit and its Finished or Rejected.
+
+    max_position and vocab_size bound what a prompt may be; eos_ids end an answer unless it ignores them.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        role: Role,
+        cache: HybridPrefixCache,
+        runner: Runner,
+        *,
+        max_position: int,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        sender: Sender | None = None,
+    ) -> None:
+        self._role = role
+        self._cache = cache
+        self._runner = runner
+        self._max_position = max_position
+        self._vocab_size = vocab_size
+        self._eos_ids = tuple(eos_ids)
+        self._outbox: list[m.Outbox] = []
+        self._requests: dict[m.RequestId, Request] = {}
+        self._draining = False
+        self._drains: list[int] = []
+        emit = self._outbox.append
+        self._take_over = TakeOver(cache, emit, count(1))
+        self._admission = Admission(cache, config, role, self._take_over, emit)
+        self._scheduler = Scheduler(cache, config, self._admit)
+        self._hand_on = None if sender is None else HandOn(cache, sender, emit)
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One forward; False when nothing could run."""
+        self._take_over.grant_waiting()
+        work = self._scheduler.schedule()
+        if self._hand_on is not None:
+            self._hand_on.tell_positions(self._scheduler.waiting)
+            self._hand_on.plan_windows(work)
+        if work:
+            try:
+                sampled = self._runner.run(work)
+            except Exception as error:
+                log.exception("a forward failed; its requests end with an error")
+                self._fail(work, f"the forward failed: {error}")
+            else:
+                self._commit(work, sampled)
+        self._answer_drains()
+        return bool(work)
+
+    def take_outbox(self) -> list[m.Outbox]:
+        """Everything said since the last call, in order."""
+        taken = list(self._outbox)
+        self._outbox.clear()
+        return taken
+
+    def _commit(self, work: Sequence[Work], sampled: Sequence[Sampled | None]) -> None:
+        for item, token in zip(work, sampled, strict=True):
+            active = item.active
+            active.slot = active.write_index
+            active.computed = item.stop
+            for planned, slot in item.checkpoints:
+                self._cache.publish(active.lease, planned.position, slot, planned.kind)
+            if token is None:
+                continue
+            if self._hand_on is not None:
+                self._scheduler.drop(item.request)
+                self._hand_on.first_token(item.request, token)
+                continue
+            if isinstance(item.request.state, Prefilling):
+                item.request.move(Decoding(active.lease, active.computed, active.slot))
+            self._on_token(item.request, token)
+
+    def _on_token(self, request: Request, sampled: Sampled) -> None:
+        """Record and emit one token; end the request where it was the last."""
+        request.output.append(sampled.token)
+        if request.first_token_at is None:
+            request.first_token_at = time.monotonic()
+        index = len(request.output) - 1
+        self._outbox.append(
+            m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index)
+        )
+        if isinstance(request.state, Decoding):
+            self._finish_if_over(request)
+
+    def _finish_if_over(self, request: Request) -> None:
+        state = request.state
+        assert isinstance(state, Decoding)
+        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
+            reason = m.FinishReason.STOP
+        elif len(request.output) >= request.sampling.max_new_tokens:
+            reason = m.FinishReason.LENGTH
+        else:
+            return
+        keep_state(self._cache, request, state)
+        self._cache.release(state.lease)
+        request.move(Finished())
+        self._end(request, reason)
+
+    def _end(self, request: Request, reason: m.FinishReason) -> None:
+        self._scheduler.drop(request)
+        del self._requests[request.id]
+        self._outbox.append(m.Finished(request.id, reason, self._usage(request)))
+
+    def _usage(self, request: Request) -> m.Usage:
+        now = time.monotonic()
+        first = request.first_token_at
+        return m.Usage(
+            prompt_tokens=len(request.prompt),
+            completion_tokens=len(request.output),
+            hit=request.hit,
+            transfer=request.transfer,
+            prefilled_on=request.prefilled_on,
+            local_fallback=request.handover_lost,
+            time_to_first_token=(now if first is None else first) - request.created,
+            seconds=now - request.created,
+        )
+
+    def _fail(self, work: Sequence[Work], reason: str) -> None:
+        for item in work:
+            if self._hand_on is not None:
+                self._scheduler.drop(item.request)
+                self._hand_on.fail(item.request, reason)
+                continue
+            self._cache.release(item.active.lease)
+            item.request.move(Aborted())
+            self._reject(item.request, m.ErrorKind.INTERNAL, reason)
+
+    def _reject(self, request: Request, kind: m.ErrorKind, reason: str) -> None:
+        self._scheduler.drop(request)
+        self._requests.pop(request.id, None)
+        self._outbox.append(m.Rejected(request.id, m.RequestError(kind, reason)))
+
+    def _admit(self, request: Request) -> bool:
+        try:
+            return self._admission.admit(request)
+        except ImpossibleRequest as error:
+            request.move(Aborted())
+            self._reject(request, m.ErrorKind.TOO_LONG, str(error))
+            return False
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def handle(self, message: m.Inbox) -> None:
+        match message:
+            case m.Submit():
+                self._submit(message)
+            case m.Abort(request_id):
+                self._abort(request_id)
+            case m.OpenCursor(query_id, salt):
+                self._outbox.append(m.CursorOpened(query_id, self._cache.open_cursor(salt)))
+            case m.ForkCursor(query_id, cursor):
+                self._outbox.append(m.CursorOpened(query_id, self._cache.fork_cursor(cursor)))
+            case m.CloseCursor(cursor):
+                self._cache.close_cursor(cursor)
+            case m.StatsQuery(query_id):
+                self._outbox.append(self._stats(query_id))
+            case m.FlushCache(query_id):
+                self._outbox.append(m.FlushReply(query_id, self._cache.flush()))
+            case m.Drain(query_id):
+                self._draining = True
+                self._drains.append(query_id)
+            case m.PeersChanged(prefill_available):
+                self._take_over.prefill_available = prefill_available
+            case m.GrantWanted():
+                self._take_over.grant_wanted(message)
+            case m.RemoteReady():
+                ready = self._take_over.ready(message)
+                if ready is not None:
+                    self._on_token(*ready)
+            case m.RemoteDone():
+                request = self._take_over.done(message)
+                if request is not None:
+                    self._scheduler.start(request)
+                    self._finish_if_over(request)
+            case m.HandoverLost():
+                request = self._take_over.lost(message)
+                if request is not None:
+                    self._scheduler.requeue(request)
+            case m.WriterFenced():
+                self._take_over.fenced(message)
+            case m.PrefillReserve() | m.PrefillStart() | m.PrefillEnd():
+                self._handle_room(message)
+
+    def _handle_room(self, message: m.PrefillReserve | m.PrefillStart | m.PrefillEnd) -> None:
+        hand_on = self._hand_on
+        if hand_on is None:
+            raise ValueError(f"{type(message).__name__} reached an engine that hands nothing on")
+        match message:
+            case m.PrefillReserve(ticket, prompt):
+                error = self._refusal(prompt, len(prompt))
+                if hand_on.knows(ticket.room):
+                    error = m.RequestError(m.ErrorKind.INVALID, f"room {ticket.room} is in use")
+                if error is not None:
+                    self._outbox.append(m.PrefillRefused(ticket.room, error))
+                    return
+                self._scheduler.enqueue(hand_on.reserve(message))
+            case m.PrefillStart():
+                request = hand_on.start(message)
+                if request is not None:
+                    self._scheduler.start(request)
+            case m.PrefillEnd():
+                request = hand_on.end(message)
+                if request is not None:
+                    self._scheduler.drop(request)
+
+    def _refusal(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
+        """Why a prompt can never be served here, with the number that would fit."""
+        if self._draining:
+            return m.RequestError(m.ErrorKind.DRAINING, "this node is draining; try another")
+        if len(prompt) == 0:
+            return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
+        if int(prompt.min()) < 0 or int(prompt.max()) >= self._vocab_size:
+            return m.RequestError(
+                m.ErrorKind.INVALID, f"prompt holds a token outside [0, {self._vocab_size})"
+            )
+        limit = min(
+            self._max_position, self._cache.capacity_tokens(self._role.working_slots)
+        )
+        if final_length > limit:
+            return m.RequestError(
+                m.ErrorKind.TOO_LONG,
+                f"prompt of {len(prompt)} tokens with its answer needs {final_length}, "
+                f"but at most {limit} fit: shorten the prompt or lower max_new_tokens",
+            )
+        return None
+
+    def _submit(self, message: m.Submit) -> None:
+        request = Request(
+            message.request_id,
+            message.prompt,
+            message.sampling,
+            message.salt,
+            message.cursor,
+            message.marks,
+        )
+        error = self._refusal(request.prompt, request.final_length)
+        if request.id in self._requests:
+            error = m.RequestError(
+                m.ErrorKind.INVALID, f"request id {request.id!r} is in use: choose another"
+            )
+        if error is not None:
+            self._outbox.append(m.Rejected(message.request_id, error))
+            return
+        self._requests[request.id] = request
+        self._scheduler.enqueue(request)
+
+    def _abort(self, request_id: m.RequestId) -> None:
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        match request.state:
+            case AwaitingPrefill() | Receiving():
+                self._take_over.cancel(request)
+            case Active(lease=lease):
+                self._cache.release(lease)
+                request.move(Aborted())
+            case _:
+                request.move(Aborted())
+        self._end(request, m.FinishReason.ABORT)
+
+    def _stats(self, query_id: int) -> m.StatsReply:
+        integrity = "ok"
+        try:
+            self._cache.check_integrity()
+        except IntegrityError as error:
+            integrity = str(error)
+        requests = list(self._requests.values())
+        if self._hand_on is not None:
+            requests += self._hand_on.requests
+        return stats_reply(query_id, self._cache.stats(), requests, integrity)
+
+    def _answer_drains(self) -> None:
+        busy = self._requests or (self._hand_on is not None and self._hand_on.requests)
+        if self._drains and not busy:
+            self._outbox.extend(m.Drained(query_id) for query_id in self._drains)
+            self._drains.clear()

@@ -1,0 +1,180 @@
+"""A request and its life. States are types; an illegal move raises and names both ends.
+
+Waiting -> Prefilling -> Decoding -> Finished is the straight line. On a decode node a long prompt goes
+Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Waiting -> AwaitingGrant ->
+Prefilling -> HandingOver -> Finished. Retracted gives everything back and waits again.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..model.sampling import SamplingParams
+from ..pycache._cpp_cache import Lease
+from .checkpoints import PlannedCheckpoint
+from .messages import Grant, HitBreakdown, RequestId, RoomId, Ticket, Tokens, TransferReport
+
+
+class IllegalMove(Exception):
+    """A request was asked to change to a state that its state does not allow."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Holds nothing."""
+
+
+@dataclass(frozen=True)
+class AwaitingPrefill:
+    """(decode) A prefill node has the prompt; holds nothing here."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class Receiving:
+    """(decode) The lease's own pages and slots are granted to the sender."""
+
+    room: RoomId
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class AwaitingGrant:
+    """(prefill) The lease is held; the receiver's ids are not known yet."""
+
+    lease: Lease
+
+
+@dataclass
+class Active:
+    """Runs in forwards. `computed` tokens are forwarded; the state after them is in working slot `slot`."""
+
+    lease: Lease
+    computed: int
+    slot: int = 0
+
+    @property
+    def read_slot(self) -> int:
+        return self.lease.working_slots[self.slot]
+
+    @property
+    def write_index(self) -> int:
+        """The other working slot where there are two, the same where there is one."""
+        return (self.slot + 1) % len(self.lease.working_slots)
+
+    @property
+    def write_slot(self) -> int:
+        return self.lease.working_slots[self.write_index]
+
+
+@dataclass
+class Prefilling(Active):
+    """More than one token is still to be forwarded before the next one is sampled."""
+
+    checkpoints: list[PlannedCheckpoint] = field(default_factory=list)
+    grant: Grant | None = None
+    pages_sent: int = 0
+
+
+@dataclass
+class Decoding(Active):
+    """One token a step."""
+
+
+@dataclass(frozen=True)
+class HandingOver:
+    """(prefill) The first token is out; windows may still be read from the lease's pages and slot."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class Retracted:
+    """Gave its lease back for others to progress; goes to the head of the queue."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Holds nothing."""
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """Holds nothing."""
+
+
+State = (
+    Waiting
+    | AwaitingPrefill
+    | Receiving
+    | AwaitingGrant
+    | Prefilling
+    | Decoding
+    | HandingOver
+    | Retracted
+    | Finished
+    | Aborted
+)
+
+MOVES: dict[type, tuple[type, ...]] = {
+    Waiting: (AwaitingPrefill, AwaitingGrant, Prefilling, Aborted, Finished),
+    AwaitingPrefill: (Receiving, Waiting, Aborted),
+    Receiving: (Decoding, Waiting, Aborted),
+    AwaitingGrant: (Prefilling, Aborted),
+    Prefilling: (Decoding, HandingOver, Retracted, Finished, Aborted),
+    Decoding: (Retracted, Finished, Aborted),
+    HandingOver: (Finished,),
+    Retracted: (Waiting,),
+    Finished: (),
+    Aborted: (),
+}
+
+
+@dataclass
+class Request:
+    """What the engine knows of one request. `tokens` is the prompt and every sampled token."""
+
+    id: RequestId
+    prompt: Tokens
+    sampling: SamplingParams
+    salt: bytes = b""
+    cursor: int | None = None
+    marks: tuple[int, ...] = ()
+    ticket: Ticket | None = None
+    output: list[int] = field(default_factory=list)
+    state: State = field(default_factory=Waiting)
+    hit: HitBreakdown | None = None
+    transfer: TransferReport | None = None
+    prefilled_on: str = "local"
+    handover_lost: bool = False
+    created: float = field(default_factory=time.monotonic)
+    first_token_at: float | None = None
+
+    def move(self, state: State) -> None:
+        if type(state) not in MOVES[type(self.state)]:
+            raise IllegalMove(
+                f"request {self.id}: {type(self.state).__name__} -> {type(state).__name__}"
+            )
+        self.state = state
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def final_length(self) -> int:
+        """Most tokens that are ever forwarded: the last sampled one is not."""
+        return len(self.prompt) + self.sampling.max_new_tokens - 1
+
+    def tokens(self) -> Tokens:
+        if not self.output:
+            return self.prompt
+        return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])
+
+    def token_slice(self, start: int, stop: int) -> list[int]:
+        """Tokens [start, stop) of prompt and output, O(stop - start)."""
+        prompt = len(self.prompt)
+        head: list[int] = self.prompt[start:stop].tolist()
+        return head + self.output[max(0, start - prompt) : max(0, stop - prompt)]

@@ -1,0 +1,51 @@
+"""Counters of one engine as a message: pools by owner, the hit waterfall, requests by state."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ..pycache._cpp_cache import PoolCounts, TreeStats
+from .messages import StatsReply
+from .request import Request
+
+
+def _pool(counts: PoolCounts) -> dict[str, int]:
+    return {
+        "free": counts.free,
+        "working": counts.working,
+        "tree": counts.tree,
+        "granted": counts.granted,
+        "quarantined": counts.quarantined,
+        "total": counts.total,
+        "pinned": counts.pinned,
+    }
+
+
+def stats_reply(
+    query_id: int, stats: TreeStats, requests: Iterable[Request], integrity: str
+) -> StatsReply:
+    return StatsReply(
+        query_id=query_id,
+        pages=_pool(stats.pages),
+        slots=_pool(stats.slots),
+        slabs={
+            "free": stats.slabs_free,
+            "pages": stats.slabs_of_pages,
+            "slots": stats.slabs_of_slots,
+            "total": stats.slabs_total,
+        },
+        tree={
+            "nodes": stats.nodes,
+            "ghost_nodes": stats.ghost_nodes,
+            "checkpoints": stats.checkpoints,
+            "leases": stats.leases,
+            "cursors": stats.cursors,
+            "evicted_pages": stats.evicted_pages,
+            "evicted_checkpoints": stats.evicted_checkpoints,
+            "leased_requests": stats.leased_requests,
+            "prompt_tokens": stats.prompt_tokens,
+            "usable_tokens": stats.usable_tokens,
+        },
+        lost=stats.lost.as_dict(),
+        requests=dict(Counter(type(request.state).__name__ for request in requests)),
+        integrity=integrity,
+    )

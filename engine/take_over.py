@@ -1,0 +1,150 @@
+"""The receiving half of a hand-over, as a decode engine sees it: rooms it asked for, leases it granted.
+
+Owns rooms and quarantined ids. Emits what the decode node's hand-over client acts on. Each method is one
+event; what it returns the engine goes on with. Messages of rooms that are over are dropped.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+
+from ..model.sampler import Sampled
+from ..pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
+from ..pycache.layout import PAGE_TOKENS
+from ..pycache.prefix_cache import HybridPrefixCache
+from . import messages as m
+from .hit import breakdown
+from .request import Aborted, AwaitingPrefill, Decoding, Receiving, Request, Waiting
+
+
+class TakeOver:
+    def __init__(
+        self,
+        cache: HybridPrefixCache,
+        emit: Callable[[m.Outbox], None],
+        generations: Iterator[int],
+    ) -> None:
+        self._cache = cache
+        self._emit = emit
+        self._generations = generations
+        self._rooms: dict[m.RoomId, Request] = {}
+        self._wanting: dict[m.RoomId, Request] = {}
+        self._quarantined: dict[m.RoomId, int] = {}
+        self.prefill_available = False
+
+    def reserve(self, request: Request, match: Match) -> None:
+        """Ask a prefill node for the prompt; nothing is held here until it is about to start."""
+        ticket = m.Ticket(
+            room=m.RoomId(secrets.randbits(63)),
+            generation=next(self._generations),
+            kv_matched=match.kv_tokens // PAGE_TOKENS * PAGE_TOKENS,
+            sampling=request.sampling,
+            salt=request.salt,
+            marks=request.marks,
+        )
+        request.ticket = ticket
+        request.move(AwaitingPrefill(ticket.room))
+        self._rooms[ticket.room] = request
+        self._emit(m.HandoverWanted(request.id, ticket, request.prompt))
+
+    def grant_wanted(self, message: m.GrantWanted) -> None:
+        request = self._rooms.get(message.room)
+        if request is not None and isinstance(request.state, AwaitingPrefill):
+            self._wanting[message.room] = request
+
+    def grant_waiting(self) -> None:
+        """Lease and grant for every room whose sender is about to start, as far as there is room."""
+        for room, request in list(self._wanting.items()):
+            try:
+                granted = self._grant(room, request)
+            except ImpossibleRequest:
+                self._emit(m.HandoverDeclined(room))
+                granted = True
+            if not granted:
+                return
+            del self._wanting[room]
+
+    def _grant(self, room: m.RoomId, request: Request) -> bool:
+        capacity = max(request.length, min(request.length + PAGE_TOKENS, request.final_length))
+        lease = self._cache.lease_receive(
+            request.prompt,
+            salt=request.salt,
+            capacity_tokens=capacity,
+            working_slots=2,
+            cursor=request.cursor,
+        )
+        if lease is None:
+            return False
+        first = lease.shared_pages
+        pages = -(-len(request.prompt) // PAGE_TOKENS)
+        request.move(Receiving(room, lease))
+        assert request.ticket is not None
+        self._emit(
+            m.HandoverGranted(
+                m.Grant(
+                    room=room,
+                    generation=request.ticket.generation,
+                    first_page=first,
+                    pages=tuple(lease.pages[first:pages].tolist()),
+                    slot=lease.working_slots[0],
+                )
+            )
+        )
+        return True
+
+    def ready(self, message: m.RemoteReady) -> tuple[Request, Sampled] | None:
+        """The first token exists: it may go to the client; nothing else may before done()."""
+        request = self._rooms.get(message.room)
+        if request is None or not isinstance(request.state, Receiving) or request.output:
+            return None
+        request.hit = message.hit
+        request.prefilled_on = message.prefilled_on
+        return request, Sampled(message.token, message.logprob, message.margin)
+
+    def done(self, message: m.RemoteDone) -> Request | None:
+        """Every window landed and matched: the prompt's pages enter the tree, the request decodes."""
+        request = self._rooms.get(message.room)
+        if request is None or not isinstance(request.state, Receiving) or not request.output:
+            return None
+        del self._rooms[message.room]
+        lease = request.state.lease
+        request.transfer = message.transfer
+        self._cache.settle(lease)
+        whole = len(request.prompt) // PAGE_TOKENS * PAGE_TOKENS
+        if whole:
+            self._cache.publish(lease, whole, None, CheckpointKind.PROMPT_END)
+        request.move(Decoding(lease, len(request.prompt)))
+        return request
+
+    def lost(self, message: m.HandoverLost) -> Request | None:
+        """The prompt is prefilled here instead; what was granted waits for the writer's fence."""
+        request = self._forget(message.room)
+        if request is None:
+            return None
+        request.handover_lost = True
+        request.prefilled_on = "local"
+        request.hit = None
+        if request.output:
+            # The first token is out and will be part of the next lease; the client's prompt is not.
+            match = self._cache.match(request.prompt, request.salt, request.cursor)
+            request.hit = breakdown(match)
+        request.move(Waiting())
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """The client went away. REQUIRES: the request awaits or receives a hand-over."""
+        assert request.ticket is not None
+        self._forget(request.ticket.room)
+        self._emit(m.HandoverCancelled(request.ticket.room))
+        request.move(Aborted())
+
+    def _forget(self, room: m.RoomId) -> Request | None:
+        request = self._rooms.pop(room, None)
+        self._wanting.pop(room, None)
+        if request is not None and isinstance(request.state, Receiving):
+            self._quarantined[room] = self._cache.quarantine(request.state.lease)
+        return request
+
+    def fenced(self, message: m.WriterFenced) -> None:
+        quarantine = self._quarantined.pop(message.room, None)
+        if quarantine is not None:
+            self._cache.free_quarantined(quarantine)

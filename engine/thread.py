@@ -1,0 +1,60 @@
+"""The engine loop on a thread of its own: messages in, a step, messages out."""
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from .engine import Engine
+from .messages import Inbox, Outbox
+
+log = logging.getLogger(__name__)
+
+_WAKE = None
+
+
+class EngineThread:
+    """post() may be called from any thread; `deliver` is called on the engine thread, in order."""
+
+    def __init__(self, engine: Engine, deliver: Callable[[Outbox], None]) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._inbox: SimpleQueue[Inbox | None] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="tasuki-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, message: Inbox) -> None:
+        self._inbox.put(message)
+
+    def stop(self) -> None:
+        """End the loop after the step in progress; requests still alive are dropped with the process."""
+        self._stopping.set()
+        self._inbox.put(_WAKE)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        worked = False
+        while not self._stopping.is_set():
+            for message in self._messages(block=not worked):
+                try:
+                    self._engine.handle(message)
+                except Exception:
+                    log.exception("a message was dropped: %s", type(message).__name__)
+            worked = self._engine.step()
+            for said in self._engine.take_outbox():
+                self._deliver(said)
+
+    def _messages(self, *, block: bool) -> list[Inbox]:
+        """All that wait; where none does and the last step found no work, sleep until one comes."""
+        messages: list[Inbox] = []
+        try:
+            message = self._inbox.get(block=block)
+            while True:
+                if message is not _WAKE:
+                    messages.append(message)
+                message = self._inbox.get_nowait()
+        except Empty:
+            return messages

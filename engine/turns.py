@@ -1,0 +1,23 @@
+"""What a request leaves in the tree when it stops running."""
+
+import numpy as np
+
+from ..pycache._cpp_cache import CheckpointKind
+from ..pycache.prefix_cache import HybridPrefixCache
+from .request import Active, Request
+
+
+def keep_state(cache: HybridPrefixCache, request: Request, active: Active) -> None:
+    """Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
+
+    The last sampled token was never forwarded and has no state. ENSURES: only release may follow.
+    """
+    lease = active.lease
+    if active.computed == 0:
+        return
+    if lease.tokens < active.computed:
+        missing = request.token_slice(lease.tokens, active.computed)
+        cache.append(lease, np.asarray(missing, dtype=np.int32))
+    if active.computed == lease.match.usable_tokens:
+        return
+    cache.publish(lease, active.computed, active.read_slot, CheckpointKind.TURN_END)

@@ -1,0 +1,149 @@
+"""The prefix cache as the engine sees it: the tree decides which ids, the arena holds their bytes.
+
+Thread rule: the engine loop alone calls it. Invariant: a working slot that leaves lease() is forked from
+a checkpoint or zeroed, never neither; one that leaves lease_receive() is written by the sender.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._cpp_cache import CheckpointKind, HybridTree, Lease, Match, TreeConfig, TreeStats
+from .arena import Arena
+from .copies import copy_page, copy_slot, zero_slot
+
+FreshIds = Callable[[Arena, Sequence[int], Sequence[int]], None]
+
+
+def leave_as_is(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
+    """What production does with ids that change owner: nothing, since every byte read was written."""
+
+
+class HybridPrefixCache:
+    """Owns the tree; borrows the arena. `on_fresh(arena, pages, slots)` sees every id that gets a new
+    owner before anything is written to it: tests pass one that fills them with NaN."""
+
+    def __init__(self, arena: Arena, on_fresh: FreshIds = leave_as_is) -> None:
+        layout = arena.layout
+        self.arena = arena
+        self._on_fresh = on_fresh
+        self._tree = HybridTree(
+            TreeConfig(
+                slabs=arena.slabs,
+                blocks_per_slab=layout.blocks_per_slab,
+                pages_per_slab=layout.pages_per_slab,
+            )
+        )
+
+    def match(
+        self, tokens: NDArray[np.int32], salt: bytes = b"", cursor: int | None = None
+    ) -> Match:
+        return self._tree.match(tokens, salt, cursor)
+
+    def capacity_tokens(self, working_slots: int) -> int:
+        return self._tree.capacity_tokens(working_slots)
+
+    def lease(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        salt: bytes,
+        capacity_tokens: int,
+        working_slots: int,
+        checkpoint_slots: int,
+        cursor: int | None,
+    ) -> Lease | None:
+        """Lease to compute: working_slots[0] holds the state after cached_tokens tokens on return."""
+        lease = self._tree.lease(
+            tokens,
+            salt=salt,
+            capacity_tokens=capacity_tokens,
+            working_slots=working_slots,
+            checkpoint_slots=checkpoint_slots,
+            cursor=cursor,
+        )
+        if lease is None:
+            return None
+        self._on_fresh(self.arena, lease.pages[lease.shared_pages :].tolist(), lease.working_slots)
+        if lease.cow_source_slot is None:
+            zero_slot(self.arena, lease.working_slots[0])
+        else:
+            copy_slot(self.arena, lease.cow_source_slot, lease.working_slots[0])
+        if lease.tail_copy is not None:
+            copy_page(self.arena, *lease.tail_copy)
+        return lease
+
+    def lease_receive(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        salt: bytes,
+        capacity_tokens: int,
+        working_slots: int,
+        cursor: int | None,
+    ) -> Lease | None:
+        """Lease to be written by a sender; granted at once, so that its ids cannot be released by mistake."""
+        lease = self._tree.lease_receive(
+            tokens,
+            salt=salt,
+            capacity_tokens=capacity_tokens,
+            working_slots=working_slots,
+            cursor=cursor,
+        )
+        if lease is None:
+            return None
+        self._on_fresh(self.arena, lease.pages[lease.shared_pages :].tolist(), lease.working_slots)
+        self._tree.grant(lease)
+        return lease
+
+    def extend(self, lease: Lease, capacity_tokens: int) -> bool:
+        held = len(lease.pages)
+        if not self._tree.extend(lease, capacity_tokens):
+            return False
+        self._on_fresh(self.arena, lease.pages[held:].tolist(), ())
+        return True
+
+    def append(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
+        self._tree.append(lease, tokens)
+
+    def take_checkpoint_slot(self, lease: Lease) -> int | None:
+        slot = self._tree.take_checkpoint_slot(lease)
+        if slot is not None:
+            self._on_fresh(self.arena, (), (slot,))
+        return slot
+
+    def publish(
+        self, lease: Lease, boundary: int, slot: int | None, kind: CheckpointKind
+    ) -> None:
+        self._tree.publish(lease, boundary, slot, kind)
+
+    def release(self, lease: Lease) -> None:
+        self._tree.release(lease)
+
+    def settle(self, lease: Lease) -> None:
+        self._tree.settle(lease)
+
+    def quarantine(self, lease: Lease) -> int:
+        return self._tree.quarantine(lease)
+
+    def free_quarantined(self, quarantine: int) -> None:
+        self._tree.free_quarantined(quarantine)
+
+    def open_cursor(self, salt: bytes) -> int:
+        return self._tree.open_cursor(salt)
+
+    def fork_cursor(self, cursor: int) -> int:
+        return self._tree.fork_cursor(cursor)
+
+    def close_cursor(self, cursor: int) -> None:
+        self._tree.close_cursor(cursor)
+
+    def flush(self) -> int:
+        return self._tree.flush()
+
+    def stats(self) -> TreeStats:
+        return self._tree.stats()
+
+    def check_integrity(self) -> None:
+        self._tree.check_integrity()
