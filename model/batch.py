@@ -10,10 +10,11 @@ import torch
 class SequenceSlice:
     """The tokens of one request in one forward.
 
-    token_ids stand at positions start, start + 1, ...; KV of [0, start) is in `pages` already and the
-    state after `start` tokens in read_slot. The state after the last token goes to write_slot (may be
-    read_slot). checkpoints lists (position, slot): the state after `position` tokens also goes to slot;
-    start < position <= start + len(token_ids). pages covers every position, by logical page.
+    token_ids stand at positions start, start + 1, ...; KV of [0, start) is in `pages` already and
+    the state after `start` tokens in read_slot. The state after the last token goes to write_slot
+    (may be read_slot). checkpoints lists (position, slot): the state after `position` tokens also
+    goes to slot; start < position <= start + len(token_ids). pages covers every position, by
+    logical page.
     """
 
     token_ids: Sequence[int]
@@ -26,11 +27,12 @@ class SequenceSlice:
 
 @dataclass(frozen=True)
 class Batch:
-    """Slices packed for the operators. T tokens of B sequences, sequence i at [cu_seqlens[i], cu_seqlens[i+1]).
+    """Slices packed for the operators. T tokens of B sequences, sequence i at [cu_seqlens[i],
+    cu_seqlens[i+1]).
 
-    token_ids, positions [T] int64; cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before this
-    forward); page_table [B, pages] int64, rows padded with 0; read_slots, write_slots [B] int64;
-    checkpoints per sequence: (tokens of this forward before the mark, slot), ascending.
+    token_ids, positions [T] int64; cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before
+    this forward); page_table [B, pages] int64, rows padded with 0; read_slots, write_slots [B]
+    int64; checkpoints per sequence: (tokens of this forward before the mark, slot), ascending.
     """
 
     token_ids: torch.Tensor
@@ -55,9 +57,7 @@ class Batch:
 
         return Batch(
             token_ids=ints([token for item in slices for token in item.token_ids]),
-            positions=ints(
-                [item.start + i for item in slices for i in range(len(item.token_ids))]
-            ),
+            positions=ints([item.start + i for item in slices for i in range(len(item.token_ids))]),
             cu_seqlens=torch.cat([ints([0]), ints(lengths).cumsum(0)]),
             context_lens=ints([item.start for item in slices]),
             page_table=ints(table),

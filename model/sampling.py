@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """temperature 0 is greedy. top_k 0 and top_p 1 keep every token. Noise is a function of (seed, position)
-    only, so that any split of the work over nodes or batches draws the same tokens.
+    """temperature 0 is greedy. top_k 0 and top_p 1 keep every token. Noise is a function of (seed,
+    position) only, so that any split of the work over nodes or batches draws the same tokens.
     """
 
     max_new_tokens: int = 64

@@ -1,0 +1,292 @@
+"""The shape of a Qwen3.5-family text model, read from a checkpoint folder's config.json.
+
+Owns what the published configs mean: nested and flat layouts, defaults, layer kinds, end-of-text
+ids. Does not know weights or memory. Immutable, so free to share between threads.
+Invariant: at least one full-attention and one GDN layer; every size is positive.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..pycache.layout import CacheLayout, LayerKind
+
+_DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
+_MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
+
+
+class ModelConfigError(ValueError):
+    """A config.json that cannot be served; the message names the file, the field and the mend."""
+
+
+@dataclass(frozen=True)
+class DenseShape:
+    """A SwiGLU block of that inner width."""
+
+    intermediate: int
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """`experts` SwiGLU blocks of width `intermediate`, `chosen` of them a token, and one shared
+    block."""
+
+    experts: int
+    chosen: int
+    intermediate: int
+    shared_intermediate: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes are elements; rope_theta and norm_eps are as published; eos_ids ascend."""
+
+    model_type: str
+    vocab: int
+    hidden: int
+    layer_kinds: tuple[LayerKind, ...]
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    feed_forward: DenseShape | MoeShape
+    norm_eps: float
+    tied: bool
+    max_position: int
+    eos_ids: tuple[int, ...]
+
+    @staticmethod
+    def load(directory: Path | str) -> "ModelConfig":
+        """Read config.json and, where present, generation_config.json. Raises ModelConfigError."""
+        path = Path(directory) / "config.json"
+        generation = Path(directory) / "generation_config.json"
+        extra = _read_json(generation) if generation.exists() else {}
+        return ModelConfig.from_dict(_read_json(path), extra, source=str(path))
+
+    @staticmethod
+    def from_dict(
+        raw: dict[str, Any], generation: dict[str, Any] | None = None, source: str = "config"
+    ) -> "ModelConfig":
+        """`raw` as in config.json, `generation` as in generation_config.json; `source` is for
+        messages."""
+        return _Reader(raw, generation or {}, source).config()
+
+    @property
+    def layers(self) -> int:
+        return len(self.layer_kinds)
+
+    @property
+    def conv_channels(self) -> int:
+        """Width of [q | k | v] of a GDN layer, all of which pass the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def moe(self) -> bool:
+        return isinstance(self.feed_forward, MoeShape)
+
+    def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
+        """The cache's shapes for this model; dtypes as in `pycache.layout.itemsize`."""
+        return CacheLayout(
+            layer_kinds=self.layer_kinds,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            kv_dtype=kv_dtype,
+            conv_channels=self.conv_channels,
+            conv_columns=self.conv_width - 1,
+            conv_dtype=conv_dtype,
+            value_heads=self.value_heads,
+            value_dim=self.value_dim,
+            key_dim=self.key_dim,
+            ssm_dtype=ssm_dtype,
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelConfigError(
+            f"{path}: cannot be read ({error.strerror}); give a folder in Hugging Face layout"
+        ) from error
+    except ValueError as error:
+        raise ModelConfigError(f"{path}: is not JSON ({error}); fetch the file again") from error
+    if not isinstance(raw, dict):
+        raise ModelConfigError(f"{path}: holds no JSON object; fetch the file again")
+    return raw
+
+
+class _Reader:
+    """One reading of one config: typed access to fields, each failure naming its field."""
+
+    def __init__(self, raw: dict[str, Any], generation: dict[str, Any], source: str) -> None:
+        self._source = source
+        self._outer = raw
+        self._generation = generation
+        self._model_type = self._supported_type(raw)
+        text = raw.get("text_config", raw)
+        if not isinstance(text, dict):
+            raise self._error(
+                "text_config", "is not an object", "copy it from the published config"
+            )
+        self._text: dict[str, Any] = text
+        if text is not raw and "model_type" in text:
+            self._supported_type(text)
+
+    def config(self) -> ModelConfig:
+        head_dim = self._size("head_dim", 256)
+        config = ModelConfig(
+            model_type=self._model_type,
+            vocab=self._size("vocab_size"),
+            hidden=self._size("hidden_size"),
+            layer_kinds=self._layer_kinds(),
+            query_heads=self._size("num_attention_heads"),
+            kv_heads=self._size("num_key_value_heads"),
+            head_dim=head_dim,
+            rotary_dim=int(head_dim * self._rope("partial_rotary_factor", 0.25)),
+            rope_theta=self._rope("rope_theta", 1e7),
+            key_heads=self._size("linear_num_key_heads", 16),
+            value_heads=self._size("linear_num_value_heads", 32),
+            key_dim=self._size("linear_key_head_dim", 128),
+            value_dim=self._size("linear_value_head_dim", 128),
+            conv_width=self._size("linear_conv_kernel_dim", 4),
+            feed_forward=self._feed_forward(),
+            norm_eps=self._number(self._text, "rms_norm_eps", 1e-6),
+            tied=bool(self._either("tie_word_embeddings", False)),
+            max_position=self._size("max_position_embeddings", 262144),
+            eos_ids=self._eos_ids(),
+        )
+        self._check(config)
+        return config
+
+    def _supported_type(self, holder: dict[str, Any]) -> str:
+        name = holder.get("model_type")
+        if name == "qwen4_exp":
+            raise self._error(
+                "model_type",
+                "is qwen4_exp, another architecture (hyper-connections, sparse attention)",
+                "serve a qwen3_5* checkpoint: Qwen3.5, Qwen3.6 or Qwen3.8",
+            )
+        if name not in _DENSE_TYPES | _MOE_TYPES:
+            known = ", ".join(sorted(_DENSE_TYPES | _MOE_TYPES))
+            raise self._error("model_type", f"is {name!r}, which is unknown here", f"use {known}")
+        return str(name)
+
+    def _layer_kinds(self) -> tuple[LayerKind, ...]:
+        layers = self._size("num_hidden_layers")
+        names = self._text.get("layer_types")
+        if names is None:
+            interval = self._size("full_attention_interval", 4)
+            return tuple(
+                LayerKind.GDN if (layer + 1) % interval else LayerKind.FULL
+                for layer in range(layers)
+            )
+        if not isinstance(names, list) or len(names) != layers:
+            raise self._error(
+                "layer_types", "does not list num_hidden_layers entries", "make the two agree"
+            )
+        try:
+            return tuple(LayerKind(name) for name in names)
+        except ValueError as error:
+            known = ", ".join(kind.value for kind in LayerKind)
+            raise self._error("layer_types", f"holds a kind other than {known}", "remove it") from (
+                error
+            )
+
+    def _feed_forward(self) -> DenseShape | MoeShape:
+        if self._model_type in _DENSE_TYPES:
+            return DenseShape(self._size("intermediate_size"))
+        intermediate = self._size("moe_intermediate_size")
+        return MoeShape(
+            experts=self._size("num_experts"),
+            chosen=self._size("num_experts_per_tok"),
+            intermediate=intermediate,
+            shared_intermediate=self._size("shared_expert_intermediate_size", intermediate),
+        )
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        ids: set[int] = set()
+        for holder in (self._outer, self._text, self._generation):
+            found = holder.get("eos_token_id")
+            listed = found if isinstance(found, list) else [] if found is None else [found]
+            if not all(isinstance(item, int) for item in listed):
+                raise self._error("eos_token_id", f"is {found!r}", "use an id or a list of ids")
+            ids.update(listed)
+        return tuple(sorted(ids))
+
+    def _check(self, config: ModelConfig) -> None:
+        for kind in LayerKind:
+            if kind not in config.layer_kinds:
+                raise self._error(
+                    "layer_types",
+                    f"holds no {kind.value} layer, so the model is no hybrid",
+                    "serve it with an engine for models of one layer kind",
+                )
+        if config.query_heads % config.kv_heads:
+            raise self._error(
+                "num_attention_heads", "is no multiple of num_key_value_heads", "correct either"
+            )
+        if config.value_heads % config.key_heads:
+            raise self._error(
+                "linear_num_value_heads", "is no multiple of linear_num_key_heads", "correct either"
+            )
+        if config.rotary_dim % 2 or not 0 < config.rotary_dim <= config.head_dim:
+            raise self._error(
+                "partial_rotary_factor",
+                f"makes {config.rotary_dim} rotary dimensions of head_dim {config.head_dim}",
+                "choose an even number within the head",
+            )
+        if config.conv_width < 2:
+            raise self._error("linear_conv_kernel_dim", "is below 2", "published models have 4")
+        shape = config.feed_forward
+        if isinstance(shape, MoeShape) and shape.chosen > shape.experts:
+            raise self._error("num_experts_per_tok", "exceeds num_experts", "lower it")
+        for name, only in (
+            ("hidden_act", "silu"),
+            ("attn_output_gate", True),
+            ("output_gate_type", "swish"),
+            ("attention_bias", False),
+        ):
+            if self._text.get(name, only) != only:
+                raise self._error(name, f"is {self._text[name]!r}", f"only {only!r} is supported")
+        rope_type = self._rope_parameters().get("rope_type", "default")
+        if rope_type != "default":
+            raise self._error(
+                "rope_parameters.rope_type", f"is {rope_type!r}", "only 'default' is supported"
+            )
+
+    def _either(self, name: str, default: object) -> object:
+        return self._outer.get(name, self._text.get(name, default))
+
+    def _rope_parameters(self) -> dict[str, Any]:
+        found = self._text.get("rope_parameters") or {}
+        if not isinstance(found, dict):
+            raise self._error("rope_parameters", "is not an object", "copy the published one")
+        return found
+
+    def _rope(self, name: str, default: float) -> float:
+        holder = self._rope_parameters()
+        return self._number(holder if name in holder else self._text, name, default)
+
+    def _number(self, holder: dict[str, Any], name: str, default: float) -> float:
+        value = holder.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self._error(name, f"is {value!r}", "use a positive number")
+        return float(value)
+
+    def _size(self, name: str, default: int | None = None) -> int:
+        value = self._text.get(name, default)
+        if value is None:
+            raise self._error(name, "is missing", "copy it from the published config")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._error(name, f"is {value!r}", "use a positive integer")
+        return value
+
+    def _error(self, field: str, what: str, mend: str) -> ModelConfigError:
+        return ModelConfigError(f"{self._source}: {field} {what}; {mend}")

@@ -1,0 +1,29 @@
+"""Where others watch or hold a forward between its layers: the step counter, the layer barrier."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class LayerHooks(Protocol):
+    """Called on the thread of the forward for every layer of any kind, in order."""
+
+    def before_layer(self, layer: int) -> None:
+        """The layer has read nothing of the arena yet; may block until its pages and slots are
+        there."""
+
+    def after_layer(self, layer: int, hidden: Tensor) -> None:
+        """The layer has written its pages and slots (on a GPU: its writes are enqueued).
+
+        hidden [T, hidden_size] is the residual stream; valid during the call only.
+        """
+
+
+class NullHooks:
+    """Watches nothing."""
+
+    def before_layer(self, layer: int) -> None:
+        return None
+
+    def after_layer(self, layer: int, hidden: Tensor) -> None:
+        return None

@@ -1,0 +1,110 @@
+"""Causal attention over pages: the batch's keys and values are written first, then each sequence
+reads exactly its own context, so nothing beyond it can be seen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class ContextPlan:
+    """One sequence's view: its tokens are batch rows [start, start + length); pages [n] int64 cover
+    its `context` tokens (this forward's included). mask [length, context] bool, true where a key is
+    seen; None: plain causal without context, or a single token, which sees all."""
+
+    start: int
+    length: int
+    context: int
+    pages: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """The same for every layer of a forward. write_pages, write_offsets [T] int64: where token t
+    goes."""
+
+    write_pages: Tensor
+    write_offsets: Tensor
+    contexts: tuple[ContextPlan, ...]
+
+
+def plan_attention(
+    lengths: Sequence[int],
+    context_lens: Sequence[int],
+    page_table: Tensor,
+    positions: Tensor,
+    page_tokens: int,
+) -> AttentionPlan:
+    """context_lens: tokens of each sequence before this forward; page_table [B, pages]; positions
+    [T]."""
+    device = page_table.device
+    owner = torch.repeat_interleave(
+        torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)
+    )
+    contexts = []
+    start = 0
+    for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
+        context = before + length
+        mask = None
+        if before and length > 1:
+            mask = torch.ones(length, context, dtype=torch.bool, device=device).tril(before)
+        pages = page_table[sequence, : -(-context // page_tokens)]
+        contexts.append(ContextPlan(start, length, context, pages, mask))
+        start += length
+    return AttentionPlan(
+        write_pages=page_table[owner, positions // page_tokens],
+        write_offsets=positions % page_tokens,
+        contexts=tuple(contexts),
+    )
+
+
+def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
+    """Attention output [T, query_heads, head_dim] in q's dtype; writes k and v into kv.
+
+    q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv
+    [pages, 2, page_tokens, kv_heads, head_dim].
+    """
+    kv[:, 0].index_put_((plan.write_pages, plan.write_offsets), k.to(kv.dtype))
+    kv[:, 1].index_put_((plan.write_pages, plan.write_offsets), v.to(kv.dtype))
+    output = torch.empty_like(q)
+    for context in plan.contexts:
+        rows = slice(context.start, context.start + context.length)
+        keys, values = _gather(kv, context)
+        output[rows] = _attend(q[rows], keys.to(q.dtype), values.to(q.dtype), context.mask)
+    return output
+
+
+def _gather(kv: Tensor, context: ContextPlan) -> tuple[Tensor, Tensor]:
+    """Keys and values [context, kv_heads, head_dim] of one sequence."""
+    # Rows of one page side by side, so that the gather copies whole pages.
+    pages = kv.view(kv.shape[0] * 2, -1)
+    shape = (-1, *kv.shape[3:])
+    keys = pages.index_select(0, context.pages * 2).view(shape)
+    values = pages.index_select(0, context.pages * 2 + 1).view(shape)
+    return keys[: context.context], values[: context.context]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """q [t, query_heads, d]; k, v [context, kv_heads, d]; returns [t, query_heads, d]."""
+    tokens, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    grouped = q.view(tokens, kv_heads, group, dim).permute(1, 2, 0, 3)
+    keys = k.transpose(0, 1)[:, None]
+    values = v.transpose(0, 1)[:, None]
+    if tokens == 1:
+        # The heads that share a key become its queries: nothing is repeated and nothing masked.
+        together = grouped.transpose(1, 2)
+        return functional.scaled_dot_product_attention(together, keys, values).reshape(q.shape)
+    output = functional.scaled_dot_product_attention(
+        grouped,
+        keys.expand(-1, group, -1, -1),
+        values.expand(-1, group, -1, -1),
+        attn_mask=mask,
+        is_causal=mask is None,
+    )
+    return output.permute(2, 0, 1, 3).reshape(q.shape)

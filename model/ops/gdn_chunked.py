@@ -1,0 +1,64 @@
+"""The gated delta rule in chunks: all work inside chunks at once, one short loop over chunks for
+the state.
+
+Within a chunk of C tokens with cumulative log decay G, the deltas D solve (I + A) D = beta (V -
+exp(G) K S^T) where A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. Both right-hand sides are
+solved before the loop.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+CHUNK_TOKENS = 64
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    keep: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """One sequence of N chunks of C tokens; float32 throughout.
+
+    q, k [N, C, heads, key_dim], of unit length, q scaled; v [N, C, heads, value_dim]; g (log decay)
+    and beta [N, C, heads]; state [heads, value_dim, key_dim]; keep: ascending chunk numbers.
+    Returns o [N, C, heads, value_dim] and the states after the chunks in keep, [len(keep), heads,
+    value_dim, key_dim]. A padding token has g = beta = 0: it changes no state, and its o means
+    nothing.
+    """
+    chunks, size = q.shape[:2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    total = g.transpose(1, 2).cumsum(-1)
+    beta = beta.transpose(1, 2)[..., None]
+    inside = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    gap = total[..., :, None] - total[..., None, :]
+    # Above the diagonal the gap is positive and its exponential may be infinite: mask before, not
+    # after.
+    decay = gap.masked_fill_(~inside, -torch.inf).exp_()
+    keys_t = k.transpose(-1, -2)
+    growth = total.exp()[..., None]
+    system = (beta * (k @ keys_t)).mul_(decay)
+    sides = torch.cat([v, k * growth], dim=-1).mul_(beta)
+    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
+    values, reads = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    scores = (q @ keys_t).mul_(decay)
+    queries = q * growth
+    last = total[..., -1:]
+    writes = k * (last - total).exp()[..., None]
+    fades = last.exp()[..., None]
+    outputs = torch.empty_like(values)
+    kept = state.new_empty(len(keep), *state.shape)
+    wanted = {chunk: row for row, chunk in enumerate(keep)}
+    for chunk in range(chunks):
+        state_t = state.transpose(-1, -2)
+        deltas = torch.baddbmm(values[chunk], reads[chunk], state_t, alpha=-1)
+        outputs[chunk] = torch.baddbmm(queries[chunk] @ state_t, scores[chunk], deltas)
+        state = torch.baddbmm(state * fades[chunk], deltas.transpose(-1, -2), writes[chunk])
+        if chunk in wanted:
+            kept[wanted[chunk]] = state
+    return outputs.transpose(1, 2), kept

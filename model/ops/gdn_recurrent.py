@@ -1,0 +1,33 @@
+"""The gated delta rule one token at a time: decode's step, and the specification of the chunked
+form."""
+
+import torch
+from torch import Tensor
+
+
+def recurrent_step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of each of N sequences; float32 throughout.
+
+    q, k [N, heads, key_dim], of unit length, q scaled; v [N, heads, value_dim]; g (log decay, <= 0)
+    and beta [N, heads]; state [N, heads, value_dim, key_dim]. Returns o [N, heads, value_dim] and
+    the next state. S = exp(g) S; d = beta (v - S k); S += d k^T; o = S q.
+    """
+    state = state * g.exp()[..., None, None]
+    delta = beta[..., None] * (v - (state @ k[..., None])[..., 0])
+    state = state + delta[..., None] * k[..., None, :]
+    return (state @ q[..., None])[..., 0], state
+
+
+def recurrent_gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """T tokens of one sequence, as `recurrent_step`; leading dimension T, state without N."""
+    outputs = []
+    state = state[None]
+    for token in range(q.shape[0]):
+        row = slice(token, token + 1)
+        output, state = recurrent_step(q[row], k[row], v[row], g[row], beta[row], state)
+        outputs.append(output)
+    return torch.cat(outputs), state[0]

@@ -1,0 +1,21 @@
+"""Root-mean-square norms, computed in float32 and returned in the input's dtype."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., n]; weight [n] float32, already 1 + w where the published norm is zero-centred."""
+    return functional.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm(x) * silu(gate) in gate's dtype; x, gate [..., n]; weight [n] float32, plain."""
+    normed = functional.rms_norm(x.float(), weight.shape, weight, eps)
+    return (normed * functional.silu(gate.float())).to(gate.dtype)
+
+
+def l2_norm(x: Tensor) -> Tensor:
+    """x [..., n] float32 to unit length; eps stands inside the root, as the model was trained."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -1,0 +1,49 @@
+"""Random parameters in any model's shape, for demonstrations and benchmarks without a download.
+
+Does not know layers: it is one more `TensorSource`. A tensor depends on (seed, name) only, so two
+processes with the same config and seed hold the same weights.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from .config import ModelConfig
+from .weights import ModelWeights, assemble
+
+_LOGIT_SPREAD = 16.0
+
+
+def random_weights(
+    config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> ModelWeights:
+    """Weights that keep activations near unit size; logits spread widely, so that ties are rare."""
+    return assemble(config, RandomSource(seed), dtype, device)
+
+
+class RandomSource:
+    """Has fused experts and every other tensor that is asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def has(self, name: str) -> bool:
+        return True
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        if name.endswith("A_log"):
+            # Decay rates from 1 to 16 a step, as such models are initialised for training.
+            return torch.empty(shape).uniform_(1, 16, generator=generator).log().to(dtype)
+        if name.endswith("dt_bias"):
+            return torch.empty(shape).uniform_(-7, -2, generator=generator).to(dtype)
+        noise = torch.randn(shape, generator=generator)
+        if name.endswith("linear_attn.norm.weight"):
+            return (1 + 0.1 * noise).to(dtype)
+        if len(shape) == 1:
+            return (0.1 * noise).to(dtype)
+        gain = _LOGIT_SPREAD if name in ("embed_tokens.weight", "lm_head.weight") else 1.0
+        return (noise * (gain / math.sqrt(shape[-1]))).to(dtype)
