@@ -1,0 +1,40 @@
+"""tasuki.v1.CacheAdmin: what an operator asks of the cache."""
+
+from ..proto import inference_pb2 as pb
+from ..proto import inference_pb2_grpc as pb_grpc
+from .engine_client import EngineClient
+from .errors import CallContext, refusals
+from .session_store import SessionStore
+
+
+class AdminService(pb_grpc.CacheAdminServicer):
+    """Knows counters only. Lives on the event loop's thread. A prefill node has no sessions:
+    store None."""
+
+    def __init__(self, engine: EngineClient, store: SessionStore | None) -> None:
+        self._engine = engine
+        self._store = store
+
+    async def Stats(self, request: pb.StatsRequest, context: CallContext) -> pb.StatsResponse:
+        async with refusals(context):
+            stats = await self._engine.stats()
+        return pb.StatsResponse(
+            pages=stats.pages,
+            slots=stats.slots,
+            slabs=stats.slabs,
+            tree=stats.tree,
+            lost=stats.lost,
+            requests=stats.requests,
+            integrity=stats.integrity,
+            sessions=0 if self._store is None else len(self._store),
+        )
+
+    async def Flush(self, request: pb.FlushRequest, context: CallContext) -> pb.FlushResponse:
+        async with refusals(context):
+            dropped = await self._engine.flush()
+        return pb.FlushResponse(dropped=dropped)
+
+    async def Drain(self, request: pb.DrainRequest, context: CallContext) -> pb.DrainResponse:
+        async with refusals(context):
+            await self._engine.drain()
+        return pb.DrainResponse()

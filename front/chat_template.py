@@ -1,0 +1,201 @@
+"""Messages to token ids through the checkpoint's own jinja template.
+
+Owns the compiled template. Does not know sessions or requests. Immutable after load; any thread.
+Invariants: special tokens come from the template only, never from a message; what `continuation`
+returns depends on the new messages alone, so a log of tokens only ever grows and its prefix stays
+cached.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .tokenizer import Tokenizer
+
+# Stands for an answer whose text does not matter; private-use characters, so that no template
+# trims it.
+_PROBE = "\ue000answer\ue001"
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class ChatTemplateError(ValueError):
+    """The messages cannot be rendered; the message says why."""
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """marks: token counts at which a message ends and a special token or the end follows,
+    ascending."""
+
+    token_ids: list[int]
+    marks: tuple[int, ...]
+
+
+class ChatTemplate:
+    def __init__(self, source: str, tokenizer: Tokenizer, variables: dict[str, str]) -> None:
+        """source: jinja text; variables: bos_token and its like, as the template names them."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"chat_template does not compile: {error}") from error
+        self._variables = variables
+        self._tokenizer = tokenizer
+        names = sorted(tokenizer.added_tokens, key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+
+    @staticmethod
+    def load(model_dir: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
+        """From chat_template.jinja, else tokenizer_config.json; None where neither has a
+        template."""
+        config: dict[str, Any] = {}
+        config_path = model_dir / "tokenizer_config.json"
+        if config_path.exists():
+            try:
+                config = json.loads(config_path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ChatTemplateError(f"{config_path} is not JSON: {error}") from error
+        template_path = model_dir / "chat_template.jinja"
+        source = config.get("chat_template")
+        if template_path.exists():
+            source = template_path.read_text(encoding="utf-8")
+        if not isinstance(source, str):
+            return None
+        return ChatTemplate(source, tokenizer, _special_names(config))
+
+    def prompt(self, messages: Sequence[ChatMessage], *, open_answer: bool) -> RenderedPrompt:
+        """A whole conversation. open_answer: end with the opening of the assistant's turn."""
+        guard = _Guard(messages, self._added)
+        text = self._render(guard.messages, open_answer)
+        ends = set()
+        for count in range(1, len(messages) + 1):
+            try:
+                part = self._render(guard.messages[:count], False)
+            except ChatTemplateError:
+                continue  # templates may refuse a part of a conversation, which then has no mark
+            if text.startswith(part):
+                ends.add(len(part))
+        return self._encode(text, ends, guard)
+
+    def continuation(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
+        """What `messages` add to a conversation whose last turn is closed, whatever it was."""
+        guard = _Guard(messages, self._added)
+        closing = self._after_answer([], False)
+        text = self._after_answer(guard.messages, False)
+        if not text.startswith(closing):
+            raise ChatTemplateError(
+                "messages: the chat template rewrites earlier turns: send the whole conversation"
+            )
+        return self._encode(text[len(closing) :], {len(text) - len(closing)}, guard)
+
+    def answer_opening(self) -> list[int]:
+        """Tokens that open the assistant's turn after a closed one."""
+        question = [{"role": "user", "content": "?"}]
+        closed, opened = (self._after_answer(question, flag) for flag in (False, True))
+        if not opened.startswith(closed):
+            raise ChatTemplateError("the chat template has no opening for an answer: append tokens")
+        return self._encode(opened[len(closed) :], set(), _Guard([], self._added)).token_ids
+
+    def answer_closing(self) -> list[int]:
+        """Tokens that stand after an answer's text, the end token that a model samples among
+        them."""
+        return self._encode(self._after_answer([], False), set(), _Guard([], self._added)).token_ids
+
+    def _after_answer(self, messages: list[dict[str, str]], open_answer: bool) -> str:
+        """What the template writes after an answer's text when `messages` follow it."""
+        answer = {"role": "assistant", "content": _PROBE}
+        text = self._render([{"role": "user", "content": "?"}, answer, *messages], open_answer)
+        _, found, after = text.rpartition(_PROBE)
+        if not found:
+            raise ChatTemplateError("the chat template drops an answer's text: append tokens")
+        return after
+
+    def _render(self, messages: list[dict[str, str]], open_answer: bool) -> str:
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=open_answer, tools=None, **self._variables
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
+
+    def _encode(self, text: str, ends: set[int], guard: "_Guard") -> RenderedPrompt:
+        token_ids: list[int] = []
+        marks = []
+        position = 0
+        for special in self._added.finditer(text):
+            token_ids += self._tokenizer.encode(guard.restore(text[position : special.start()]))
+            if special.start() in ends:
+                marks.append(len(token_ids))
+            token_ids.append(self._tokenizer.added_tokens[special.group()])
+            position = special.end()
+            if position in ends and position == len(text):
+                marks.append(len(token_ids))
+        if position < len(text):
+            token_ids += self._tokenizer.encode(guard.restore(text[position:]))
+            if len(text) in ends:
+                marks.append(len(token_ids))
+        return RenderedPrompt(token_ids, tuple(sorted(set(marks) - {0})))
+
+
+class _Guard:
+    """Hides the names of added tokens in messages while the template runs, so that none is taken
+    for one."""
+
+    def __init__(self, messages: Sequence[ChatMessage], added: "re.Pattern[str]") -> None:
+        for index, message in enumerate(messages):
+            if message.role not in ROLES:
+                raise ChatTemplateError(
+                    f"messages[{index}].role is {message.role!r}: use one of {', '.join(ROLES)}"
+                )
+        serial = 0
+        while any(f"\ue000{serial}:" in message.content for message in messages):
+            serial += 1
+        self._hidden: list[str] = []
+        self._mark = re.compile(f"\ue000{serial}:([0-9]+)\ue001")
+
+        def hide(match: "re.Match[str]") -> str:
+            self._hidden.append(match.group())
+            return f"\ue000{serial}:{len(self._hidden) - 1}\ue001"
+
+        self.messages = [
+            {"role": message.role, "content": added.sub(hide, message.content)}
+            for message in messages
+        ]
+
+    def restore(self, text: str) -> str:
+        return self._mark.sub(lambda match: self._hidden[int(match.group(1))], text)
+
+
+def _special_names(config: dict[str, Any]) -> dict[str, str]:
+    names = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            names[name] = content
+    return names
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

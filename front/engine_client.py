@@ -1,0 +1,202 @@
+"""The asyncio side of the message exchange with an engine.
+
+Owns the table of requests in flight and of queries unanswered. Does not know gRPC, sessions or
+text. All methods belong to the event loop's thread, except `deliver`, which is called from the
+engine's.
+Invariants:
+every Submit gets exactly one Finished or Rejected from the engine, until then its id is taken;
+every iterator that ends early posts Abort; a request's queue is bounded, and its reader is cut
+off when it is full.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
+
+from ..engine.messages import (
+    Abort,
+    CloseCursor,
+    CursorOpened,
+    Drain,
+    Drained,
+    ErrorKind,
+    Finished,
+    FlushCache,
+    FlushReply,
+    ForkCursor,
+    Inbox,
+    OpenCursor,
+    Outbox,
+    Rejected,
+    RequestError,
+    RequestId,
+    StatsQuery,
+    StatsReply,
+    Submit,
+    TokenOut,
+)
+from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
+
+Reply = CursorOpened | StatsReply | FlushReply | Drained
+ReplyT = TypeVar("ReplyT", CursorOpened, StatsReply, FlushReply, Drained)
+
+
+class EngineClient:
+    def __init__(
+        self,
+        post: Callable[[Inbox], None],
+        loop: asyncio.AbstractEventLoop,
+        handover: Callable[[Outbox], None] | None = None,
+        queue_limit: int = 4096,
+    ) -> None:
+        """post: hands a message to the engine, from any thread, without blocking.
+
+        handover: takes hand-over messages on the engine's thread; None where the role has none.
+        queue_limit: tokens that may wait for one reader.
+        """
+        self._post = post
+        self._loop = loop
+        self._handover = handover
+        self._queue_limit = queue_limit
+        self._streams: dict[RequestId, _Stream] = {}
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._query_ids = itertools.count(1)
+        self._lost: RequestError | None = None
+
+    def deliver(self, message: Outbox) -> None:
+        """Called on the engine's thread with each message it sends."""
+        if isinstance(message, (TokenOut, Finished, Rejected, Reply)):
+            self._loop.call_soon_threadsafe(self._dispatch, message)
+        elif self._handover is not None:
+            self._handover(message)
+        else:
+            raise TypeError(f"{type(message).__name__} came from an engine that hands nothing over")
+
+    def engine_lost(self, reason: str) -> None:
+        """The engine has died: ends everything in flight and refuses what comes."""
+        self._lost = RequestError(ErrorKind.INTERNAL, reason)
+        for stream in self._streams.values():
+            stream.put(RequestRejected(self._lost))
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(RequestRejected(self._lost))
+        self._streams.clear()
+        self._queries.clear()
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[TokenOut | Finished, None]:
+        """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader.
+
+        Close it (contextlib.aclosing) to abort the request.
+        """
+        self._check_alive()
+        if submit.request_id in self._streams:
+            raise DuplicateRequest(
+                f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
+            )
+        stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
+        self._post(submit)
+        try:
+            while True:
+                item = await stream.get()
+                if isinstance(item, FrontError):
+                    raise item
+                yield item
+                if isinstance(item, Finished):
+                    return
+        finally:
+            stream.close()
+            if submit.request_id in self._streams and self._streams[submit.request_id] is stream:
+                self._post(Abort(submit.request_id))
+
+    def abort(self, request_id: RequestId) -> None:
+        """Idempotent; the request's iterator ends with Finished(ABORT) where it still lived."""
+        self._post(Abort(request_id))
+
+    async def stats(self) -> StatsReply:
+        return await self._query(StatsReply, StatsQuery)
+
+    async def flush(self) -> int:
+        """Returns how many pages and checkpoints were dropped."""
+        return (await self._query(FlushReply, FlushCache)).dropped
+
+    async def drain(self) -> None:
+        """The engine refuses new requests from now on; returns when everything in flight has
+        ended."""
+        await self._query(Drained, Drain)
+
+    async def open_cursor(self, salt: bytes) -> int:
+        return (await self._query(CursorOpened, lambda query: OpenCursor(query, salt))).cursor
+
+    async def fork_cursor(self, cursor: int) -> int:
+        return (await self._query(CursorOpened, lambda query: ForkCursor(query, cursor))).cursor
+
+    def close_cursor(self, cursor: int) -> None:
+        self._post(CloseCursor(cursor))
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            raise RequestRejected(self._lost)
+
+    async def _query(self, reply: type[ReplyT], ask: Callable[[int], Inbox]) -> ReplyT:
+        self._check_alive()
+        query_id = next(self._query_ids)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._queries[query_id] = future
+        self._post(ask(query_id))
+        answer = await future
+        assert isinstance(answer, reply), f"query {query_id} was answered by {answer}"
+        return answer
+
+    def _dispatch(self, message: TokenOut | Finished | Rejected | Reply) -> None:
+        if isinstance(message, Reply):
+            self._answer(message)
+            return
+        stream = self._streams.get(message.request_id)
+        if stream is None:
+            return
+        if isinstance(message, TokenOut):
+            if not stream.put(message):
+                self._post(Abort(message.request_id))
+            return
+        del self._streams[message.request_id]
+        stream.put(RequestRejected(message.error) if isinstance(message, Rejected) else message)
+
+    def _answer(self, reply: Reply) -> None:
+        future = self._queries.pop(reply.query_id, None)
+        if future is not None and not future.done():
+            future.set_result(reply)
+        elif isinstance(reply, CursorOpened):
+            # Its caller has gone, so nobody else would ever close it.
+            self._post(CloseCursor(reply.cursor))
+
+
+class _Stream:
+    """What one request's reader has yet to read."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: asyncio.Queue[TokenOut | Finished | FrontError] = asyncio.Queue()
+        self._cut_off = False
+
+    def put(self, item: TokenOut | Finished | FrontError) -> bool:
+        """False when this item is the one too many; later ones are dropped."""
+        if self._cut_off:
+            return True
+        if self._items.qsize() < self._limit or not isinstance(item, TokenOut):
+            self._items.put_nowait(item)
+            return True
+        self._cut_off = True
+        self._items.put_nowait(
+            SlowReader(
+                f"{self._limit} tokens wait to be read: read faster, or ask for fewer tokens"
+            )
+        )
+        return False
+
+    def close(self) -> None:
+        """The reader has gone: keep nothing more."""
+        self._cut_off = True
+
+    async def get(self) -> TokenOut | Finished | FrontError:
+        return await self._items.get()

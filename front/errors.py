@@ -1,0 +1,97 @@
+"""Why a front refuses or ends a call, and the gRPC status each reason has.
+
+| error | status | trailing `tasuki-error-kind` |
+| --- | --- | --- |
+| InvalidRequest | INVALID_ARGUMENT | invalid |
+| PromptTooLong | INVALID_ARGUMENT | too_long |
+| RequestRejected(INVALID) | INVALID_ARGUMENT | invalid |
+| RequestRejected(TOO_LONG) | INVALID_ARGUMENT | too_long |
+| RequestRejected(DRAINING) | UNAVAILABLE | draining |
+| RequestRejected(INTERNAL) | INTERNAL | internal |
+| UnknownSession | NOT_FOUND | unknown_session |
+| SessionBusy | FAILED_PRECONDITION | session_busy |
+| SessionLimit | RESOURCE_EXHAUSTED | session_limit |
+| DuplicateRequest | ALREADY_EXISTS | duplicate_request |
+| SlowReader | RESOURCE_EXHAUSTED | slow_reader |
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from ..engine.messages import ErrorKind, RequestError
+
+CallContext = grpc.aio.ServicerContext[Any, Any]
+
+ERROR_KIND_KEY = "tasuki-error-kind"
+
+_STATUS = {
+    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+class FrontError(Exception):
+    """Ends one call. The message names the field and the mend."""
+
+    status = grpc.StatusCode.INTERNAL
+    kind = "internal"
+
+
+class InvalidRequest(FrontError):
+    status = grpc.StatusCode.INVALID_ARGUMENT
+    kind = "invalid"
+
+
+class PromptTooLong(InvalidRequest):
+    kind = "too_long"
+
+
+class RequestRejected(FrontError):
+    """The engine refused the request or could not finish it."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.status = _STATUS[error.kind]
+        self.kind = error.kind.value
+
+
+class UnknownSession(FrontError):
+    status = grpc.StatusCode.NOT_FOUND
+    kind = "unknown_session"
+
+
+class SessionBusy(FrontError):
+    status = grpc.StatusCode.FAILED_PRECONDITION
+    kind = "session_busy"
+
+
+class SessionLimit(FrontError):
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    kind = "session_limit"
+
+
+class DuplicateRequest(FrontError):
+    status = grpc.StatusCode.ALREADY_EXISTS
+    kind = "duplicate_request"
+
+
+class SlowReader(FrontError):
+    """The client does not read its answer as fast as it is made."""
+
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    kind = "slow_reader"
+
+
+@asynccontextmanager
+async def refusals(context: CallContext) -> AsyncIterator[None]:
+    """Ends the call with the error's status where the body raises a FrontError."""
+    try:
+        yield
+    except FrontError as error:
+        await context.abort(error.status, str(error), ((ERROR_KIND_KEY, error.kind),))

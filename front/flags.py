@@ -1,0 +1,109 @@
+"""Command-line flags from frozen config dataclasses: one field, one flag.
+
+A field `drain_timeout: float` with metadata {"help": ..., "choices": ...} is `--drain-timeout`.
+Types: str, int, float, bool (a switch), and each of these `| None`. A field without default is
+required. Pure but for `exit`.
+"""
+
+import argparse
+import difflib
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Errors are one line, which names the flag, and exit 2."""
+
+    def __init__(self, program: str, description: str) -> None:
+        super().__init__(
+            prog=program,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(_unknown_flag(unknown[0], sorted(self._option_string_actions)))
+        return known, unknown
+
+    def add_config(self, config: type[Any]) -> None:
+        """A flag for each field of a dataclass."""
+        hints = get_type_hints(config)
+        for item in fields(config):
+            self._add_field(item, hints[item.name])
+
+    def build(self, config: type[First], values: argparse.Namespace) -> First:
+        """The dataclass from parsed flags; its own ValueErrors become flag errors."""
+        names = [item.name for item in fields(config)]  # type: ignore[arg-type]
+        try:
+            return config(**{name: getattr(values, name) for name in names})
+        except ValueError as error:
+            self.error(str(error))
+
+    def _add_field(self, item: "Field[Any]", hint: Any) -> None:
+        flag = "--" + item.name.replace("_", "-")
+        default = item.default
+        text = item.metadata.get("help", "").replace("%", "%%") or " "
+        kind = _plain_type(hint)
+        if kind is bool:
+            self.add_argument(flag, action="store_true", dest=item.name, help=text)
+            return
+        self.add_argument(
+            flag,
+            dest=item.name,
+            type=kind,
+            metavar=kind.__name__.upper() if "choices" not in item.metadata else None,
+            choices=item.metadata.get("choices"),
+            required=default is MISSING,
+            default=None if default is MISSING else default,
+            help=text,
+        )
+
+
+def parse_configs(
+    program: str,
+    description: str,
+    argv: Sequence[str],
+    first: type[First],
+    second: type[Second],
+) -> tuple[First, Second]:
+    """Two configs from one command line. Exits 2 with one line on a bad flag, 0 on --help."""
+    parser = FlagParser(program, description)
+    parser.add_config(first)
+    parser.add_config(second)
+    values = parser.parse_args(argv)
+    return parser.build(first, values), parser.build(second, values)
+
+
+def parse_config(program: str, description: str, argv: Sequence[str], config: type[First]) -> First:
+    """One config from one command line; as parse_configs."""
+    parser = FlagParser(program, description)
+    parser.add_config(config)
+    return parser.build(config, parser.parse_args(argv))
+
+
+def _plain_type(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = [part for part in get_args(hint) if part is not type(None)]
+    if hint not in (str, int, float, bool):
+        raise TypeError(f"no flag can hold {hint}: use str, int, float or bool")
+    return hint
+
+
+def _unknown_flag(flag: str, known: Sequence[str]) -> str:
+    name = flag.split("=")[0]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "known are " + " ".join(known)
+    return f"unknown flag {name}: {hint}"

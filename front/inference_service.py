@@ -1,0 +1,42 @@
+"""tasuki.v1.Inference: one-shot requests, each with its whole prompt."""
+
+from ..engine.messages import Submit
+from ..proto import inference_pb2 as pb
+from ..proto import inference_pb2_grpc as pb_grpc
+from .answer_stream import REQUEST_ID_KEY, write_tokens
+from .engine_client import EngineClient
+from .errors import CallContext, InvalidRequest, refusals
+from .request_reader import read_prompt, read_request_id, read_salt, read_sampling
+from .text_codec import TextCodec
+
+
+class InferenceService(pb_grpc.InferenceServicer):
+    """Knows requests, not sessions. Lives on the event loop's thread."""
+
+    def __init__(self, engine: EngineClient, codec: TextCodec) -> None:
+        self._engine = engine
+        self._codec = codec
+
+    async def Generate(self, request: pb.GenerateRequest, context: CallContext) -> None:
+        async with refusals(context):
+            request_id = read_request_id(request.request_id)
+            # Gateways give up on streams whose headers wait for the first token.
+            await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+            tokens, marks = read_prompt(request, self._codec)
+            submit = Submit(
+                request_id=request_id,
+                prompt=tokens,
+                sampling=read_sampling(request.sampling, self._codec),
+                salt=read_salt(request.cache_salt),
+                marks=marks,
+            )
+            events = self._engine.generate(submit)
+            answer = await write_tokens(events, context.write, self._codec.detokenizer())
+            await context.write(answer.finished)
+
+    async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
+        async with refusals(context):
+            if not request.request_id:
+                raise InvalidRequest("request_id is empty: name the request to abort")
+            self._engine.abort(read_request_id(request.request_id))
+        return pb.AbortResponse()

@@ -1,0 +1,66 @@
+"""What tells a daemon to stop, and how it tells that it is ready.
+
+Owns the process's signal handlers while it is entered. Does not know what is being stopped. One
+event loop's thread.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from types import TracebackType
+
+_STDIN = 0
+
+
+class StopRequest:
+    """`async with` it around a daemon's life. The first SIGTERM or SIGINT asks to drain, the
+    second exits at once. exit_with_parent: the end of stdin asks too, so that no child outlives
+    its launcher."""
+
+    def __init__(self, *, exit_with_parent: bool = False) -> None:
+        self._exit_with_parent = exit_with_parent
+        self._asked = asyncio.Event()
+
+    async def __aenter__(self) -> "StopRequest":
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        if self._exit_with_parent:
+            loop.add_reader(_STDIN, self._on_stdin)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        if self._exit_with_parent:
+            loop.remove_reader(_STDIN)
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    def _on_signal(self, number: int) -> None:
+        if self._asked.is_set():
+            os._exit(128 + number)
+        self.ask()
+
+    def _on_stdin(self) -> None:
+        if not os.read(_STDIN, 4096):
+            asyncio.get_running_loop().remove_reader(_STDIN)
+            self.ask()
+
+
+def announce_ready(address: str, **details: str) -> None:
+    """The one line a daemon writes to stdout: {"ready": "HOST:PORT", ...}, once it takes calls."""
+    sys.stdout.write(json.dumps({"ready": address, **details}) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,131 @@
+"""Reads the fields of a request from proto messages, or refuses it with the field and the mend.
+
+Pure functions of the message and the checkpoint's codec; the engine checks again what depends on
+its arena.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.messages import RequestId, Tokens
+from ..model.sampling import SamplingParams
+from ..proto import inference_pb2 as pb
+from .chat_template import ChatMessage, ChatTemplateError, RenderedPrompt
+from .errors import InvalidRequest, PromptTooLong
+from .text_codec import TextCodec
+
+MAX_REQUEST_ID = 256
+MAX_SALT = 256
+MAX_STOP_TOKENS = 256
+
+
+def read_prompt(request: pb.GenerateRequest, codec: TextCodec) -> tuple[Tokens, tuple[int, ...]]:
+    """The whole prompt, int32 [T], and its marks, ascending."""
+    kind = request.WhichOneof("input")
+    if kind == "messages":
+        rendered = _render_conversation(request.messages, codec)
+        tokens, marks = np.array(rendered.token_ids, dtype=np.int32), rendered.marks
+    else:
+        tokens, marks = read_plain_input(request, codec), ()
+    if not len(tokens):
+        raise InvalidRequest(
+            "prompt is empty: send text, token_ids or messages with at least one token"
+        )
+    check_length("prompt", len(tokens), codec)
+    asked = read_marks(request.marks, len(tokens))
+    return tokens, tuple(sorted({*marks, *asked}))
+
+
+def read_plain_input(
+    request: pb.GenerateRequest | pb.SessionAppendRequest, codec: TextCodec
+) -> Tokens:
+    """int32 [T] of `text` or `token_ids`, empty where neither is set."""
+    if request.WhichOneof("input") == "text":
+        return np.array(codec.require_tokenizer().encode(request.text), dtype=np.int32)
+    tokens = np.array(request.token_ids.ids, dtype=np.int32)
+    _check_vocabulary("token_ids", tokens, codec.vocab_size)
+    return tokens
+
+
+def read_messages(messages: pb.Messages) -> list[ChatMessage]:
+    if not messages.items:
+        raise InvalidRequest("messages is empty: send at least one message")
+    return [ChatMessage(item.role, item.content) for item in messages.items]
+
+
+def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
+    for mark in marks:
+        if not 0 < mark <= prompt_tokens:
+            raise InvalidRequest(
+                f"marks has {mark}, which is outside the prompt: use counts in [1, {prompt_tokens}]"
+            )
+    if any(left >= right for left, right in pairwise(marks)):
+        raise InvalidRequest("marks must ascend: sort them and drop repeats")
+    return tuple(marks)
+
+
+def read_sampling(sampling: pb.Sampling, codec: TextCodec) -> SamplingParams:
+    given = {
+        name: getattr(sampling, name)
+        for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+        if sampling.HasField(name)
+    }
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
+    stops = np.array(sampling.stop_token_ids, dtype=np.int64)
+    _check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
+    try:
+        return replace(
+            SamplingParams(ignore_eos=sampling.ignore_eos, stop_token_ids=tuple(stops.tolist())),
+            **given,
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"sampling.{error}") from error
+
+
+def read_request_id(request_id: str) -> RequestId:
+    """The client's id, or a fresh one where it gave none."""
+    if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable() or not request_id.isascii():
+        raise InvalidRequest(
+            f"request_id must be at most {MAX_REQUEST_ID} printable ASCII characters, or empty"
+        )
+    return RequestId(request_id or uuid4().hex)
+
+
+def check_length(field: str, tokens: int, codec: TextCodec) -> None:
+    if tokens >= codec.max_tokens:
+        raise PromptTooLong(
+            f"{field} has {tokens} tokens, and the model's context is {codec.max_tokens} with the "
+            "answer: "
+            "send less"
+        )
+
+
+def read_salt(salt: bytes) -> bytes:
+    if len(salt) > MAX_SALT:
+        raise InvalidRequest(f"cache_salt has {len(salt)} bytes: send at most {MAX_SALT}")
+    return salt
+
+
+def _render_conversation(messages: pb.Messages, codec: TextCodec) -> RenderedPrompt:
+    template = codec.require_template()
+    try:
+        return template.prompt(read_messages(messages), open_answer=True)
+    except ChatTemplateError as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def _check_vocabulary(
+    field: str, tokens: NDArray[np.int32] | NDArray[np.int64], vocab_size: int
+) -> None:
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise InvalidRequest(
+            f"{field} has {int(outside[0])}, which is outside the vocabulary: use ids in [0, "
+            f"{vocab_size})"
+        )

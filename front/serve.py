@@ -1,0 +1,35 @@
+"""`tasuki serve`: one process that prefills and decodes, with no hand-over."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..engine.build import build_engine, build_parts
+from ..engine.config import EngineConfig
+from ..engine.role import Role
+from .flags import parse_configs
+from .lifecycle import StopRequest, announce_ready
+from .node import FrontConfig, Node
+from .text_codec import TextCodec
+
+
+def main(argv: Sequence[str]) -> int:
+    engine_config, front_config = parse_configs(
+        "tasuki serve", "One process that prefills and decodes.", argv, EngineConfig, FrontConfig
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(serve(engine_config, front_config))
+    return 0
+
+
+async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
+    """Startup, main loop, drain."""
+    parts = build_parts(engine_config)
+    model = parts.model_config
+    codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
+    node = Node(build_engine(engine_config, Role.FUSED, parts), codec, front_config)
+    async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
+        announce_ready(await node.startup())
+        await stop.wait()
+        await node.shutdown()

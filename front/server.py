@@ -1,0 +1,123 @@
+"""The gRPC server that every daemon's services stand on: health, reflection, keepalive, message
+cap.
+
+Knows no service's meaning. One event loop's thread.
+"""
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+MAX_MESSAGE_BYTES = 32 * 2**20
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Two daemons on one port would share its calls at random.
+    ("grpc.so_reuseport", 0),
+    # Gateways ping often and without calls; gRPC's defaults would cut them off.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Finds clients that vanished without a word.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+class BindError(OSError):
+    """The address cannot be served; the message names it and the mend."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """name: as in the .proto, package and all; register: adds the servicer to a server."""
+
+    name: str
+    register: Callable[[grpc.aio.Server], None]
+
+
+class HealthSwitch(Protocol):
+    """The part of grpc_health's servicer that ends a server's life."""
+
+    async def enter_graceful_shutdown(self) -> None: ...
+
+
+class Server:
+    """A started server. `drain` ends it, once."""
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        host: str,
+        port: int,
+        health_servicer: HealthSwitch,
+    ) -> None:
+        self._server = server
+        self._health = health_servicer
+        self.port = port
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def refuse_traffic(self) -> None:
+        """Health says NOT_SERVING from now on, for every service; calls are still answered."""
+        await self._health.enter_graceful_shutdown()
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new calls, let those in progress end within `timeout` seconds, then cancel
+        them."""
+        await self.refuse_traffic()
+        await self._server.stop(timeout)
+
+
+async def start_server(
+    bind: str, services: Sequence[Service], *, allow_insecure: bool = False
+) -> Server:
+    """bind: HOST:PORT, port 0 picks one. Raises BindError.
+
+    Without TLS only loopback is served, unless allow_insecure.
+    """
+    host, port = parse_bind(bind)
+    if not (_is_loopback(host) or allow_insecure):
+        raise BindError(
+            f"bind {bind} is not a loopback address and this server has no TLS: "
+            "bind to 127.0.0.1, or pass --allow-insecure on a private network"
+        )
+    server = grpc.aio.server(options=_OPTIONS)
+    health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    names = [service.name for service in services]
+    for service in services:
+        service.register(server)
+    reflection.enable_server_reflection(
+        [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+    )
+    try:
+        bound = server.add_insecure_port(bind)
+    except RuntimeError as error:
+        raise BindError(f"bind {bind} failed: is the port taken? Try port 0") from error
+    for name in ("", *names):
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await server.start()
+    return Server(server, host, bound, health_servicer)
+
+
+def parse_bind(bind: str) -> tuple[str, int]:
+    """HOST:PORT as (host without brackets, port). Raises BindError."""
+    host, separator, port = bind.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise BindError(f"bind {bind!r} is not HOST:PORT: write for example 127.0.0.1:0")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

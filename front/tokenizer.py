@@ -1,0 +1,124 @@
+"""Text to token ids and back, for byte-level tokenizers in Hugging Face layout.
+
+Owns the vocabulary of one checkpoint. Does not know chat templates or requests. Immutable after
+load, so any thread may use it. Invariant: `encode` never returns an added token (<|im_end|> and
+its like), whatever the text says; only the chat template may place those, through `added_tokens`.
+"""
+
+import codecs
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+
+def _alphabet() -> Mapping[str, int]:
+    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, other bytes for U+0100
+    onward."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF_CHARACTER = _alphabet()
+
+
+class TokenizerError(ValueError):
+    """tokenizer.json cannot be used; the message names the file and the mend."""
+
+
+class Tokenizer:
+    def __init__(self, specification: Mapping[str, Any], source: str) -> None:
+        """specification: the content of a tokenizer.json; source: its name in errors."""
+        try:
+            decoder = specification["decoder"] or {}
+            model = dict(specification["model"])
+            vocabulary: dict[str, int] = dict(model["vocab"])
+            added = specification.get("added_tokens") or []
+            self.added_tokens = {str(item["content"]): int(item["id"]) for item in added}
+            special = {int(item["id"]) for item in added if item.get("special")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise TokenizerError(
+                f"{source} lacks or garbles the field {error}: copy the checkpoint's file again"
+            ) from error
+        if decoder.get("type") != "ByteLevel":
+            raise TokenizerError(
+                f"{source}: decoder is {decoder.get('type')}, only ByteLevel is supported: send "
+                "token ids"
+            )
+        for content in self.added_tokens:
+            vocabulary.pop(content, None)
+        self._bytes = _bytes_by_id(vocabulary, source)
+        for content, token in self.added_tokens.items():
+            self._bytes[token] = b"" if token in special else content.encode()
+        model["vocab"] = vocabulary
+        plain = {**specification, "model": model, "added_tokens": [], "post_processor": None}
+        try:
+            self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(
+                f"{source} is refused by the tokenizers library: {error}"
+            ) from error
+        self._plain.no_truncation()
+        self._plain.no_padding()
+
+    @staticmethod
+    def load(model_dir: Path) -> "Tokenizer | None":
+        """The tokenizer of a checkpoint folder; None where it has no tokenizer.json."""
+        path = model_dir / "tokenizer.json"
+        if not path.exists():
+            return None
+        try:
+            specification = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise TokenizerError(f"{path} is not JSON ({error}): copy the file again") from error
+        if not isinstance(specification, dict):
+            raise TokenizerError(f"{path} is not a JSON object: copy the file again")
+        return Tokenizer(specification, str(path))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text. Names of special tokens in it are text like any other."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of an answer, special tokens left out, broken UTF-8 as U+FFFD."""
+        return b"".join(self.token_bytes(token) for token in token_ids).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text; nothing for a special or an unused id."""
+        return self._bytes.get(token, b"")
+
+
+class IncrementalDetokenizer:
+    """Turns one answer's tokens into text as they come; holds back bytes of an unfinished
+    character."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """tokenizer None: the checkpoint has none, and all text is empty."""
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        if self._tokenizer is None:
+            return ""
+        return self._decoder.decode(self._tokenizer.token_bytes(token))
+
+    def finish(self) -> str:
+        """What is left when no more tokens come: U+FFFD for an unfinished character."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _bytes_by_id(vocabulary: Mapping[str, int], source: str) -> dict[int, bytes]:
+    try:
+        return {
+            token: bytes(_BYTE_OF_CHARACTER[character] for character in name)
+            for name, token in vocabulary.items()
+        }
+    except KeyError as error:
+        raise TokenizerError(
+            f"{source}: vocabulary has {error}, which is not byte-level: send token ids"
+        ) from error
