@@ -1,1 +1,2 @@
-"""The hand-over: protocol, steps, windows, digest and transports. Knows bytes and layers, never tokens' meaning."""
+"""The hand-over: protocol, steps, windows, digest and transports. Knows bytes and layers, never
+tokens' meaning."""

@@ -1,0 +1,333 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ERROR_KIND_UNSPECIFIED: _ClassVar[ErrorKind]
+    ERROR_KIND_INVALID: _ClassVar[ErrorKind]
+    ERROR_KIND_TOO_LONG: _ClassVar[ErrorKind]
+    ERROR_KIND_DRAINING: _ClassVar[ErrorKind]
+    ERROR_KIND_INTERNAL: _ClassVar[ErrorKind]
+
+class Drain(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAIN_UNSPECIFIED: _ClassVar[Drain]
+    DRAIN_DRAINED: _ClassVar[Drain]
+    DRAIN_FORCED: _ClassVar[Drain]
+ERROR_KIND_UNSPECIFIED: ErrorKind
+ERROR_KIND_INVALID: ErrorKind
+ERROR_KIND_TOO_LONG: ErrorKind
+ERROR_KIND_DRAINING: ErrorKind
+ERROR_KIND_INTERNAL: ErrorKind
+DRAIN_UNSPECIFIED: Drain
+DRAIN_DRAINED: Drain
+DRAIN_FORCED: Drain
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("node", "contract")
+    class ContractEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    contract: _containers.ScalarMap[str, str]
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., contract: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ("connected", "refused")
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    connected: Connected
+    refused: Refusal
+    def __init__(self, connected: _Optional[_Union[Connected, _Mapping]] = ..., refused: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("name", "epoch", "process", "transport", "transport_metadata", "slabs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
+    SLABS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    epoch: bytes
+    process: Process
+    transport: str
+    transport_metadata: bytes
+    slabs: int
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[bytes] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., slabs: _Optional[int] = ...) -> None: ...
+
+class Process(_message.Message):
+    __slots__ = ("boot_id", "pid_namespace", "pid", "start_ticks")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_TICKS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    pid_namespace: int
+    pid: int
+    start_ticks: int
+    def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., pid: _Optional[int] = ..., start_ticks: _Optional[int] = ...) -> None: ...
+
+class Connected(_message.Message):
+    __slots__ = ("node", "connection_id", "lease_seconds")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    node: Node
+    connection_id: str
+    lease_seconds: float
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., connection_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("differences",)
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    differences: _containers.RepeatedCompositeFieldContainer[Difference]
+    def __init__(self, differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ...) -> None: ...
+
+class Difference(_message.Message):
+    __slots__ = ("field", "ours", "theirs")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    OURS_FIELD_NUMBER: _ClassVar[int]
+    THEIRS_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    ours: str
+    theirs: str
+    def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class Renewal(_message.Message):
+    __slots__ = ("connection_id", "sequence")
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    sequence: int
+    def __init__(self, connection_id: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class ReceiverMessage(_message.Message):
+    __slots__ = ("reserve", "grant", "abort")
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    reserve: Reserve
+    grant: Grant
+    abort: Abort
+    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+
+class SenderMessage(_message.Message):
+    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted")
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    queued: Queued
+    accepted: Accepted
+    refused: Refused
+    ready: Ready
+    done: Done
+    failed: Failed
+    aborted: Aborted
+    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("connection_id", "ticket", "prompt")
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    ticket: Ticket
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks")
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KV_MATCHED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    room: int
+    generation: int
+    kv_matched: int
+    sampling: Sampling
+    salt: bytes
+    marks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos")
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("generation", "first_page", "pages", "slot")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    first_page: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    slot: int
+    def __init__(self, generation: _Optional[int] = ..., first_page: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class Queued(_message.Message):
+    __slots__ = ("position",)
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    def __init__(self, position: _Optional[int] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("kind", "reason")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: ErrorKind
+    reason: str
+    def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("generation", "token", "logprob", "margin", "hit")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    HIT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    token: int
+    logprob: float
+    margin: float
+    hit: Hit
+    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ...) -> None: ...
+
+class Hit(_message.Message):
+    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source")
+    class CausesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    kv_tokens: int
+    usable_tokens: int
+    causes: _containers.ScalarMap[str, int]
+    checkpoint_source: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("generation", "windows", "report")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    windows: _containers.RepeatedCompositeFieldContainer[Window]
+    report: Report
+    def __init__(self, generation: _Optional[int] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+
+class Window(_message.Message):
+    __slots__ = ("sequence", "first_layer", "end_layer", "first_page", "pages", "carries_state", "digest")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    END_LAYER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    CARRIES_STATE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    first_layer: int
+    end_layer: int
+    first_page: int
+    pages: int
+    carries_state: bool
+    digest: int
+    def __init__(self, sequence: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., first_page: _Optional[int] = ..., pages: _Optional[int] = ..., carries_state: bool = ..., digest: _Optional[int] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    windows: int
+    pages: int
+    hidden_seconds: float
+    exposed_seconds: float
+    def __init__(self, bytes: _Optional[int] = ..., windows: _Optional[int] = ..., pages: _Optional[int] = ..., hidden_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("reason", "drain")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    drain: Drain
+    def __init__(self, reason: _Optional[str] = ..., drain: _Optional[_Union[Drain, str]] = ...) -> None: ...
+
+class Aborted(_message.Message):
+    __slots__ = ("drain",)
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    drain: Drain
+    def __init__(self, drain: _Optional[_Union[Drain, str]] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("room", "generation")
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    room: int
+    generation: int
+    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ("drain",)
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    drain: Drain
+    def __init__(self, drain: _Optional[_Union[Drain, str]] = ...) -> None: ...

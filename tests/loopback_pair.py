@@ -1,0 +1,185 @@
+"""Two arenas with a loopback wire between them, a sender on one and a receiver on the other."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.destination import Destination
+from tasuki.transfer.digest import WindowDigester
+from tasuki.transfer.outgoing import RoomEnd
+from tasuki.transfer.receiver import Receiver
+from tasuki.transfer.sender import Sender, SenderSettings
+from tasuki.transfer.steps import StepCounter
+from tasuki.transfer.transports.loopback import (
+    Faults,
+    LoopbackFabric,
+    LoopbackTransport,
+    no_faults,
+)
+from tasuki.transfer.windows import ForwardPlan
+
+POISON = 0xA5
+FULL, GDN = LayerKind.FULL, LayerKind.GDN
+
+
+def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> CacheLayout:
+    return CacheLayout(
+        layer_kinds=kinds,
+        kv_heads=1,
+        head_dim=8,
+        kv_dtype="float32",
+        conv_channels=24,
+        conv_columns=3,
+        conv_dtype="float32",
+        value_heads=2,
+        value_dim=16,
+        key_dim=16,
+        ssm_dtype="float32",
+    )
+
+
+@dataclass
+class Node:
+    """An arena as plain bytes, with its transport."""
+
+    layout: CacheLayout
+    slabs: int
+    transport: LoopbackTransport
+    memory: NDArray[np.uint8]
+    digester: WindowDigester = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.digester = WindowDigester(self.memory, self.layout)
+        self.transport.register(self.memory.ctypes.data, self.memory.size)
+
+    def page_bytes(self, page: int) -> bytes:
+        """One page in every full layer."""
+        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind is FULL]
+        spans = [self.layout.page_span(layer, page) for layer in layers]
+        return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
+
+    def slot_bytes(self, slot: int) -> bytes:
+        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind is GDN]
+        spans = [self.layout.state_span(layer, slot) for layer in layers]
+        return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
+
+
+class Ends:
+    """Collects on_end calls."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, RoomEnd] = {}
+        self._changed = threading.Condition()
+
+    def __call__(self, end: RoomEnd) -> None:
+        with self._changed:
+            assert end.room not in self._ends, "a room ended twice"
+            self._ends[end.room] = end
+            self._changed.notify_all()
+
+    def wait(self, room: int, timeout: float = 5.0) -> RoomEnd:
+        with self._changed:
+            assert self._changed.wait_for(lambda: room in self._ends, timeout), "no end"
+            return self._ends[room]
+
+
+@dataclass
+class Pair:
+    source: Node
+    target: Node
+    fabric: LoopbackFabric
+    sender: Sender
+    receiver: Receiver
+    steps: StepCounter
+    ends: Ends
+
+    def run(self, room: int, plans: list[Callable[[int], ForwardPlan]]) -> None:
+        """Plan and tick each forward through all its layers."""
+        for plan in plans:
+            self.sender.plan_forward(room, plan(self.steps.value))
+            for _ in self.source.layout.layer_kinds:
+                self.steps.tick()
+
+
+def plans(
+    pages: tuple[int, ...], slot: int, chunk: int, first_page: int = 0
+) -> list[Callable[[int], ForwardPlan]]:
+    """Forwards of `chunk` pages each over the sender's own page ids, the state with the last."""
+    made: list[Callable[[int], ForwardPlan]] = []
+    starts = list(range(0, len(pages), chunk)) or [0]
+    for start in starts:
+        state = slot if start == starts[-1] else None
+        part = pages[start : start + chunk]
+        made.append(
+            lambda tick, start=start, part=part, state=state: ForwardPlan(
+                tick, first_page + start, part, state
+            )
+        )
+    return made
+
+
+@contextmanager
+def loopback_pair(
+    layout: CacheLayout | None = None,
+    slabs: int = 8,
+    faults: Faults = no_faults,
+    settings: SenderSettings | None = None,
+    seed: int = 0,
+) -> Iterator[Pair]:
+    """The source full of random bytes, the target of poison; "peer" is connected and renewed once."""
+    layout = layout or small_layout()
+    fabric = LoopbackFabric()
+    generator = np.random.default_rng(seed)
+    size = slabs * layout.slab_bytes
+    source = Node(
+        layout,
+        slabs,
+        LoopbackTransport(fabric, "source", faults),
+        generator.integers(0, 256, size, dtype=np.uint8),
+    )
+    target = Node(
+        layout,
+        slabs,
+        LoopbackTransport(fabric, "target"),
+        np.full(size, POISON, dtype=np.uint8),
+    )
+    steps = StepCounter()
+    sender = Sender(layout, source.transport, source.digester, steps, slabs, settings)
+    receiver = Receiver(layout, target.transport, target.digester, slabs)
+    sender.connect("peer", target.transport.metadata(), slabs)
+    sender.start()
+    receiver.start()
+    try:
+        yield Pair(source, target, fabric, sender, receiver, steps, Ends())
+    finally:
+        fabric.let_go()
+        sender.stop()
+        receiver.stop()
+        source.transport.close()
+        target.transport.close()
+
+
+def random_ids(
+    layout: CacheLayout, slabs: int, pages: int, generator: np.random.Generator
+) -> tuple[tuple[int, ...], int]:
+    """(page ids, slot): slot in one slab, pages scattered over the others."""
+    order = generator.permutation(slabs).tolist()
+    ids = [
+        slab * layout.blocks_per_slab + k
+        for slab in order[1:]
+        for k in range(layout.pages_per_slab)
+    ]
+    assert pages <= len(ids)
+    chosen = generator.permutation(len(ids))[:pages].tolist()
+    return tuple(ids[i] for i in chosen), order[0]
+
+
+def destination(
+    layout: CacheLayout, slabs: int, pages: int, generator: np.random.Generator, first: int = 0
+) -> Destination:
+    ids, slot = random_ids(layout, slabs, pages, generator)
+    return Destination(first, ids, slot)

@@ -1,0 +1,66 @@
+"""The contract: all that must be equal on both sides before a byte may move between them."""
+
+from dataclasses import dataclass, fields
+
+from ..pycache.layout import PAGE_TOKENS, CacheLayout
+from .errors import TransferError
+
+WIRE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field of two contracts that is not the same."""
+
+    field: str
+    ours: str
+    theirs: str
+
+
+class ContractMismatch(TransferError):
+    """The two nodes would not mean the same bytes. `differences` names every field."""
+
+    def __init__(self, differences: tuple[Difference, ...]) -> None:
+        self.differences = differences
+        listed = "; ".join(f"{d.field}: ours {d.ours}, theirs {d.theirs}" for d in differences)
+        super().__init__(
+            f"contract mismatch: {listed}; start both nodes with one version and checkpoint"
+        )
+
+
+@dataclass(frozen=True)
+class Contract:
+    """weights_digest: hex digest of the weights in use. tensor_parallel: ranks that share one
+    model."""
+
+    weights_digest: str
+    layout: CacheLayout
+    tensor_parallel: int = 1
+    wire_version: int = WIRE_VERSION
+    page_tokens: int = PAGE_TOKENS
+
+    def flat(self) -> dict[str, str]:
+        """Every field by name, the layout's among them."""
+        values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
+        for field in fields(self.layout):
+            values[field.name] = str(getattr(self.layout, field.name))
+        values["layer_kinds"] = ",".join(kind.value for kind in self.layout.layer_kinds)
+        return values
+
+
+def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
+    """Fields of two flat contracts that differ, or that one of them lacks, sorted by name."""
+    names = sorted(ours.keys() | theirs.keys())
+    missing = "(absent)"
+    return tuple(
+        Difference(name, ours.get(name, missing), theirs.get(name, missing))
+        for name in names
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def require_equal(ours: dict[str, str], theirs: dict[str, str]) -> None:
+    """Raises ContractMismatch naming every differing field."""
+    differences = diff(ours, theirs)
+    if differences:
+        raise ContractMismatch(differences)

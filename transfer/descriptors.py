@@ -1,0 +1,76 @@
+"""Which bytes a window is: (local offset, remote offset, length) pieces from the layout, runs
+merged.
+
+Knows layout and ids of both sides; nothing of peers, rooms or what the bytes mean. Pure functions.
+Invariant: pieces are int64 [n, 3], since arenas are larger than 2 GiB.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pycache.layout import CacheLayout, LayerKind
+from .errors import OutOfBounds
+from .windows import WindowHeader
+
+Pieces = NDArray[np.int64]
+
+
+def page_offsets(layout: CacheLayout, layer: int, pages: Sequence[int]) -> NDArray[np.int64]:
+    """Byte offset of each page in one full-attention layer, [pages] int64."""
+    base = layout.page_span(layer, 0).offset
+    return base + np.asarray(pages, dtype=np.int64) * layout.block_bytes
+
+
+def window_pieces(
+    layout: CacheLayout,
+    header: WindowHeader,
+    local_pages: Sequence[int],
+    remote_pages: Sequence[int],
+    local_slot: int | None,
+    remote_slot: int,
+) -> Pieces:
+    """Pieces of every layer of the window, [n, 3] int64; n is 0 where it has nothing to send.
+
+    REQUIRES: local_pages and remote_pages have header.pages ids each.
+    """
+    parts: list[Pieces] = []
+    for layer in range(header.first_layer, header.end_layer):
+        if layout.layer_kinds[layer] is LayerKind.FULL:
+            local = page_offsets(layout, layer, local_pages)
+            remote = page_offsets(layout, layer, remote_pages)
+            parts.append(merge_runs(local, remote, layout.block_bytes))
+        elif local_slot is not None:
+            span = layout.state_span(layer, local_slot)
+            target = layout.state_span(layer, remote_slot)
+            parts.append(np.array([[span.offset, target.offset, span.length]], dtype=np.int64))
+    return np.concatenate(parts) if parts else np.empty((0, 3), dtype=np.int64)
+
+
+def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Pieces:
+    """Blocks of `length` bytes as pieces; neighbours that are contiguous on both sides become
+    one."""
+    if len(local) == 0:
+        return np.empty((0, 3), dtype=np.int64)
+    breaks = (np.diff(local) != length) | (np.diff(remote) != length)
+    starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+    counts = np.diff(np.concatenate([starts, [len(local)]]))
+    return np.stack([local[starts], remote[starts], counts * length], axis=1).astype(np.int64)
+
+
+def check_bounds(pieces: Pieces, local_size: int, remote_size: int) -> None:
+    """Raises OutOfBounds naming the first piece that leaves either side's registered bytes."""
+    length = pieces[:, 2]
+    for side, column, size in (("local", 0, local_size), ("remote", 1, remote_size)):
+        offset = pieces[:, column]
+        # Not offset + length > size: near 2^63 that sum wraps around.
+        bad = np.flatnonzero(
+            (offset < 0) | (length < 1) | (length > size) | (offset > size - length)
+        )
+        if len(bad):
+            index = int(bad[0])
+            raise OutOfBounds(
+                f"piece {index}: {side} bytes at {int(offset[index])} of length "
+                f"{int(length[index])} are outside the {size} registered"
+            )

@@ -1,0 +1,168 @@
+"""One room on the sending side: what is planned, posted, flushed, and how it ends.
+
+Owns the room's windows and handles. Does not know threads, clocks or leases: Sender calls it under
+its lock.
+Invariants: plans follow one another without gap or overlap and stay inside the grant; after stop()
+nothing more is taken out to post; the room ends exactly once, and only when nothing of it is in
+flight.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .destination import Destination
+from .errors import PlanError
+from .report import SendReport, WindowDigest, WindowTiming, split_time
+from .transports.base import Transfer
+from .windows import ForwardPlan, Window
+
+
+class Drain(Enum):
+    """How a stopped room's posted transfers ended."""
+
+    DRAINED = "all of them finished or failed: no write can land any more"
+    FORCED = "given up after a deadline: a write may still land"
+
+
+@dataclass(frozen=True)
+class RoomSent:
+    """Transfer complete: every window is flushed."""
+
+    room: int
+    report: SendReport
+
+
+@dataclass(frozen=True)
+class RoomBroke:
+    """The room stopped by itself: lease lost, transport failed, plan refused."""
+
+    room: int
+    reason: str
+    drain: Drain
+
+
+RoomEnd = RoomSent | RoomBroke
+OnEnd = Callable[[RoomEnd], None]
+
+
+@dataclass
+class Posted:
+    window: Window
+    transfer: Transfer
+    bytes: int
+    digest: int
+    finished: float
+    begun: float
+
+
+@dataclass
+class OutgoingRoom:
+    room: int
+    generation: int
+    peer: str
+    destination: Destination
+    on_end: OnEnd
+    waiting: deque[Window] = field(default_factory=deque)
+    posted: deque[Posted] = field(default_factory=deque)
+    drained: "Future[Drain]" = field(default_factory=Future)
+    stop_reason: str | None = None
+    stopped_at: float | None = None
+    aborted: bool = False
+    next_sequence: int = 0
+    _planned_end: int | None = None
+    _last_planned: bool = False
+    _bytes: int = 0
+    _digests: list[WindowDigest] = field(default_factory=list)
+    _timeline: list[WindowTiming] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # A running future cannot be cancelled by one of the several who wait for it.
+        self.drained.set_running_or_notify_cancel()
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop_reason is not None
+
+    def accept(self, plan: ForwardPlan) -> ForwardPlan:
+        """Take the plan in; the part of it that the receiver lacks. Raises PlanError, then took
+        nothing."""
+        if self._last_planned:
+            raise PlanError(f"room {self.room}: a forward was planned after the one with the state")
+        end = self._end_after(plan)
+        if end > self.destination.end_page:
+            raise PlanError(f"room {self.room}: page {end - 1} was not granted")
+        self._last_planned = plan.state_slot is not None
+        if (
+            self._last_planned
+            and max(end, self.destination.first_page) != self.destination.end_page
+        ):
+            raise PlanError(
+                f"room {self.room}: the last plan ends at page {end}, the grant at "
+                f"{self.destination.end_page}"
+            )
+        if plan.local_pages:
+            self._planned_end = end
+        return plan.without_pages_before(self.destination.first_page)
+
+    def _end_after(self, plan: ForwardPlan) -> int:
+        """Where the planned pages end with this plan. Raises PlanError on a gap or an overlap."""
+        lacks = self.destination.first_page
+        if not plan.local_pages:
+            return lacks if self._planned_end is None else self._planned_end
+        if self._planned_end is None and plan.first_logical_page > lacks:
+            raise PlanError(
+                f"room {self.room}: the first plan starts at page {plan.first_logical_page}, the "
+                f"receiver lacks pages from {lacks}"
+            )
+        if self._planned_end is not None and plan.first_logical_page != self._planned_end:
+            raise PlanError(
+                f"room {self.room}: a plan starts at page {plan.first_logical_page}, the one "
+                f"before ended at {self._planned_end}; plan whole pages, each once"
+            )
+        return plan.end_logical_page
+
+    def append(self, windows: list[Window]) -> None:
+        """REQUIRES: windows were cut from accept(plan), numbered from next_sequence."""
+        self.next_sequence += len(windows)
+        self.waiting.extend(windows)
+
+    def take_ready(self, tick: int) -> Window | None:
+        """The next window whose layers are finished, taken out; None when there is none or none may
+        go."""
+        if self.stopped or not self.waiting or self.waiting[0].tick > tick:
+            return None
+        return self.waiting.popleft()
+
+    def flushed(self, posted: Posted, now: float) -> None:
+        header = posted.window.header
+        self._bytes += posted.bytes
+        self._digests.append(WindowDigest(header, posted.digest))
+        self._timeline.append(WindowTiming(header.sequence, posted.finished, posted.begun, now))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every window of the room is posted and flushed."""
+        return self._last_planned and not self.stopped and not self.waiting and not self.posted
+
+    def stop(self, reason: str, now: float) -> None:
+        """Idempotent; the first reason stands."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            self.stopped_at = now
+            self.waiting.clear()
+
+    def report(self) -> SendReport:
+        """REQUIRES: complete."""
+        hidden, exposed = split_time(self._timeline)
+        return SendReport(
+            bytes=self._bytes,
+            windows=len(self._timeline),
+            pages=len(self.destination.pages),
+            hidden_seconds=hidden,
+            exposed_seconds=exposed,
+            digests=tuple(sorted(self._digests, key=lambda d: d.header.sequence)),
+            timeline=tuple(sorted(self._timeline, key=lambda t: t.sequence)),
+        )

@@ -1,0 +1,172 @@
+"""The receiving side: a thread that takes notifications, digests what landed, and wakes who waits
+for it.
+
+Owns the rooms that are expected, the layer barrier and counters. Knows bytes and layers; not
+tokens, requests or gRPC. Thread rule: every public method may be called from any thread;
+wait_layer() and verify() block.
+Invariants:
+1. A notification of an unknown room, a stale generation or a landed window changes nothing but a
+   counter.
+2. Bytes are digested as they lie in the arena when their notification is taken, never from a
+   message.
+3. verify() returns only if every byte of the grant was sent, landed and is equal.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..pycache.layout import CacheLayout
+from .destination import Destination
+from .digest import WindowDigester
+from .errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
+from .incoming import IncomingRoom
+from .report import WindowDigest
+from .transports.base import Transport
+from .windows import WindowHeader
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.001
+_IDLE_SECONDS = 0.02
+
+
+@dataclass
+class ReceiverCounters:
+    landed: int = 0
+    duplicate: int = 0
+    unknown_room: int = 0
+    stale_generation: int = 0
+    malformed: int = 0
+
+
+class Receiver:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        transport: Transport,
+        digester: WindowDigester,
+        slabs: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
+        self.counters = ReceiverCounters()
+        self._layout = layout
+        self._transport = transport
+        self._digester = digester
+        self._slabs = slabs
+        self._clock = clock
+        self._rooms: dict[int, IncomingRoom] = {}
+        self._changed = threading.Condition()
+        self._expecting = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="tasuki-receiver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._expecting.set()
+        self._thread.join()
+
+    def expect(self, room: int, generation: int, destination: Destination) -> None:
+        """Count the room's windows from now on; call before the grant is sent.
+
+        Raises OutOfBounds on ids that are not in our arena, DuplicateRoom.
+        """
+        destination.check(self._layout, self._slabs)
+        with self._changed:
+            if room in self._rooms:
+                raise DuplicateRoom(f"room {room} is expected already")
+            self._rooms[room] = IncomingRoom(room, generation, destination, self._layout)
+        self._expecting.set()
+
+    def forget(self, room: int) -> None:
+        """Idempotent. What still lands of the room is dropped and counted; its ids need a fence."""
+        with self._changed:
+            self._rooms.pop(room, None)
+            if not self._rooms:
+                self._expecting.clear()
+            self._changed.notify_all()
+
+    def windows_landed(self, room: int) -> int:
+        """How far the room is; 0 for a room that is not expected. Its growth is progress."""
+        with self._changed:
+            incoming = self._rooms.get(room)
+            return 0 if incoming is None else incoming.windows_landed
+
+    def wait_layer(self, room: int, layer: int, timeout: float) -> bool:
+        """The layer barrier: whether all the room brings of `layer` has landed within `timeout`
+        seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._landed(room, layer), timeout)
+
+    def _landed(self, room: int, layer: int) -> bool:
+        incoming = self._rooms.get(room)
+        return incoming is not None and incoming.layer_landed(layer)
+
+    def verify(
+        self, room: int, generation: int, sent: Sequence[WindowDigest], timeout: float
+    ) -> None:
+        """Wait until all of `sent` landed, then compare. Raises WindowsMissing or DigestMismatch.
+
+        The sender's last message may overtake the last notifications, hence the wait.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived(room, sent), timeout)
+            incoming = self._rooms.get(room)
+            if incoming is None or incoming.generation != generation:
+                raise WindowsMissing(f"room {room}, generation {generation} is not expected")
+            incoming.verify(sent)
+
+    def _arrived(self, room: int, sent: Sequence[WindowDigest]) -> bool:
+        incoming = self._rooms.get(room)
+        return incoming is None or not incoming.missing(sent)
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                arrived = self._transport.notifications()
+            except TransferError as error:
+                log.warning("notifications could not be read: %s", error)
+                arrived = []
+            for notification in arrived:
+                self._take(notification)
+            if not arrived:
+                # Unexpected notifications are still drained, only less often.
+                pause = _POLL_SECONDS if self._expecting.is_set() else _IDLE_SECONDS
+                self._stopping.wait(pause)
+
+    def _take(self, notification: bytes) -> None:
+        try:
+            room, generation, header = WindowHeader.unpack(notification)
+        except ValueError as error:
+            self.counters.malformed += 1
+            log.warning("a notification was dropped: %s", error)
+            return
+        with self._changed:
+            incoming = self._rooms.get(room)
+            if incoming is None:
+                self.counters.unknown_room += 1
+                return
+            if incoming.generation != generation:
+                self.counters.stale_generation += 1
+                return
+            if incoming.has(header):
+                self.counters.duplicate += 1
+                return
+        try:
+            pages = incoming.pages_of(header)
+        except OutOfBounds as error:
+            self.counters.malformed += 1
+            log.warning("a notification was dropped: %s", error)
+            return
+        slot = incoming.destination.slot if header.carries_state else None
+        digest = self._digester.digest(room, generation, header, pages, slot)
+        with self._changed:
+            incoming.land(header, digest)
+            self.counters.landed += 1
+            self._changed.notify_all()

@@ -1,0 +1,50 @@
+"""What a finished hand-over says of itself: bytes, digests and how much of its time was hidden."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .windows import WindowHeader
+
+
+@dataclass(frozen=True)
+class WindowDigest:
+    header: WindowHeader
+    digest: int
+
+
+@dataclass(frozen=True)
+class WindowTiming:
+    """Seconds of the sender's monotonic clock: layer finished, sending begun, flushed."""
+
+    sequence: int
+    finished: float
+    begun: float
+    flushed: float
+
+
+@dataclass(frozen=True)
+class SendReport:
+    """pages: distinct logical pages sent. hidden_seconds: time spent sending before the room's last
+    layer was finished; exposed_seconds: from there to the last flush."""
+
+    bytes: int
+    windows: int
+    pages: int
+    hidden_seconds: float
+    exposed_seconds: float
+    digests: tuple[WindowDigest, ...]
+    timeline: tuple[WindowTiming, ...]
+
+
+def split_time(timeline: Sequence[WindowTiming]) -> tuple[float, float]:
+    """(hidden, exposed) seconds; overlapping windows count once, idle time between windows not at
+    all."""
+    forward_end = max(window.finished for window in timeline)
+    hidden, covered = 0.0, float("-inf")
+    for window in sorted(timeline, key=lambda w: w.begun):
+        start = max(window.begun, covered)
+        end = min(window.flushed, forward_end)
+        if end > start:
+            hidden += end - start
+        covered = max(covered, window.flushed)
+    return hidden, max(0.0, covered - forward_end)

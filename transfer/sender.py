@@ -1,0 +1,345 @@
+"""The sending side: a thread that posts each window of each room as soon as its layers are
+finished.
+
+Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Knows bytes and
+layers; not tokens, requests or gRPC. Thread rule: every public method may be called from any thread
+and returns at once, but for connect() and stop(); callbacks run on the transfer thread and must
+return at once.
+Invariants:
+1. Nothing is posted for a peer that did not renew within `lease_seconds`, nor ever again for its
+   rooms.
+2. A room's end is told once, after nothing of it is in flight (or the drain deadline passed:
+   Drain.FORCED).
+3. One slow room does not delay another: rooms take turns, a window a turn.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..pycache.layout import CacheLayout
+from .descriptors import window_pieces
+from .destination import Destination, check_pages, check_slot
+from .digest import WindowDigester
+from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
+from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .steps import StepCounter
+from .transports.base import Endpoint, TransferState, Transport
+from .windows import ForwardPlan, Window, cut
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.0005
+_IDLE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class SenderSettings:
+    """lease_seconds: posting for a peer stops that long after its last renewal. drain_seconds: how
+    long a stopped room waits for what it posted. posted_windows: how many windows of a room may be
+    in flight."""
+
+    layers_per_window: int = 1
+    lease_seconds: float = 2.0
+    drain_seconds: float = 2.0
+    posted_windows: int = 8
+
+
+@dataclass
+class _Peer:
+    endpoint: Endpoint
+    slabs: int
+    renewed: float
+
+
+class Sender:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        transport: Transport,
+        digester: WindowDigester,
+        steps: StepCounter,
+        slabs: int,
+        settings: SenderSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
+        self.steps = steps
+        self.settings = settings or SenderSettings()
+        self._layout = layout
+        self._transport = transport
+        self._digester = digester
+        self._slabs = slabs
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._peers: dict[str, _Peer] = {}
+        self._rooms: dict[int, OutgoingRoom] = {}
+        self._leaving: dict[str, Endpoint] = {}
+        self._forced: set[int] = set()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
+        steps.subscribe(self._wake.set)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Abort every room, wait for the drain, end the thread. Peers are disconnected; the
+        transport stays."""
+        with self._lock:
+            rooms = list(self._rooms)
+            peers = list(self._peers)
+        for future in [self.abort(room) for room in rooms]:
+            future.result(self.settings.drain_seconds + 5.0)
+        for peer in peers:
+            self.disconnect(peer)
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join()
+        self._close_endpoints()
+
+    # Peers
+
+    def connect(self, peer: str, metadata: bytes, slabs: int) -> None:
+        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now.
+
+        Raises TransportError. A name is used for one connection and never again.
+        """
+        endpoint = self._transport.connect(metadata)
+        if endpoint.remote_size < slabs * self._layout.slab_bytes:
+            self._transport.disconnect(endpoint)
+            raise TransportError(
+                f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
+                f"{self._layout.slab_bytes}"
+            )
+        with self._lock:
+            self._peers[peer] = _Peer(endpoint, slabs, self._clock())
+
+    def renew(self, peer: str, asked_at: float) -> None:
+        """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
+        is it certain that it wanted writes, so the lease counts from there. Unknown peers are
+        ignored."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is not None:
+                known.renewed = max(known.renewed, asked_at)
+
+    def disconnect(self, peer: str) -> None:
+        """Idempotent. The peer's rooms stop; its endpoint closes once they have ended."""
+        now = self._clock()
+        with self._lock:
+            known = self._peers.pop(peer, None)
+            if known is not None:
+                self._leaving[peer] = known.endpoint
+            for room in self._rooms.values():
+                if room.peer == peer:
+                    room.stop("the connection to the receiver is over", now)
+        self._wake.set()
+
+    # Rooms
+
+    def open(
+        self, room: int, generation: int, peer: str, destination: Destination, on_end: OnEnd
+    ) -> None:
+        """Take the receiver's grant. Raises PeerUnknown, DuplicateRoom, OutOfBounds; then nothing
+        was opened."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is None:
+                raise PeerUnknown(f"room {room}: no connection {peer}; connect first")
+            if room in self._rooms or room in self._forced:
+                raise DuplicateRoom(f"room {room} is open already")
+            destination.check(self._layout, known.slabs)
+            self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end)
+
+    def plan_forward(self, room: int, plan: ForwardPlan) -> None:
+        """What the forward that runs next will finish of the room; call before its first tick.
+
+        Plans follow one another: whole pages, each once, the first from at most the grant's first
+        page, the last (with state_slot) up to the grant's end. A plan that does not fit ends the
+        room, not the caller; a room that is over already takes plans silently.
+        """
+        now = self._clock()
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            if outgoing is None or outgoing.stopped:
+                return
+            try:
+                check_pages(self._layout, self._slabs, plan.local_pages)
+                if plan.state_slot is not None:
+                    check_slot(self._slabs, plan.state_slot)
+                accepted = outgoing.accept(plan)
+            except TransferError as error:
+                outgoing.stop(str(error), now)
+            else:
+                layers = len(self._layout.layer_kinds)
+                size = self.settings.layers_per_window
+                outgoing.append(cut(accepted, layers, size, outgoing.next_sequence))
+        self._wake.set()
+
+    def abort(self, room: int) -> "Future[Drain]":
+        """Post nothing more for the room; the future resolves when what was posted has ended.
+
+        Idempotent; a room that is over resolves at once. An aborted room's on_end is not called.
+        """
+        now = self._clock()
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            if outgoing is not None:
+                outgoing.aborted = True
+                outgoing.stop("aborted", now)
+                self._wake.set()
+                return outgoing.drained
+            over: Future[Drain] = Future()
+            over.set_result(Drain.FORCED if room in self._forced else Drain.DRAINED)
+            return over
+
+    # The transfer thread
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            with self._lock:
+                rooms = list(self._rooms.values())
+            self._wake.clear()
+            moved = [self._turn(room) for room in rooms]
+            self._close_endpoints()
+            if not any(moved):
+                in_flight = any(room.posted for room in rooms)
+                self._wake.wait(_POLL_SECONDS if in_flight else _IDLE_SECONDS)
+
+    def _close_endpoints(self) -> None:
+        """Disconnect peers that left, once nothing of their rooms can be in flight."""
+        with self._lock:
+            busy = {room.peer for room in self._rooms.values()}
+            idle = [peer for peer in self._leaving if peer not in busy]
+            endpoints = [self._leaving.pop(peer) for peer in idle]
+        for endpoint in endpoints:
+            try:
+                self._transport.disconnect(endpoint)
+            except TransferError as error:
+                log.warning("a peer could not be disconnected: %s", error)
+
+    def _turn(self, room: OutgoingRoom) -> bool:
+        try:
+            return self._advance(room)
+        except Exception as error:
+            # One room's defect must not end the thread that serves all.
+            log.exception("room %d broke", room.room)
+            self._stop(room, f"internal error: {error!r}")
+            return False
+
+    def _advance(self, room: OutgoingRoom) -> bool:
+        """One turn of one room; whether anything moved."""
+        moved = self._reap(room)
+        if not room.stopped and not self._holds_lease(room.peer):
+            self._stop(room, f"not renewed by the receiver for {self.settings.lease_seconds} s")
+        if len(room.posted) < self.settings.posted_windows:
+            with self._lock:
+                window = room.take_ready(self.steps.value)
+            if window is not None:
+                self._post(room, window)
+                moved = True
+        return self._end_if_over(room) or moved
+
+    def _holds_lease(self, peer: str) -> bool:
+        with self._lock:
+            known = self._peers.get(peer)
+        return known is not None and (self._clock() - known.renewed <= self.settings.lease_seconds)
+
+    def _stop(self, room: OutgoingRoom, reason: str) -> None:
+        with self._lock:
+            room.stop(reason, self._clock())
+
+    def _post(self, room: OutgoingRoom, window: Window) -> None:
+        begun = self._clock()
+        finished = self.steps.time_of(window.tick)
+        header = window.header
+        destination = room.destination
+        first = header.first_page - destination.first_page
+        digest = self._digester.digest(
+            room.room, room.generation, header, window.local_pages, window.local_slot
+        )
+        pieces = window_pieces(
+            self._layout,
+            header,
+            window.local_pages,
+            destination.pages[first : first + header.pages],
+            window.local_slot,
+            destination.slot,
+        )
+        with self._lock:
+            peer = self._peers.get(room.peer)
+            fresh = peer is not None and (
+                self._clock() - peer.renewed <= self.settings.lease_seconds
+            )
+        if peer is None or not fresh:
+            self._stop(room, "the receiver's lease ended before a window was posted")
+            return
+        try:
+            transfer = self._transport.post(
+                peer.endpoint, pieces, header.pack(room.room, room.generation)
+            )
+        except TransferError as error:
+            self._stop(room, str(error))
+            return
+        size = int(pieces[:, 2].sum())
+        room.posted.append(
+            Posted(window, transfer, size, digest, begun if finished is None else finished, begun)
+        )
+
+    def _reap(self, room: OutgoingRoom) -> bool:
+        """Collect what was flushed or failed, in any order: one slow window holds no other."""
+        moved = False
+        for posted in list(room.posted):
+            try:
+                if self._transport.poll(posted.transfer) is TransferState.PENDING:
+                    continue
+                room.flushed(posted, self._clock())
+            except TransferError as error:
+                self._stop(room, str(error))
+            self._transport.release(posted.transfer)
+            room.posted.remove(posted)
+            moved = True
+        return moved
+
+    def _end_if_over(self, room: OutgoingRoom) -> bool:
+        with self._lock:
+            if room.complete:
+                end: RoomEnd = RoomSent(room.room, room.report())
+                drain = Drain.DRAINED
+            elif room.stop_reason is not None and not room.posted:
+                drain = Drain.DRAINED
+                end = RoomBroke(room.room, room.stop_reason, drain)
+            elif self._drained_for_too_long(room):
+                drain = Drain.FORCED
+                end = RoomBroke(room.room, room.stop_reason or "", drain)
+                self._forced.add(room.room)
+            else:
+                return False
+            del self._rooms[room.room]
+            aborted = room.aborted
+        self._release_all(room.posted)
+        room.drained.set_result(drain)
+        if not aborted:
+            self._tell(room.on_end, end)
+        return True
+
+    def _drained_for_too_long(self, room: OutgoingRoom) -> bool:
+        return room.stopped_at is not None and (
+            self._clock() - room.stopped_at > self.settings.drain_seconds
+        )
+
+    def _release_all(self, posted: Sequence[Posted]) -> None:
+        for item in posted:
+            self._transport.release(item.transfer)
+
+    @staticmethod
+    def _tell(on_end: OnEnd, end: RoomEnd) -> None:
+        try:
+            on_end(end)
+        except Exception:
+            log.exception("a room's end was not taken: %s", end)

@@ -1,0 +1,1 @@
+"""Ways to write into another node's arena, behind one interface."""

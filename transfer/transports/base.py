@@ -1,0 +1,97 @@
+"""The interface of a transport: one-sided writes into one registered region of a peer, with
+notifications.
+
+A transport knows bytes and offsets; it knows no layers, pages, rooms or leases. Liveness,
+generations and fences are its callers': a finished transfer says "flushed", never "the peer is
+alive" or "wanted it".
+Thread rule: every method may be called from any thread; none blocks for longer than posting takes.
+Invariants: offsets are relative to the region and checked on both sides before anything is posted;
+a notification is seen by the peer only after the bytes that it rides with.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+
+from ..descriptors import Pieces
+
+
+@dataclass(frozen=True)
+class Region:
+    """The one allocation that a node sends from and receives into: its arena, bytes [address,
+    address + size)."""
+
+    address: int
+    size: int
+
+
+class TransferState(Enum):
+    PENDING = "pending"
+    DONE = "done"
+
+
+class Endpoint(ABC):
+    """A connected peer."""
+
+    @property
+    @abstractmethod
+    def remote_size(self) -> int:
+        """Bytes of the peer's region."""
+
+
+class Transfer:
+    """A posted transfer; released exactly once, by Transport.release."""
+
+
+class Transport(ABC):
+    @property
+    @abstractmethod
+    def settle_seconds(self) -> float:
+        """How long after its writer's death a write that was under way may still land."""
+
+    @property
+    @abstractmethod
+    def retry_seconds(self) -> float:
+        """How long after it was posted a write may still land while its writer lives but is cut
+        off."""
+
+    @abstractmethod
+    def register(self, address: int, size: int) -> Region:
+        """Make the arena known to the transport. Once, before metadata() and connect()."""
+
+    @abstractmethod
+    def metadata(self) -> bytes:
+        """What a peer needs for connect(); travels only over the control connection."""
+
+    @abstractmethod
+    def connect(self, metadata: bytes) -> Endpoint:
+        """Raises TransportError when the peer cannot be reached by this transport."""
+
+    @abstractmethod
+    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+        """Start writing; an empty list of pieces sends the notification alone.
+
+        Raises OutOfBounds before anything is sent, TransportError when it could not be started.
+        """
+
+    @abstractmethod
+    def poll(self, transfer: Transfer) -> TransferState:
+        """DONE: flushed, the peer's memory has it. Raises TransportError when it failed."""
+
+    @abstractmethod
+    def release(self, transfer: Transfer) -> None:
+        """Let go of the handle; of a pending transfer too, which is then cancelled as far as
+        possible."""
+
+    @abstractmethod
+    def notifications(self) -> list[bytes]:
+        """What peers' finished transfers have said since the last call."""
+
+    @abstractmethod
+    def disconnect(self, endpoint: Endpoint) -> None:
+        """Idempotent. Transfers still pending on the endpoint may fail."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Idempotent. Lets go of endpoints and registrations; REQUIRES: nothing is posted after
+        it."""

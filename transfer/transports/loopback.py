@@ -1,0 +1,178 @@
+"""Transport within one process: a write is a memory copy. For tests and for laptops; faults can be
+put in.
+
+Owns the fabric's list of nodes and what was posted and not yet landed. Same checks as any other
+transport.
+Thread rule: as in base; one lock a fabric, held for the length of a copy.
+"""
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..descriptors import Pieces, check_bounds
+from ..errors import TransportError
+from .base import Endpoint, Region, Transfer, TransferState, Transport
+
+
+class Fault(Enum):
+    """What may happen to one posted transfer."""
+
+    NONE = "none"
+    FLIP_BIT = "a bit of the first piece's first byte lands wrong"
+    DUPLICATE = "bytes land and are announced twice"
+    HOLD = "stays pending, and lands when the fabric is told to let go"
+    LOSE = "reported as done, and neither bytes nor notification arrive"
+    REFUSE = "cannot be posted"
+    BREAK = "fails after it was posted, nothing landed"
+
+
+Faults = Callable[[int], Fault]
+"""From the index of a post on this transport to what happens to it."""
+
+
+def no_faults(index: int) -> Fault:
+    return Fault.NONE
+
+
+@dataclass
+class _Node:
+    region: Region
+    mailbox: deque[bytes] = field(default_factory=deque)
+
+
+class LoopbackFabric:
+    """The wire between transports of one process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.nodes: dict[str, _Node] = {}
+        self.held: list[_LoopbackTransfer] = []
+
+    def let_go(self) -> int:
+        """Land every held transfer, late as it may be; how many there were."""
+        with self.lock:
+            held, self.held = self.held, []
+            for transfer in held:
+                transfer.land()
+        return len(held)
+
+
+@dataclass
+class _LoopbackEndpoint(Endpoint):
+    node: _Node
+    open: bool = True
+
+    @property
+    def remote_size(self) -> int:
+        return self.node.region.size
+
+
+@dataclass
+class _LoopbackTransfer(Transfer):
+    source: Region
+    node: _Node
+    pieces: Pieces
+    notification: bytes
+    state: TransferState = TransferState.PENDING
+    error: str | None = None
+
+    def land(self) -> None:
+        target = self.node.region
+        for local, remote, length in self.pieces.tolist():
+            ctypes.memmove(target.address + remote, self.source.address + local, length)
+        self.node.mailbox.append(self.notification)
+        self.state = TransferState.DONE
+
+
+class LoopbackTransport(Transport):
+    def __init__(self, fabric: LoopbackFabric, name: str, faults: Faults = no_faults) -> None:
+        self._fabric = fabric
+        self._name = name
+        self._faults = faults
+        self._posted = 0
+        self._node: _Node | None = None
+
+    @property
+    def settle_seconds(self) -> float:
+        return 0.0
+
+    @property
+    def retry_seconds(self) -> float:
+        return 0.0
+
+    def register(self, address: int, size: int) -> Region:
+        with self._fabric.lock:
+            if self._name in self._fabric.nodes:
+                raise TransportError(f"loopback node {self._name} is registered already")
+            self._node = _Node(Region(address, size))
+            self._fabric.nodes[self._name] = self._node
+        return self._node.region
+
+    def metadata(self) -> bytes:
+        return self._name.encode()
+
+    def connect(self, metadata: bytes) -> Endpoint:
+        with self._fabric.lock:
+            node = self._fabric.nodes.get(metadata.decode(errors="replace"))
+        if node is None:
+            raise TransportError(f"no loopback node of the name {metadata!r} in this process")
+        return _LoopbackEndpoint(node)
+
+    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+        assert isinstance(endpoint, _LoopbackEndpoint)
+        if self._node is None:
+            raise TransportError("loopback: register the arena before posting")
+        check_bounds(pieces, self._node.region.size, endpoint.remote_size)
+        with self._fabric.lock:
+            fault = self._faults(self._posted)
+            self._posted += 1
+            if fault is Fault.REFUSE or not endpoint.open:
+                raise TransportError("loopback: the endpoint takes no transfers")
+            transfer = _LoopbackTransfer(self._node.region, endpoint.node, pieces, notification)
+            self._apply(transfer, fault)
+        return transfer
+
+    def _apply(self, transfer: _LoopbackTransfer, fault: Fault) -> None:
+        if fault is Fault.HOLD:
+            self._fabric.held.append(transfer)
+        elif fault is Fault.LOSE:
+            transfer.state = TransferState.DONE
+        elif fault is Fault.BREAK:
+            transfer.error = "loopback: the transfer broke"
+        else:
+            transfer.land()
+            if fault is Fault.DUPLICATE:
+                transfer.land()
+            if fault is Fault.FLIP_BIT and len(transfer.pieces):
+                address = transfer.node.region.address + int(transfer.pieces[0, 1])
+                ctypes.c_uint8.from_address(address).value ^= 1
+
+    def poll(self, transfer: Transfer) -> TransferState:
+        assert isinstance(transfer, _LoopbackTransfer)
+        if transfer.error is not None:
+            raise TransportError(transfer.error)
+        return transfer.state
+
+    def release(self, transfer: Transfer) -> None:
+        """A held transfer is not cancelled: real wires deliver late, and tests must see it."""
+
+    def notifications(self) -> list[bytes]:
+        with self._fabric.lock:
+            if self._node is None:
+                return []
+            arrived = list(self._node.mailbox)
+            self._node.mailbox.clear()
+        return arrived
+
+    def disconnect(self, endpoint: Endpoint) -> None:
+        assert isinstance(endpoint, _LoopbackEndpoint)
+        endpoint.open = False
+
+    def close(self) -> None:
+        with self._fabric.lock:
+            self._fabric.nodes.pop(self._name, None)
+            self._node = None

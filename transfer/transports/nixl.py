@@ -1,0 +1,280 @@
+"""NIXL over UCX: RDMA NICs, TCP and shared memory by one-sided writes; the default transport.
+
+Owns one NIXL agent, the registration of the arena, the endpoints and the handles of posted
+transfers. Knows no layers and no rooms. Thread rule: as in base; NIXL's agent is not safe for two
+threads by itself, so every call holds one lock.
+Invariants: handles, endpoints, registration and agent are released in that order and explicitly,
+because an agent that is alive at interpreter exit crashes the process. Metadata of a peer is used
+for one connection.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import threading
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..descriptors import Pieces, check_bounds
+from ..errors import TransportError
+from .base import Endpoint, Region, Transfer, TransferState, Transport
+
+_PACKAGES = ("nixl_cu13", "nixl_cu12")
+
+ENVIRONMENT = {
+    "UCX_TLS": "cuda_copy,cuda_ipc,rc,posix,sysv,cma,tcp,self",
+    # Without these two, agents on one host cannot be made or silently fall back to TCP.
+    "UCX_POSIX_ERROR_HANDLING": "y",
+    "UCX_SYSV_ERROR_HANDLING": "y",
+    "UCX_KEEPALIVE_INTERVAL": "1s",
+    "UCX_LOG_LEVEL": "error",
+    "NIXL_LOG_LEVEL": "ERROR",
+}
+
+
+def configure_environment() -> dict[str, str]:
+    """Set what UCX reads once, when NIXL is imported; what the user has set stays. The effective
+    values."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    return {name: os.environ[name] for name in ENVIRONMENT}
+
+
+def installed_package() -> str | None:
+    """The NIXL wheel that can be imported here, if any."""
+    return next((name for name in _PACKAGES if importlib.util.find_spec(name)), None)
+
+
+@dataclass
+class _NixlEndpoint(Endpoint):
+    agent: str
+    address: int
+    size: int
+    device: int
+    memory: str
+    open: bool = True
+
+    @property
+    def remote_size(self) -> int:
+        return self.size
+
+
+@dataclass(eq=False)
+class _NixlTransfer(Transfer):
+    handle: Any = field(repr=False)
+    """None: a notification alone, which is done when it was sent."""
+
+
+class NixlTransport(Transport):
+    """memory: NIXL's name of the arena's memory, DRAM or VRAM; device: the GPU's index, 0 for
+    DRAM."""
+
+    def __init__(self, name: str, memory: str = "DRAM", device: int = 0) -> None:
+        """Raises TransportError when NIXL is not installed or its UCX cannot start."""
+        configure_environment()
+        package = installed_package()
+        if package is None:
+            raise TransportError("NIXL is not installed: pip install nixl-cu13 (or nixl-cu12)")
+        api = importlib.import_module(f"{package}._api")
+        self._memory = memory
+        self._device = device
+        self._lock = threading.Lock()
+        self._region: Region | None = None
+        self._registration: Any = None
+        self._endpoints: list[_NixlEndpoint] = []
+        self._transfers: set[_NixlTransfer] = set()
+        # Agents of one name on two hosts or of two lives of one node must not be mistaken for each
+        # other.
+        agent_name = f"{name}-{uuid.uuid4().hex}"
+        try:
+            config = api.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
+            self._agent: Any = api.nixl_agent(agent_name, config)
+        except Exception as error:
+            raise TransportError(
+                f"NIXL could not start ({error}); UCX_TLS is {os.environ['UCX_TLS']}"
+            ) from error
+
+    @property
+    def settle_seconds(self) -> float:
+        """Bytes of a dead writer may wait in a socket or a shared queue for our progress thread."""
+        return 0.1
+
+    @property
+    def retry_seconds(self) -> float:
+        return 1.0
+
+    def register(self, address: int, size: int) -> Region:
+        with self._lock:
+            if self._region is not None:
+                raise TransportError("NIXL: one arena a node; it is registered already")
+            try:
+                self._registration = self._agent.register_memory(
+                    [(address, size, self._device, "arena")], self._memory
+                )
+            except Exception as error:
+                raise TransportError(f"NIXL could not register {size} bytes: {error}") from error
+            self._region = Region(address, size)
+        return self._region
+
+    def metadata(self) -> bytes:
+        with self._lock:
+            region = self._registered()
+            description = {
+                "address": region.address,
+                "size": region.size,
+                "device": self._device,
+                "memory": self._memory,
+            }
+            blob: bytes = self._agent.get_agent_metadata()
+        return json.dumps(description).encode() + b"\n" + blob
+
+    def connect(self, metadata: bytes) -> Endpoint:
+        head, _, blob = metadata.partition(b"\n")
+        try:
+            description = json.loads(head)
+            address, size = int(description["address"]), int(description["size"])
+            device, memory = int(description["device"]), str(description["memory"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise TransportError(f"the peer's NIXL metadata cannot be read: {error!r}") from error
+        with self._lock:
+            try:
+                agent = self._agent.add_remote_agent(blob)
+            except Exception as error:
+                raise TransportError(f"NIXL could not add the peer: {error}") from error
+            agent = agent.decode() if isinstance(agent, bytes) else str(agent)
+            endpoint = _NixlEndpoint(agent, address, size, device, memory)
+            self._endpoints.append(endpoint)
+        return endpoint
+
+    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+        assert isinstance(endpoint, _NixlEndpoint)
+        with self._lock:
+            region = self._registered()
+            check_bounds(pieces, region.size, endpoint.size)
+            if not endpoint.open:
+                raise TransportError(f"NIXL: the connection to {endpoint.agent} is closed")
+            try:
+                handle = self._start(region, endpoint, pieces, notification)
+            except TransportError:
+                raise
+            except Exception as error:
+                raise TransportError(f"NIXL could not post to {endpoint.agent}: {error}") from error
+            transfer = _NixlTransfer(handle)
+            self._transfers.add(transfer)
+        return transfer
+
+    def _start(
+        self, region: Region, endpoint: _NixlEndpoint, pieces: Pieces, notification: bytes
+    ) -> Any:
+        if len(pieces) == 0:
+            self._agent.send_notif(endpoint.agent, notification)
+            return None
+        local = self._descriptors(region.address, pieces[:, 0], pieces[:, 2], self._device)
+        remote = self._descriptors(endpoint.address, pieces[:, 1], pieces[:, 2], endpoint.device)
+        handle = self._agent.initialize_xfer(
+            "WRITE",
+            self._agent.get_xfer_descs(local, self._memory),
+            self._agent.get_xfer_descs(remote, endpoint.memory),
+            endpoint.agent,
+            notification,
+        )
+        if self._agent.transfer(handle, notification) == "ERR":
+            handle.release()
+            raise TransportError(f"NIXL refused a transfer to {endpoint.agent}")
+        return handle
+
+    @staticmethod
+    def _descriptors(base: int, offsets: Any, lengths: Any, device: int) -> Any:
+        rows = np.empty((len(offsets), 3), dtype=np.uint64)
+        rows[:, 0] = offsets.astype(np.uint64) + np.uint64(base)
+        rows[:, 1] = lengths
+        rows[:, 2] = device
+        return rows
+
+    def poll(self, transfer: Transfer) -> TransferState:
+        assert isinstance(transfer, _NixlTransfer)
+        if transfer.handle is None:
+            return TransferState.DONE
+        with self._lock:
+            try:
+                state = self._agent.check_xfer_state(transfer.handle)
+            except Exception as error:
+                raise TransportError(f"NIXL lost a transfer: {error}") from error
+        if state == "ERR":
+            raise TransportError("NIXL lost a transfer")
+        return TransferState.DONE if state == "DONE" else TransferState.PENDING
+
+    def release(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, _NixlTransfer)
+        with self._lock:
+            self._release(transfer)
+
+    def _release(self, transfer: _NixlTransfer) -> None:
+        if transfer not in self._transfers:
+            return
+        try:
+            if transfer.handle is not None:
+                transfer.handle.release()
+        except Exception:
+            # Still under way and not to be cancelled: kept, and tried again on close.
+            return
+        self._transfers.discard(transfer)
+
+    def notifications(self) -> list[bytes]:
+        with self._lock:
+            if self._agent is None:
+                return []
+            try:
+                arrived = self._agent.get_new_notifs()
+            except Exception as error:
+                raise TransportError(f"NIXL could not read notifications: {error}") from error
+        return [message for messages in arrived.values() for message in messages]
+
+    def disconnect(self, endpoint: Endpoint) -> None:
+        assert isinstance(endpoint, _NixlEndpoint)
+        with self._lock:
+            self._disconnect(endpoint)
+
+    def _disconnect(self, endpoint: _NixlEndpoint) -> None:
+        if not endpoint.open:
+            return
+        endpoint.open = False
+        self._endpoints.remove(endpoint)
+        # Two connections to one life of a peer share its agent.
+        if any(other.agent == endpoint.agent for other in self._endpoints):
+            return
+        try:
+            self._agent.remove_remote_agent(endpoint.agent)
+        except Exception as error:
+            raise TransportError(f"NIXL could not let go of {endpoint.agent}: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            if self._agent is None:
+                return
+            failures = []
+            for transfer in list(self._transfers):
+                self._release(transfer)
+            for endpoint in list(self._endpoints):
+                try:
+                    self._disconnect(endpoint)
+                except TransportError as error:
+                    failures.append(str(error))
+            try:
+                if self._registration is not None:
+                    self._agent.deregister_memory(self._registration)
+            except Exception as error:
+                failures.append(f"NIXL could not deregister the arena: {error}")
+            self._transfers.clear()
+            self._registration = self._region = self._agent = None
+        if failures:
+            raise TransportError("; ".join(failures))
+
+    def _registered(self) -> Region:
+        if self._region is None:
+            raise TransportError("NIXL: register the arena first")
+        return self._region
