@@ -1,0 +1,158 @@
+// The logical side of the prefix cache: who holds which page and slot, and which prefix it serves.
+//
+// Thread rule: single-threaded, owned by the engine loop. No locks, no wall clock, no globals.
+//
+// Invariants (check_integrity() checks them; DESIGN.md section 4):
+//  1. free + working + tree + granted + quarantined == total, for slots, pages and slabs; no id in
+//  two places;
+//     pinned is a count on tree items.
+//  2. Every checkpoint reachable from the tree holds the state of exactly the tokens on its path:
+//  it stays at
+//     the boundary it was published at whatever splits around it.
+//  3. A leased node, page or checkpoint is never evicted; evicting a checkpoint frees no KV. KV
+//  below the
+//     last checkpoint of a path goes first.
+//  4. match() changes nothing. lease() takes all it needs or takes nothing. Nothing asserts on
+//  exhaustion.
+//  5. Same calls, same decisions: time is a counter of calls, ties are broken by id.
+//  6. A match ends at most at prompt_len - 1: the last token is always computed.
+//
+// Cost: match O(tokens) of memory compare cold, O(new tokens) through a cursor; lease and release
+// O(pages of the lease); publish O(new pages); an eviction O(log n).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cpp_cache/lease.h"
+#include "cpp_cache/matcher.h"
+#include "cpp_cache/radix_tree.h"
+#include "cpp_cache/slab_allocator.h"
+#include "cpp_cache/stats.h"
+#include "cpp_cache/tree_config.h"
+
+namespace tasuki::cache {
+
+// What a request asks for beside its prompt.
+struct LeaseTerms {
+  std::int64_t capacity_tokens;
+  std::int64_t working_slots;
+  std::int64_t checkpoint_slots;  // best effort
+  std::optional<CursorId> cursor;
+};
+
+// Owns allocator, radix tree, leases, cursors and quarantines, and joins them. Knows ids, never
+// memory. Every method throws InvalidArgument on an id that is not alive; nothing has changed when
+// one throws.
+class HybridTree {
+ public:
+  explicit HybridTree(const TreeConfig& config);
+
+  // Ask.
+  const TreeConfig& config() const { return config_; }
+  Match match(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const;
+  std::int64_t capacity_tokens(std::int64_t working_slots) const;
+  TreeStats stats() const;
+  const Lease& lease_of(LeaseId id) const;
+  void check_integrity() const;
+
+  // Sessions. A cursor vouches that prompts given with it extend what was published under it: only
+  // the page before its place is compared again.
+  CursorId open_cursor(std::string_view salt);
+  CursorId fork_cursor(CursorId cursor);
+  void close_cursor(CursorId cursor);
+
+  // Do. nullopt: it will fit once others release. ImpossibleRequest: it never will.
+  std::optional<LeaseId> lease(Tokens prompt, std::string_view salt, const LeaseTerms& terms);
+  std::optional<LeaseId> lease_receive(Tokens prompt, std::string_view salt,
+                                       const LeaseTerms& terms);
+  bool extend(LeaseId id, std::int64_t capacity_tokens);
+  void append(LeaseId id, Tokens tokens);
+  std::optional<SlotId> take_checkpoint_slot(LeaseId id);
+  // REQUIRES: boundary <= tokens and capacity; slot is a working or destination slot of the lease
+  // that holds exactly the state after boundary tokens; inside a page a slot is needed. ENSURES:
+  // the slot is the tree's, or free where the same checkpoint stands already.
+  void publish(LeaseId id, std::int64_t boundary, std::optional<SlotId> slot, CheckpointKind kind);
+  void release(LeaseId id);
+
+  // Hand-over.
+  void grant(LeaseId id);
+  void settle(LeaseId id);
+  QuarantineId quarantine(LeaseId id);
+  void free_quarantined(QuarantineId id);
+
+  // Evicts all that is unpinned and forgets every ghost. Returns nodes dropped.
+  std::int64_t flush();
+
+ private:
+  struct Cursor {
+    std::string salt;
+    std::optional<Position> place{};
+    std::uint64_t serial = 0;  // of place's node
+  };
+  struct Quarantine {
+    std::vector<PageId> pages;
+    std::vector<SlotId> slots;
+  };
+  // What an admission pins and starts from.
+  struct Plan {
+    Match match{};
+    std::int64_t cached_tokens = 0;
+    std::optional<Position> standing{};  // nullopt: the root
+    std::optional<StateRef> source{};
+  };
+
+  Lease& live(LeaseId id);
+  Lease& working(LeaseId id, std::string_view verb);
+  Cursor& cursor_of(CursorId id);
+  std::optional<Position> start_of(Tokens prompt, std::string_view salt,
+                                   std::optional<CursorId> cursor) const;
+  Found find(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const;
+  void validate(Tokens prompt, const LeaseTerms& terms) const;
+  void check_possible(std::int64_t capacity_tokens, std::int64_t working_slots) const;
+  std::optional<LeaseId> admit(Tokens prompt, std::string_view salt, const LeaseTerms& terms,
+                               const Plan& plan);
+  std::int64_t own_pages(const LeaseTerms& terms, const Plan& plan) const;
+  // Whether the plan would fit if no other lease were held.
+  bool fits_alone(const LeaseTerms& terms, const Plan& plan) const;
+
+  // Whether evicting all that is unpinned would make room.
+  bool reclaimable(std::int64_t pages, std::int64_t slots) const;
+  std::int64_t emptiable_slabs() const;
+  // Evicts until it fits; false, with nothing evicted, where it cannot.
+  bool make_room(std::int64_t pages, std::int64_t slots);
+  void evict(const EvictionItem& item);
+
+  NodeId insert_path(Lease& lease, std::int64_t end);
+  NodeId split(NodeId id, std::int64_t depth);
+  std::vector<PageId> give_pages(Lease& lease, std::int64_t from, std::int64_t to);
+  void publish_state(Lease& lease, NodeId node, std::int64_t boundary, SlotId slot,
+                     CheckpointKind kind);
+  void stand_at(Lease& lease, Position place);
+  void give_slot(Lease& lease, SlotId slot);
+  bool holds_slot(const Lease& lease, SlotId slot) const;
+  void end_lease(LeaseId id);
+
+  TreeConfig config_;
+  SlabAllocator allocator_;
+  RadixTree tree_;
+  LeaseBook leases_;
+  std::map<CursorId, Cursor> cursors_;
+  std::map<QuarantineId, Quarantine> quarantines_;
+  Tick clock_ = 0;
+  std::int64_t next_lease_ = 1;
+  std::int64_t next_cursor_ = 1;
+  std::int64_t next_quarantine_ = 1;
+  std::int64_t evicted_pages_ = 0;
+  std::int64_t evicted_checkpoints_ = 0;
+  std::int64_t leased_requests_ = 0;
+  std::int64_t prompt_tokens_ = 0;
+  std::int64_t usable_tokens_ = 0;
+  Causes lost_;
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,59 @@
+// What one request holds, from lease() to release().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "cpp_cache/ids.h"
+#include "cpp_cache/match.h"
+#include "cpp_cache/node.h"
+
+namespace tasuki::cache {
+
+enum class LeaseState : std::uint8_t {
+  kWorking,
+  kGranted,  // a remote sender may write the own pages and working slots
+  kClosed,   // a tail took the partial page: only release() may follow
+};
+
+// Invariants: pages never change while the lease lives, they only grow; pages[i] is the tree's or
+// its own, never both; the tree keeps every page of [0, standing.depth) and every tail in
+// pinned_states for it.
+struct Lease {
+  LeaseId id;
+  std::int64_t generation;
+  NodeId root;
+  Match match;
+  std::int64_t cached_tokens;
+  Position standing;          // where its published path ends; it pins standing.node
+  std::int64_t first_kept;    // tokens before it are known by the tree path alone
+  std::vector<Token> kept{};  // tokens from first_kept on
+  std::optional<SlotId> cow_source_slot{};
+  std::optional<std::pair<PageId, PageId>> tail_copy{};
+  std::vector<StateRef> pinned_states{};
+  std::vector<PageId> pages{};
+  std::vector<bool> own{};  // by logical page
+  std::int64_t shared_pages = 0;
+  std::vector<SlotId> working_slots{};
+  std::vector<SlotId> spare_slots{};        // destinations not yet asked for
+  std::vector<SlotId> destination_slots{};  // handed out by take_checkpoint_slot
+  std::optional<CursorId> cursor{};
+  LeaseState state = LeaseState::kWorking;
+
+  std::int64_t tokens() const { return first_kept + static_cast<std::int64_t>(kept.size()); }
+  std::int64_t capacity_tokens() const {
+    return static_cast<std::int64_t>(pages.size()) * kPageTokens;
+  }
+  // REQUIRES: first_kept <= from <= to <= tokens().
+  Tokens run(std::int64_t from, std::int64_t to) const {
+    return Tokens(kept).subspan(static_cast<std::size_t>(from - first_kept),
+                                static_cast<std::size_t>(to - from));
+  }
+};
+
+using LeaseBook = std::map<LeaseId, Lease>;
+
+}  // namespace tasuki::cache

@@ -1,0 +1,52 @@
+// Reads the tree for a prompt: what is cached, what is usable, why the rest is not.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cpp_cache/lease.h"
+#include "cpp_cache/match.h"
+#include "cpp_cache/radix_tree.h"
+
+namespace tasuki::cache {
+
+// A match with the places that a lease needs to pin it. Valid until the tree changes.
+struct Found {
+  Match match;
+  std::optional<StateRef> source;  // state at usable_tokens; nullopt: none
+  Position usable;                 // end of the whole pages below source. REQUIRES: source
+  std::optional<Position> kv;      // end of the KV in whole pages at or before prompt - 1
+};
+
+// Owns nothing; changes nothing. Does not know ids' owners.
+class Matcher {
+ public:
+  Matcher(const RadixTree& tree, const LeaseBook& leases) : tree_(tree), leases_(leases) {}
+
+  // `start`: a position whose path is known to be the prompt's, so that nothing before it is
+  // compared. REQUIRES: prompt is not empty; start, if any, is alive and of that salt.
+  Found find(Tokens prompt, std::string_view salt, std::optional<Position> start) const;
+
+ private:
+  struct Walk {
+    std::vector<NodeId> path;   // from the root down
+    std::int64_t matched = 0;   // whole pages, ghosts included
+    std::int64_t resident = 0;  // whole pages whose KV stands
+  };
+  struct Survey;
+
+  Walk walk(Tokens prompt, NodeId root, std::optional<Position> start) const;
+  Survey survey(Tokens prompt, const Walk& walk) const;
+  std::int64_t partial_page(Tokens prompt, const Walk& walk) const;
+  std::int64_t in_flight_end(Tokens prompt, const Walk& walk) const;
+
+  const RadixTree& tree_;
+  const LeaseBook& leases_;
+};
+
+// Tokens that two runs share from their start. Compared as memory.
+std::int64_t common_tokens(Tokens left, Tokens right);
+
+}  // namespace tasuki::cache

@@ -1,0 +1,127 @@
+// Prefixes as a tree of page-aligned runs, with what each run owns.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cpp_cache/eviction.h"
+#include "cpp_cache/ghosts.h"
+#include "cpp_cache/ids.h"
+#include "cpp_cache/node.h"
+
+namespace tasuki::cache {
+
+// What an eviction freed: ids that the tree no longer knows.
+struct Freed {
+  std::vector<PageId> pages;
+  std::vector<SlotId> slots;
+};
+
+// Owns the nodes: their tokens, pages, states, pins and ghosts, and tells the eviction policy what
+// nothing protects. Does not know who allocates ids, nor what a lease holds beyond the node it
+// stands in. Thread rule: single-threaded, as HybridTree.
+//
+// Invariants: edges are whole pages and no two siblings share a first page; a ghost has only ghosts
+// below it; a node is an eviction candidate exactly if it is resident, unprotected, without state,
+// tail or child; a state is one exactly if it is unpinned. A split keeps the id, state, tails and
+// children on the deeper part.
+class RadixTree {
+ public:
+  RadixTree(std::unique_ptr<EvictionPolicy> policy, std::int64_t max_ghosts);
+
+  // Structure, asked.
+  const Node& node(NodeId id) const { return *nodes_[static_cast<std::size_t>(raw(id))]; }
+  bool alive(NodeId id, std::uint64_t serial) const;
+  std::optional<NodeId> root(std::string_view salt) const;
+  // REQUIRES: page.size() == kPageTokens.
+  std::optional<NodeId> find_child(const Node& parent, Tokens page) const;
+  // The node on the path to `at` that holds the token before `depth`. REQUIRES: depth <= at's
+  // depth.
+  Position cover(NodeId at, std::int64_t depth) const;
+  // Pages from the root to `end`, in logical order. REQUIRES: end.depth is whole pages, all
+  // resident.
+  std::vector<PageId> pages_to(Position end) const;
+  const Checkpoint& state(const StateRef& ref) const;
+  const std::vector<std::unique_ptr<Node>>& nodes() const { return nodes_; }
+  const std::map<std::string, NodeId, std::less<>>& roots() const { return roots_; }
+
+  // Structure, changed.
+  NodeId open_root(std::string_view salt);
+  // Drops the root if nothing hangs on it and nobody stands there.
+  void close_root_if_bare(NodeId root);
+  NodeId add_child(NodeId parent, Tokens run, std::vector<PageId> pages, Tick now);
+  // Whether a run may be appended to the node's own edge instead of to a child.
+  bool growable(const Node& node) const;
+  void grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, Tick now);
+  // Returns the new upper part, ending at `depth`. REQUIRES: start < depth < end, whole pages.
+  NodeId split(NodeId id, std::int64_t depth);
+  // KV for a ghost's whole edge. REQUIRES: its parent is resident.
+  void revive(NodeId ghost, std::vector<PageId> pages, Tick now);
+
+  // States. attach_* REQUIRE: the node is resident and has no such state.
+  void attach_checkpoint(NodeId id, SlotId slot, CheckpointKind kind, Tick now);
+  TailId attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot, CheckpointKind kind,
+                     Tick now);
+  void touch(const StateRef& ref, Tick now);
+
+  // Pins. A lease stands in one node; that protects the KV of every ancestor.
+  // Cost: the nodes up to the first ancestor that is protected already.
+  void pin(NodeId id, LeaseId lease, Tick now);
+  void unpin(NodeId id, LeaseId lease);
+  void pin_state(const StateRef& ref);
+  void unpin_state(const StateRef& ref);
+
+  // Eviction.
+  std::optional<EvictionItem> victim() const { return policy_->victim(); }
+  Freed evict(const EvictionItem& item, Tick now);
+  void forget_ghosts();
+
+  // Counts.
+  std::int64_t resident_nodes() const { return resident_nodes_; }
+  std::int64_t states() const { return states_; }
+  std::int64_t pinned_states() const { return pinned_states_; }
+  std::int64_t pages() const { return pages_; }
+  std::int64_t pinned_pages() const { return protected_pages_ + pinned_tail_pages_; }
+  const GhostList& ghosts() const { return ghosts_; }
+
+  // Throws IntegrityError naming the invariant (numbers of hybrid_tree.h).
+  void check(Tick now) const;
+
+ private:
+  Node& at(NodeId id) { return *nodes_[static_cast<std::size_t>(raw(id))]; }
+  Tail& tail_at(Node& node, TailId id);
+  Checkpoint& state_at(const StateRef& ref);
+  Node& new_node();
+  void drop_node(NodeId id);
+  void forget(const Ghost& ghost);
+  void forget_subtree(NodeId id);
+  void trim_ghosts();
+  void protect(Node& node);
+  void unprotect(Node& node);
+  std::optional<EvictionItem> candidate(const Node& node) const;
+  // Around any change to what decides candidate(node): withdraw before, list after.
+  void withdraw(const Node& node);
+  void list(const Node& node);
+  void check_node(const Node& node, Tick now) const;
+
+  std::unique_ptr<EvictionPolicy> policy_;
+  GhostList ghosts_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<NodeId> spare_ids_;
+  std::map<std::string, NodeId, std::less<>> roots_;
+  std::uint64_t next_serial_ = 1;
+  std::int64_t next_tail_ = 1;
+  std::int64_t resident_nodes_ = 0;  // without roots
+  std::int64_t states_ = 0;
+  std::int64_t pinned_states_ = 0;
+  std::int64_t pages_ = 0;
+  std::int64_t protected_pages_ = 0;
+  std::int64_t pinned_tail_pages_ = 0;
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,357 @@
+// The Python face of HybridTree: pycache/_cpp_cache.pyi is its contract. Validates, converts,
+// decides nothing.
+//
+// Token arrays are read in place and never kept; page arrays are handed out read-only.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpp_cache/errors.h"
+#include "cpp_cache/hybrid_tree.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace tasuki::cache {
+namespace {
+
+using TreePtr = std::shared_ptr<HybridTree>;
+using OptionalInt = std::optional<std::int64_t>;
+
+// What Python holds of a lease. Outlives it: id, generation and match stay readable after release.
+struct LeaseHandle {
+  TreePtr tree;
+  LeaseId id;
+  std::int64_t generation;
+  Match match;
+  py::object pages;  // array over the first pages_seen entries; pages only grow
+  std::size_t pages_seen = 0;
+
+  const Lease& get() const { return tree->lease_of(id); }
+};
+
+Tokens tokens_of(const py::object& object) {
+  if (!py::isinstance<py::array>(object)) throw InvalidArgument("tokens must be a numpy array");
+  const auto array = py::reinterpret_borrow<py::array>(object);
+  if (!array.dtype().equal(py::dtype::of<Token>())) {
+    throw InvalidArgument("tokens must be int32, not " + std::string(py::str(array.dtype())));
+  }
+  if (array.ndim() != 1) {
+    throw InvalidArgument("tokens must have 1 dimension, not " + std::to_string(array.ndim()));
+  }
+  if ((array.flags() & py::array::c_style) == 0) {
+    throw InvalidArgument("tokens must be C-contiguous");
+  }
+  return {static_cast<const Token*>(array.data()), static_cast<std::size_t>(array.size())};
+}
+
+LeaseId lease_id(const TreePtr& tree, const LeaseHandle& handle) {
+  if (handle.tree != tree) throw InvalidArgument("the lease was cut from another tree");
+  return handle.id;
+}
+
+std::optional<CursorId> cursor_id(OptionalInt cursor) {
+  if (!cursor) return std::nullopt;
+  return static_cast<CursorId>(*cursor);
+}
+
+std::optional<LeaseHandle> handle_of(const TreePtr& tree, std::optional<LeaseId> id) {
+  if (!id) return std::nullopt;
+  const Lease& lease = tree->lease_of(*id);
+  return LeaseHandle{tree, *id, lease.generation, lease.match, py::none()};
+}
+
+py::object pages_of(LeaseHandle& handle) {
+  const Lease& lease = handle.get();
+  if (handle.pages.is_none() || handle.pages_seen != lease.pages.size()) {
+    py::array_t<std::int32_t> array(static_cast<py::ssize_t>(lease.pages.size()));
+    for (std::size_t i = 0; i < lease.pages.size(); ++i) {
+      array.mutable_at(static_cast<py::ssize_t>(i)) = raw(lease.pages[i]);
+    }
+    array.attr("flags").attr("writeable") = false;
+    handle.pages = array;
+    handle.pages_seen = lease.pages.size();
+  }
+  return handle.pages;
+}
+
+std::vector<std::int32_t> raw_slots(const std::vector<SlotId>& slots) {
+  std::vector<std::int32_t> out;
+  for (const SlotId slot : slots) out.push_back(raw(slot));
+  return out;
+}
+
+py::dict causes_dict(const Causes& causes) {
+  return py::dict("new"_a = causes.fresh, "never_checkpointed"_a = causes.never_checkpointed,
+                  "checkpoint_evicted"_a = causes.checkpoint_evicted,
+                  "kv_evicted"_a = causes.kv_evicted, "alignment"_a = causes.alignment,
+                  "in_flight"_a = causes.in_flight);
+}
+
+constexpr std::pair<const char*, CheckpointKind> kKinds[] = {
+    {"PROMPT_END", CheckpointKind::kPromptEnd},
+    {"TURN_END", CheckpointKind::kTurnEnd},
+    {"BRANCH", CheckpointKind::kBranch},
+    {"MARK", CheckpointKind::kMark},
+};
+
+// A true enum.Enum, which py::enum_ is not.
+py::object make_kinds(const py::module_& module) {
+  py::list members;
+  for (const auto& [name, kind] : kKinds) {
+    members.append(py::make_tuple(name, py::str(name).attr("lower")()));
+  }
+  return py::module_::import("enum").attr("Enum")("CheckpointKind", members,
+                                                  "module"_a = module.attr("__name__"));
+}
+
+CheckpointKind kind_of(const py::object& kinds, const py::object& kind) {
+  if (py::isinstance(kind, kinds)) {
+    const auto given = kind.attr("name").cast<std::string>();
+    for (const auto& [name, value] : kKinds) {
+      if (given == name) return value;
+    }
+  }
+  throw InvalidArgument("kind must be a CheckpointKind");
+}
+
+void bind_errors(py::module_& module) {
+  const auto base = py::register_exception<CacheError>(module, "CacheError");
+  py::register_exception<ImpossibleRequest>(module, "ImpossibleRequest", base);
+  py::register_exception<InvalidArgument>(module, "InvalidArgument", base);
+  py::register_exception<IntegrityError>(module, "IntegrityError", base);
+}
+
+void bind_values(py::module_& module, const py::object& kinds) {
+  py::class_<TreeConfig>(module, "TreeConfig")
+      .def(py::init([](std::int64_t slabs, std::int64_t blocks, std::int64_t pages,
+                       std::int64_t ghosts) {
+             const TreeConfig config{slabs, blocks, pages, ghosts};
+             config.validate();
+             return config;
+           }),
+           py::kw_only(), "slabs"_a, "blocks_per_slab"_a, "pages_per_slab"_a,
+           "max_ghost_nodes"_a = 4096)
+      .def_readonly("slabs", &TreeConfig::slabs)
+      .def_readonly("blocks_per_slab", &TreeConfig::blocks_per_slab)
+      .def_readonly("pages_per_slab", &TreeConfig::pages_per_slab)
+      .def_readonly("max_ghost_nodes", &TreeConfig::max_ghost_nodes);
+
+  py::class_<Causes>(module, "Causes")
+      .def_readonly("new", &Causes::fresh)
+      .def_readonly("never_checkpointed", &Causes::never_checkpointed)
+      .def_readonly("checkpoint_evicted", &Causes::checkpoint_evicted)
+      .def_readonly("kv_evicted", &Causes::kv_evicted)
+      .def_readonly("alignment", &Causes::alignment)
+      .def_readonly("in_flight", &Causes::in_flight)
+      .def("as_dict", &causes_dict);
+
+  py::class_<Match>(module, "Match")
+      .def_readonly("prompt_tokens", &Match::prompt_tokens)
+      .def_readonly("kv_tokens", &Match::kv_tokens)
+      .def_readonly("usable_tokens", &Match::usable_tokens)
+      .def_property_readonly("checkpoint_kind",
+                             [kinds](const Match& match) -> py::object {
+                               if (!match.checkpoint_kind) return py::none();
+                               return kinds[kKinds[static_cast<int>(*match.checkpoint_kind)].first];
+                             })
+      .def_readonly("branch_tokens", &Match::branch_tokens)
+      .def_readonly("causes", &Match::causes);
+
+  py::class_<PoolCounts>(module, "PoolCounts")
+      .def_readonly("free", &PoolCounts::free)
+      .def_readonly("working", &PoolCounts::working)
+      .def_readonly("tree", &PoolCounts::tree)
+      .def_readonly("granted", &PoolCounts::granted)
+      .def_readonly("quarantined", &PoolCounts::quarantined)
+      .def_readonly("total", &PoolCounts::total)
+      .def_readonly("pinned", &PoolCounts::pinned);
+
+  py::class_<TreeStats>(module, "TreeStats")
+      .def_readonly("pages", &TreeStats::pages)
+      .def_readonly("slots", &TreeStats::slots)
+      .def_readonly("slabs_free", &TreeStats::slabs_free)
+      .def_readonly("slabs_of_pages", &TreeStats::slabs_of_pages)
+      .def_readonly("slabs_of_slots", &TreeStats::slabs_of_slots)
+      .def_readonly("slabs_total", &TreeStats::slabs_total)
+      .def_readonly("nodes", &TreeStats::nodes)
+      .def_readonly("ghost_nodes", &TreeStats::ghost_nodes)
+      .def_readonly("checkpoints", &TreeStats::checkpoints)
+      .def_readonly("leases", &TreeStats::leases)
+      .def_readonly("cursors", &TreeStats::cursors)
+      .def_readonly("evicted_pages", &TreeStats::evicted_pages)
+      .def_readonly("evicted_checkpoints", &TreeStats::evicted_checkpoints)
+      .def_readonly("leased_requests", &TreeStats::leased_requests)
+      .def_readonly("prompt_tokens", &TreeStats::prompt_tokens)
+      .def_readonly("usable_tokens", &TreeStats::usable_tokens)
+      .def_readonly("lost", &TreeStats::lost);
+}
+
+void bind_lease(py::module_& module) {
+  py::class_<LeaseHandle>(module, "Lease")
+      .def_property_readonly("id", [](const LeaseHandle& lease) { return raw(lease.id); })
+      .def_readonly("generation", &LeaseHandle::generation)
+      .def_readonly("match", &LeaseHandle::match)
+      .def_property_readonly("cached_tokens",
+                             [](const LeaseHandle& lease) { return lease.get().cached_tokens; })
+      .def_property_readonly("cow_source_slot",
+                             [](const LeaseHandle& lease) -> std::optional<std::int32_t> {
+                               const auto slot = lease.get().cow_source_slot;
+                               if (!slot) return std::nullopt;
+                               return raw(*slot);
+                             })
+      .def_property_readonly(
+          "tail_copy",
+          [](const LeaseHandle& lease) -> std::optional<std::pair<std::int32_t, std::int32_t>> {
+            const auto& copy = lease.get().tail_copy;
+            if (!copy) return std::nullopt;
+            return std::pair(raw(copy->first), raw(copy->second));
+          })
+      .def_property_readonly("shared_pages",
+                             [](const LeaseHandle& lease) { return lease.get().shared_pages; })
+      .def_property_readonly("pages", &pages_of)
+      .def_property_readonly(
+          "working_slots",
+          [](const LeaseHandle& lease) { return raw_slots(lease.get().working_slots); })
+      .def_property_readonly("tokens",
+                             [](const LeaseHandle& lease) { return lease.get().tokens(); })
+      .def_property_readonly("capacity_tokens", [](const LeaseHandle& lease) {
+        return lease.get().capacity_tokens();
+      });
+}
+
+void bind_asking(py::class_<HybridTree, TreePtr>& tree) {
+  tree.def(py::init<const TreeConfig&>(), "config"_a)
+      .def_property_readonly("config", &HybridTree::config)
+      .def(
+          "match",
+          [](const HybridTree& self, const py::object& tokens, const std::string& salt,
+             OptionalInt cursor) { return self.match(tokens_of(tokens), salt, cursor_id(cursor)); },
+          "tokens"_a, "salt"_a = py::bytes(), "cursor"_a = py::none())
+      .def("capacity_tokens", &HybridTree::capacity_tokens, "working_slots"_a)
+      .def("stats", &HybridTree::stats)
+      .def("check_integrity", &HybridTree::check_integrity)
+      .def(
+          "open_cursor",
+          [](HybridTree& self, const std::string& salt) { return raw(self.open_cursor(salt)); },
+          "salt"_a = py::bytes())
+      .def(
+          "fork_cursor",
+          [](HybridTree& self, std::int64_t cursor) {
+            return raw(self.fork_cursor(static_cast<CursorId>(cursor)));
+          },
+          "cursor"_a)
+      .def(
+          "close_cursor",
+          [](HybridTree& self, std::int64_t cursor) {
+            self.close_cursor(static_cast<CursorId>(cursor));
+          },
+          "cursor"_a);
+}
+
+void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
+  tree.def(
+          "lease",
+          [](const TreePtr& self, const py::object& tokens, const std::string& salt,
+             std::int64_t capacity_tokens, std::int64_t working_slots,
+             std::int64_t checkpoint_slots, OptionalInt cursor) {
+            const LeaseTerms terms{capacity_tokens, working_slots, checkpoint_slots,
+                                   cursor_id(cursor)};
+            return handle_of(self, self->lease(tokens_of(tokens), salt, terms));
+          },
+          "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
+          "checkpoint_slots"_a = 0, "cursor"_a = py::none())
+      .def(
+          "lease_receive",
+          [](const TreePtr& self, const py::object& tokens, const std::string& salt,
+             std::int64_t capacity_tokens, std::int64_t working_slots, OptionalInt cursor) {
+            const LeaseTerms terms{capacity_tokens, working_slots, 0, cursor_id(cursor)};
+            return handle_of(self, self->lease_receive(tokens_of(tokens), salt, terms));
+          },
+          "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
+          "cursor"_a = py::none())
+      .def(
+          "extend",
+          [](const TreePtr& self, const LeaseHandle& lease, std::int64_t capacity_tokens) {
+            return self->extend(lease_id(self, lease), capacity_tokens);
+          },
+          "lease"_a, "capacity_tokens"_a)
+      .def(
+          "append",
+          [](const TreePtr& self, const LeaseHandle& lease, const py::object& tokens) {
+            self->append(lease_id(self, lease), tokens_of(tokens));
+          },
+          "lease"_a, "tokens"_a)
+      .def(
+          "take_checkpoint_slot",
+          [](const TreePtr& self, const LeaseHandle& lease) -> std::optional<std::int32_t> {
+            const auto slot = self->take_checkpoint_slot(lease_id(self, lease));
+            if (!slot) return std::nullopt;
+            return raw(*slot);
+          },
+          "lease"_a)
+      .def(
+          "release",
+          [](const TreePtr& self, const LeaseHandle& lease) {
+            self->release(lease_id(self, lease));
+          },
+          "lease"_a)
+      .def("flush", &HybridTree::flush);
+}
+
+void bind_handing_over(py::class_<HybridTree, TreePtr>& tree, const py::object& kinds) {
+  tree.def(
+          "publish",
+          [kinds](const TreePtr& self, const LeaseHandle& lease, std::int64_t boundary,
+                  std::optional<std::int32_t> slot, const py::object& kind) {
+            std::optional<SlotId> id;
+            if (slot) id = static_cast<SlotId>(*slot);
+            self->publish(lease_id(self, lease), boundary, id, kind_of(kinds, kind));
+          },
+          "lease"_a, "boundary"_a, "slot"_a, "kind"_a)
+      .def(
+          "grant",
+          [](const TreePtr& self, const LeaseHandle& lease) { self->grant(lease_id(self, lease)); },
+          "lease"_a)
+      .def(
+          "settle",
+          [](const TreePtr& self, const LeaseHandle& lease) {
+            self->settle(lease_id(self, lease));
+          },
+          "lease"_a)
+      .def(
+          "quarantine",
+          [](const TreePtr& self, const LeaseHandle& lease) {
+            return raw(self->quarantine(lease_id(self, lease)));
+          },
+          "lease"_a)
+      .def(
+          "free_quarantined",
+          [](HybridTree& self, std::int64_t quarantine) {
+            self.free_quarantined(static_cast<QuarantineId>(quarantine));
+          },
+          "quarantine"_a);
+}
+
+}  // namespace
+}  // namespace tasuki::cache
+
+PYBIND11_MODULE(_cpp_cache, module) {
+  using namespace tasuki::cache;
+  module.attr("PAGE_TOKENS") = kPageTokens;
+  const py::object kinds = make_kinds(module);
+  module.attr("CheckpointKind") = kinds;
+  bind_errors(module);
+  bind_values(module, kinds);
+  bind_lease(module);
+  py::class_<HybridTree, TreePtr> tree(module, "HybridTree");
+  bind_asking(tree);
+  bind_leasing(tree);
+  bind_handing_over(tree, kinds);
+}

@@ -1,0 +1,179 @@
+// Ask, sessions, room and maintenance. Leases are in leasing.cpp, publishing in publishing.cpp.
+#include "cpp_cache/hybrid_tree.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "cpp_cache/errors.h"
+#include "cpp_cache/lru_policy.h"
+
+namespace tasuki::cache {
+
+namespace {
+
+const TreeConfig& validated(const TreeConfig& config) {
+  config.validate();
+  return config;
+}
+
+}  // namespace
+
+HybridTree::HybridTree(const TreeConfig& config)
+    : config_(validated(config)),
+      allocator_(config),
+      tree_(std::make_unique<LruPolicy>(), config.max_ghost_nodes) {}
+
+std::optional<Position> HybridTree::start_of(Tokens prompt, std::string_view salt,
+                                             std::optional<CursorId> id) const {
+  if (!id) return std::nullopt;
+  const auto found = cursors_.find(*id);
+  if (found == cursors_.end()) {
+    throw InvalidArgument("cursor " + std::to_string(raw(*id)) + " is not open");
+  }
+  const Cursor& cursor = found->second;
+  if (cursor.salt != salt) {
+    throw InvalidArgument("cursor " + std::to_string(raw(*id)) + " was opened under another salt");
+  }
+  if (!cursor.place || !tree_.alive(cursor.place->node, cursor.serial)) return std::nullopt;
+  const Position place = tree_.cover(cursor.place->node, cursor.place->depth);
+  if (place.depth == 0 || place.depth > static_cast<std::int64_t>(prompt.size())) {
+    return std::nullopt;
+  }
+  const Node& node = tree_.node(place.node);
+  const auto page = static_cast<std::size_t>(kPageTokens);
+  const Tokens known =
+      Tokens(node.tokens)
+          .subspan(static_cast<std::size_t>(place.depth - kPageTokens - node.start()), page);
+  const Tokens given = prompt.subspan(static_cast<std::size_t>(place.depth - kPageTokens), page);
+  if (!std::ranges::equal(known, given)) return std::nullopt;
+  return place;
+}
+
+Found HybridTree::find(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const {
+  if (prompt.empty()) throw InvalidArgument("tokens must not be empty");
+  return Matcher(tree_, leases_).find(prompt, salt, start_of(prompt, salt, cursor));
+}
+
+Match HybridTree::match(Tokens prompt, std::string_view salt,
+                        std::optional<CursorId> cursor) const {
+  return find(prompt, salt, cursor).match;
+}
+
+std::int64_t HybridTree::capacity_tokens(std::int64_t working_slots) const {
+  if (working_slots < 0) {
+    throw InvalidArgument("working_slots must be 0 or more, not " + std::to_string(working_slots));
+  }
+  const std::int64_t slabs = std::max<std::int64_t>(0, config_.slabs - working_slots);
+  return slabs * config_.pages_per_slab * kPageTokens;
+}
+
+TreeStats HybridTree::stats() const {
+  TreeStats stats;
+  stats.pages = allocator_.page_counts();
+  stats.pages.pinned = tree_.pinned_pages();
+  stats.slots = allocator_.slot_counts();
+  stats.slots.pinned = tree_.pinned_states();
+  stats.slabs_free = allocator_.slabs_free();
+  stats.slabs_of_pages = allocator_.slabs_of_pages();
+  stats.slabs_of_slots = allocator_.slabs_of_slots();
+  stats.slabs_total = config_.slabs;
+  stats.nodes = tree_.resident_nodes();
+  stats.ghost_nodes = tree_.ghosts().size();
+  stats.checkpoints = tree_.states();
+  stats.leases = static_cast<std::int64_t>(leases_.size());
+  stats.cursors = static_cast<std::int64_t>(cursors_.size());
+  stats.evicted_pages = evicted_pages_;
+  stats.evicted_checkpoints = evicted_checkpoints_;
+  stats.leased_requests = leased_requests_;
+  stats.prompt_tokens = prompt_tokens_;
+  stats.usable_tokens = usable_tokens_;
+  stats.lost = lost_;
+  return stats;
+}
+
+CursorId HybridTree::open_cursor(std::string_view salt) {
+  const auto id = static_cast<CursorId>(next_cursor_);
+  cursors_.emplace(id, Cursor{std::string(salt), std::nullopt});
+  ++next_cursor_;
+  return id;
+}
+
+CursorId HybridTree::fork_cursor(CursorId cursor) {
+  const auto id = static_cast<CursorId>(next_cursor_);
+  cursors_.emplace(id, Cursor(cursor_of(cursor)));
+  ++next_cursor_;
+  return id;
+}
+
+void HybridTree::close_cursor(CursorId cursor) {
+  cursor_of(cursor);
+  cursors_.erase(cursor);
+}
+
+HybridTree::Cursor& HybridTree::cursor_of(CursorId id) {
+  const auto found = cursors_.find(id);
+  if (found == cursors_.end()) {
+    throw InvalidArgument("cursor " + std::to_string(raw(id)) + " is not open");
+  }
+  return found->second;
+}
+
+std::int64_t HybridTree::emptiable_slabs() const {
+  std::vector<bool> blocked(static_cast<std::size_t>(config_.slabs));
+  const auto block = [&](PageId page) {
+    blocked[static_cast<std::size_t>(allocator_.slab_of(page))] = true;
+  };
+  for (const auto& node : tree_.nodes()) {
+    if (!node) continue;
+    if (node->is_protected()) {
+      std::ranges::for_each(node->pages, block);
+    }
+    for (const Tail& tail : node->tails) {
+      if (tail.resident() && tail.state->pins > 0) block(*tail.page);
+    }
+  }
+  return std::ranges::count_if(allocator_.slabs_without_foreign_pages(), [&](std::int64_t slab) {
+    return !blocked[static_cast<std::size_t>(slab)];
+  });
+}
+
+bool HybridTree::reclaimable(std::int64_t pages, std::int64_t slots) const {
+  const std::int64_t loose_slots = tree_.states() - tree_.pinned_states();
+  const std::int64_t loose_pages = tree_.pages() - tree_.pinned_pages();
+  const std::int64_t room =
+      allocator_.page_counts().free + loose_pages + loose_slots * config_.pages_per_slab;
+  if (pages > room - slots * config_.pages_per_slab) return false;
+  const std::int64_t whole = allocator_.slabs_free() + loose_slots;
+  // Counting slabs that would empty walks the tree: only where free slabs and states do not
+  // suffice.
+  return slots <= whole || slots <= whole + emptiable_slabs();
+}
+
+bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
+  if (allocator_.fits(pages, slots)) return true;
+  if (!reclaimable(pages, slots)) return false;
+  while (!allocator_.fits(pages, slots)) {
+    const auto item = tree_.victim();
+    if (!item) throw IntegrityError("invariant 3: room was counted that no eviction can make");
+    evict(*item);
+  }
+  return true;
+}
+
+void HybridTree::evict(const EvictionItem& item) {
+  const Freed freed = tree_.evict(item, clock_);
+  for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
+  for (const SlotId slot : freed.slots) allocator_.give_back(slot, Owner::kTree);
+  evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());
+  evicted_checkpoints_ += static_cast<std::int64_t>(freed.slots.size());
+}
+
+std::int64_t HybridTree::flush() {
+  ++clock_;
+  const std::int64_t before = tree_.resident_nodes();
+  while (const auto item = tree_.victim()) evict(*item);
+  tree_.forget_ghosts();
+  return before - tree_.resident_nodes();
+}
+
+}  // namespace tasuki::cache
