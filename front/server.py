@@ -81,7 +81,7 @@ async def start_server(
 
     Without TLS only loopback is served, unless allow_insecure.
     """
-    host, port = parse_bind(bind)
+    host, _ = parse_bind(bind)
     if not (_is_loopback(host) or allow_insecure):
         raise BindError(
             f"bind {bind} is not a loopback address and this server has no TLS: "

@@ -1,0 +1,139 @@
+"""Starts daemons as child processes and stops them, whatever happens to the caller.
+
+Owns the children it started and no others. Knows their command lines, not their work. A child reads
+stdin and stops when it ends (--exit-with-parent), so even a killed caller leaves none behind.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from queue import Empty, SimpleQueue
+from typing import IO
+
+from .errors import LaunchError
+
+PACKAGE = (__package__ or "tasuki").split(".")[0]
+READY_SECONDS = 120.0
+STOP_SECONDS = 15.0
+_TAIL_LINES = 40
+
+
+class Daemon:
+    """One child. `wait_ready` once, then `stop` once; both from the thread that started it."""
+
+    def __init__(self, command: str, flags: Sequence[str]) -> None:
+        """Starts `tasuki COMMAND FLAGS` on a free loopback port."""
+        self._command = command
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-m", f"{PACKAGE}.front.cli", command, *flags),
+                *("--bind", "127.0.0.1:0", "--exit-with-parent"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            # A terminal's Ctrl-C goes to the caller alone, which then stops its children in order.
+            start_new_session=True,
+        )
+        self._said: SimpleQueue[str | None] = SimpleQueue()
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._readers = [
+            self._read(self._process.stdout, self._said.put),
+            self._read(self._process.stderr, self._complain),
+        ]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self, timeout: float = READY_SECONDS) -> str:
+        """HOST:PORT, once the child takes calls. Raises LaunchError with the end of its stderr."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                line = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise self._failure(f"was not ready within {timeout:.0f} s") from None
+            if line is None:
+                self._process.wait()
+                self._readers[1].join()
+                raise self._failure(f"ended with status {self._process.returncode}")
+            address = _ready_address(line)
+            if address is not None:
+                return address
+
+    def stop(self, timeout: float = STOP_SECONDS) -> int:
+        """SIGTERM, then SIGKILL after `timeout` seconds. Returns the exit status."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        status = self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return status
+
+    def _failure(self, what: str) -> LaunchError:
+        tail = " | ".join(self._tail) or "it wrote nothing"
+        return LaunchError(f"tasuki {self._command} {what}: {tail}")
+
+    def _complain(self, line: str | None) -> None:
+        if line is not None:
+            self._tail.append(line)
+
+    @staticmethod
+    def _read(pipe: IO[str] | None, take: Callable[[str | None], None]) -> threading.Thread:
+        """Hands on each line, then None at the end; without it a child blocks on a full pipe."""
+        assert pipe is not None
+
+        def run() -> None:
+            for line in pipe:
+                take(line.rstrip("\n"))
+            take(None)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+
+@contextmanager
+def fused(flags: Sequence[str]) -> Iterator[str]:
+    """One `serve` daemon; yields its HOST:PORT."""
+    with ExitStack() as stack:
+        yield _started(stack, "serve", flags).wait_ready()
+
+
+@contextmanager
+def disaggregated(flags: Sequence[str]) -> Iterator[str]:
+    """A prefill and a decode daemon; yields the decode daemon's HOST:PORT, the front door."""
+    with ExitStack() as stack:
+        prefill = _started(stack, "prefill", flags).wait_ready()
+        yield _started(stack, "decode", [*flags, "--prefill", prefill]).wait_ready()
+
+
+def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:
+    daemon = Daemon(command, flags)
+    stack.callback(daemon.stop)
+    return daemon
+
+
+def _ready_address(line: str) -> str | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    address = said.get("ready") if isinstance(said, dict) else None
+    return address if isinstance(address, str) else None
