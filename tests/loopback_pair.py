@@ -130,7 +130,8 @@ def loopback_pair(
     settings: SenderSettings | None = None,
     seed: int = 0,
 ) -> Iterator[Pair]:
-    """The source full of random bytes, the target of poison; "peer" is connected and renewed once."""
+    """The source full of random bytes, the target of poison; "peer" is connected and renewed
+    once."""
     layout = layout or small_layout()
     fabric = LoopbackFabric()
     generator = np.random.default_rng(seed)

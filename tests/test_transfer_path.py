@@ -37,6 +37,13 @@ from tests.loopback_pair import (
 ROOM, GENERATION = 7, 3
 
 
+def wait_until(holds: Callable[[], bool], timeout: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
 def hand_over(pair: Pair, pages: int = 5, chunk: int = 2, first: int = 0) -> Destination:
     """Run one room through; the destination that was granted."""
     generator = np.random.default_rng(1)
@@ -156,10 +163,8 @@ def test_duplicates_are_harmless() -> None:
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent)
         pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
-        deadline = time.monotonic() + 5
-        while pair.receiver.counters.duplicate < end.report.windows:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        windows = end.report.windows
+        wait_until(lambda: pair.receiver.counters.duplicate == windows)
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.BREAK])
@@ -175,10 +180,7 @@ def test_a_late_write_lands_only_while_the_fence_is_open() -> None:
     """The abort's future is the drain acknowledgement: it must wait for the held write."""
     with loopback_pair(faults=only(3, Fault.HOLD)) as pair:
         granted = hand_over(pair)
-        deadline = time.monotonic() + 5
-        while not pair.fabric.held:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: bool(pair.fabric.held))
         drained = pair.sender.abort(ROOM)
         time.sleep(0.1)
         assert not drained.done(), "drained while a write was in flight"
@@ -197,6 +199,7 @@ def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
     quick = SenderSettings(drain_seconds=0.1)
     with loopback_pair(faults=only(0, Fault.HOLD), settings=quick) as pair:
         hand_over(pair)
+        wait_until(lambda: bool(pair.fabric.held))
         assert pair.sender.abort(ROOM).result(5) is Drain.FORCED
         assert pair.sender.abort(ROOM).result(5) is Drain.FORCED, "a retry must not say drained"
 
@@ -243,10 +246,7 @@ def test_a_room_that_is_held_up_does_not_delay_another() -> None:
         pair.sender.plan_forward(1, plans(local, slot, 2)[0](pair.steps.value))
         for _ in range(4):
             pair.steps.tick()
-        deadline = time.monotonic() + 5
-        while len(pair.fabric.held) < 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: len(pair.fabric.held) == 4)
         hand_over(pair)
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent)
@@ -306,7 +306,7 @@ def test_a_plan_that_does_not_fit_ends_the_room(
         layout = pair.source.layout
         granted = destination(layout, 8, 2, np.random.default_rng(0))
         pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-        local = tuple(range(layout.blocks_per_slab, layout.blocks_per_slab + pages))
+        local, _ = random_ids(layout, 8, pages, np.random.default_rng(1))
         pair.sender.plan_forward(ROOM, ForwardPlan(0, first, local, state))
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomBroke) and named in end.reason
@@ -336,10 +336,7 @@ def test_notifications_of_no_room_or_an_old_generation_change_nothing() -> None:
         mailbox.append(b"noise")
         mailbox.append(outside.pack(ROOM, GENERATION))
         counters = pair.receiver.counters
-        deadline = time.monotonic() + 5
-        while counters.malformed < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: counters.malformed == 2)
         assert (counters.unknown_room, counters.stale_generation) == (1, 1)
         assert pair.receiver.windows_landed(ROOM) == 0
 
