@@ -8,9 +8,10 @@ from pathlib import Path
 from ..engine.build import build_engine, build_parts
 from ..engine.config import EngineConfig
 from ..engine.role import Role
+from .config import FrontConfig
 from .flags import parse_configs
 from .lifecycle import StopRequest, announce_ready
-from .node import FrontConfig, Node
+from .node import Node
 from .text_codec import TextCodec
 
 

@@ -1,0 +1,21 @@
+"""Everything that shapes a front, fixed before it starts."""
+
+from dataclasses import dataclass
+
+from ..engine.config import option
+
+
+@dataclass(frozen=True)
+class FrontConfig:
+    bind: str = option("127.0.0.1:50051", "HOST:PORT to serve; port 0 picks one")
+    allow_insecure: bool = option(False, "serve a non-loopback address although there is no TLS")
+    drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
+    max_sessions: int = option(1024, "sessions open at a time")
+    session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
+    exit_with_parent: bool = option(False, "stop when stdin ends, as a launcher's child should")
+
+    def __post_init__(self) -> None:
+        if self.max_sessions < 1:
+            raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
+        if not self.drain_timeout >= 0:
+            raise ValueError(f"drain_timeout must be 0 or more, not {self.drain_timeout}")

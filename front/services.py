@@ -1,0 +1,38 @@
+"""The services that a front offers over one engine."""
+
+import time
+from functools import partial
+
+from ..proto import inference_pb2_grpc as pb_grpc
+from .admin_service import AdminService
+from .config import FrontConfig
+from .engine_client import EngineClient
+from .inference_service import InferenceService
+from .server import Service
+from .session_service import SessionService
+from .session_store import SessionStore
+from .text_codec import TextCodec
+
+
+def front_services(
+    engine: EngineClient, codec: TextCodec, config: FrontConfig
+) -> tuple[Service, ...]:
+    """Inference, Session and CacheAdmin over one engine."""
+    store = SessionStore(engine, time.monotonic, config.max_sessions, config.session_idle_seconds)
+    inference = InferenceService(engine, codec)
+    session = SessionService(engine, codec, store)
+    admin = AdminService(engine, store)
+    return (
+        Service(
+            "tasuki.v1.Inference",
+            partial(pb_grpc.add_InferenceServicer_to_server, inference),
+        ),
+        Service(
+            "tasuki.v1.Session",
+            partial(pb_grpc.add_SessionServicer_to_server, session),
+        ),
+        Service(
+            "tasuki.v1.CacheAdmin",
+            partial(pb_grpc.add_CacheAdminServicer_to_server, admin),
+        ),
+    )

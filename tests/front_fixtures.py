@@ -1,0 +1,181 @@
+"""A front over a scripted engine, and a tiny checkpoint's text files. For tests of front and client only."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+
+from tasuki.engine import messages as m
+from tasuki.front.chat_template import ChatTemplate
+from tasuki.front.config import FrontConfig
+from tasuki.front.engine_client import EngineClient
+from tasuki.front.server import Server, start_server
+from tasuki.front.services import front_services
+from tasuki.front.text_codec import TextCodec
+from tasuki.front.tokenizer import Tokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Library
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE of 320 entries with a ChatML template, in Hugging Face layout."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(["it was a fine morning and the im end of the start"] * 8, trainer)
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+
+
+def text_codec(folder: Path) -> TextCodec:
+    write_tokenizer(folder)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer is not None
+    return TextCodec(320, 4096, tokenizer, ChatTemplate.load(folder, tokenizer))
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> m.Usage:
+    hit = m.HitBreakdown(prompt_tokens, 3, 2, {"new": prompt_tokens - 2}, "turn_end")
+    transfer = m.TransferReport(4096, 4, 2, 0.03, 0.01)
+    return m.Usage(prompt_tokens, completion_tokens, hit, transfer, "p0", False, 0.25, 1.25)
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers each Submit with `answer(submit)`, token by token; `hold` answers stop there until aborted."""
+
+    answer: Callable[[m.Submit], Sequence[int]] = lambda submit: [7, 8, 9]
+    hold: bool = False
+    reject: m.RequestError | None = None
+    received: list[m.Inbox] = field(default_factory=list)
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+    deliver: Callable[[m.Outbox], None] = lambda message: None
+
+    def __post_init__(self) -> None:
+        self._inbox: SimpleQueue[m.Inbox | None] = SimpleQueue()
+        self._alive: dict[m.RequestId, m.Submit] = {}
+        self._cursors = 0
+        self._draining: m.Drain | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, message: m.Inbox) -> None:
+        self._inbox.put(message)
+
+    def stop(self) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+
+    def of(self, kind: type) -> list:
+        return [message for message in self.received if isinstance(message, kind)]
+
+    def wait_for(self, kind: type, count: int = 1) -> list:
+        """The messages of a kind, once there are `count`."""
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.of(kind)) >= count, timeout=5), (
+                f"only {len(self.of(kind))} of {count} {kind.__name__} came"
+            )
+        return self.of(kind)
+
+    def _run(self) -> None:
+        while (message := self._inbox.get()) is not None:
+            with self.arrived:
+                self.received.append(message)
+                self.arrived.notify_all()
+            self._handle(message)
+
+    def _handle(self, message: m.Inbox) -> None:
+        match message:
+            case m.Submit():
+                self._submit(message)
+            case m.Abort(request_id):
+                submit = self._alive.pop(request_id, None)
+                if submit is not None:
+                    self._finish(submit, m.FinishReason.ABORT, 0)
+            case m.OpenCursor(query) | m.ForkCursor(query):
+                self._cursors += 1
+                self.deliver(m.CursorOpened(query, self._cursors))
+            case m.StatsQuery(query):
+                self.deliver(m.StatsReply(query, {"total": 9}, {"free": 2}, {}, {}, {"new": 5}, {}))
+            case m.FlushCache(query):
+                self.deliver(m.FlushReply(query, 4))
+            case m.Drain():
+                self._draining = message
+        if self._draining is not None and not self._alive:
+            self.deliver(m.Drained(self._draining.query_id))
+            self._draining = None
+
+    def _submit(self, submit: m.Submit) -> None:
+        if self.reject is not None:
+            self.deliver(m.Rejected(submit.request_id, self.reject))
+            return
+        tokens = list(self.answer(submit))
+        for index, token in enumerate(tokens):
+            self.deliver(m.TokenOut(submit.request_id, token, -0.5, 1.5, index))
+        if self.hold:
+            self._alive[submit.request_id] = submit
+        else:
+            self._finish(submit, m.FinishReason.STOP, len(tokens))
+
+    def _finish(self, submit: m.Submit, reason: m.FinishReason, tokens: int) -> None:
+        self.deliver(m.Finished(submit.request_id, reason, usage(len(submit.prompt), tokens)))
+
+
+@dataclass
+class Front:
+    engine: ScriptedEngine
+    client: EngineClient
+    server: Server
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+
+@contextmanager
+def running_front(
+    codec: TextCodec, config: FrontConfig | None = None, queue_limit: int = 4096
+) -> Iterator[Front]:
+    """A real gRPC server on loopback, on an event loop of its own thread."""
+    config = config or FrontConfig()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    engine = ScriptedEngine()
+    client = EngineClient(engine.post, loop, queue_limit=queue_limit)
+    engine.deliver = client.deliver
+    engine.start()
+
+    async def start() -> Server:
+        return await start_server("127.0.0.1:0", front_services(client, codec, config))
+
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        yield Front(engine, client, server, loop)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.drain(0), loop).result(10)
+        engine.stop()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
