@@ -1,4 +1,5 @@
-"""How a waiting request gets what it needs: a lease here, or a prefill node's. A refusal changes nothing."""
+"""How a waiting request gets what it needs: a lease here, or a prefill node's. A refusal changes
+nothing."""
 
 from collections.abc import Callable
 
@@ -81,8 +82,6 @@ class Admission:
             return False
         if request.hit is None:
             request.hit = breakdown(lease.match)
-        planned = plan_checkpoints(
-            request.length, lease.cached_tokens, lease.match, request.marks
-        )
+        planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
         request.move(Prefilling(lease, lease.cached_tokens, checkpoints=planned))
         return True

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..model.checkpoint import load_weights
 from ..model.config import ModelConfig
 from ..model.qwen3_5 import Qwen35Model
-from ..model.weights import load_weights
 from ..pycache.arena import Arena
 from ..pycache.layout import CacheLayout
 from ..pycache.prefix_cache import FreshIds, HybridPrefixCache, leave_as_is
@@ -33,7 +33,8 @@ class EngineParts:
 
 
 def build_parts(config: EngineConfig) -> EngineParts:
-    """Load the model and allocate the arena. Raises the model's typed errors and EngineConfigError."""
+    """Load the model and allocate the arena. Raises the model's typed errors and
+    EngineConfigError."""
     torch.set_num_threads(config.threads)
     if not config.model:
         raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
@@ -67,7 +68,7 @@ def build_engine(
         cache,
         Runner(parts.model, parts.arena, parts.steps),
         max_position=parts.model_config.max_position,
-        vocab_size=parts.model_config.vocab_size,
+        vocab_size=parts.model_config.vocab,
         eos_ids=parts.model_config.eos_ids,
         sender=sender,
     )

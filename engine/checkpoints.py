@@ -1,4 +1,5 @@
-"""Where a prefill leaves checkpoints: at the prompt's end, at a branch point, at the client's marks."""
+"""Where a prefill leaves checkpoints: at the prompt's end, at a branch point, at the client's
+marks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ def plan_checkpoints(
     """Positions in (cached, tokens), ascending, all multiples of a page, none twice.
 
     The prompt's end is kept at the last page boundary that a repeat of the same prompt may use
-    (at most tokens - 1). Of many marks the last ones are kept: they cover most. A mark inside a page is
+    (at most tokens - 1). Of many marks the last ones are kept: they cover most. A mark inside a
+    page is
     moved down to its boundary.
     """
     chosen: dict[int, CheckpointKind] = {}

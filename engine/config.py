@@ -19,7 +19,9 @@ class EngineConfigError(ValueError):
 @dataclass(frozen=True)
 class EngineConfig:
     model: str = option("", "folder of a Qwen3.5-family checkpoint")
-    dtype: str = option("bfloat16", "weights, activations, KV and conv state", ("float32", "bfloat16"))
+    dtype: str = option(
+        "bfloat16", "weights, activations, KV and conv state", ("float32", "bfloat16")
+    )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
     arena_mib: int = option(512, "KV pages and state slots together, MiB")
     max_batch: int = option(64, "requests in one forward")
@@ -37,5 +39,6 @@ class EngineConfig:
             raise EngineConfigError("local_prefill_tokens must be 0 or more")
         if self.prefill_chunk_tokens < 64 or self.prefill_chunk_tokens % 64:
             raise EngineConfigError(
-                f"prefill_chunk_tokens must be a positive multiple of 64, not {self.prefill_chunk_tokens}"
+                "prefill_chunk_tokens must be a positive multiple of 64, "
+                f"not {self.prefill_chunk_tokens}"
             )

@@ -1,6 +1,7 @@
 """The engine: `step()` = schedule -> run -> commit. One request's life can be read here in a line.
 
-Thread rule: one thread calls handle(), step() and take_outbox(); everything it owns (cache, requests) is
+Thread rule: one thread calls handle(), step() and take_outbox(); everything it owns (cache,
+requests) is
 its own. Messages in and out are plain values (messages.py).
 """
 
@@ -40,7 +41,8 @@ log = logging.getLogger(__name__)
 class Engine:
     """Owns every request between its Submit and its Finished or Rejected.
 
-    max_position and vocab_size bound what a prompt may be; eos_ids end an answer unless it ignores them.
+    max_position and vocab_size bound what a prompt may be; eos_ids end an answer unless it ignores
+    them.
     """
 
     def __init__(
@@ -257,9 +259,7 @@ class Engine:
             return m.RequestError(
                 m.ErrorKind.INVALID, f"prompt holds a token outside [0, {self._vocab_size})"
             )
-        limit = min(
-            self._max_position, self._cache.capacity_tokens(self._role.working_slots)
-        )
+        limit = min(self._max_position, self._cache.capacity_tokens(self._role.working_slots))
         if final_length > limit:
             return m.RequestError(
                 m.ErrorKind.TOO_LONG,

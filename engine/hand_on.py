@@ -1,6 +1,8 @@
-"""The sending half of a hand-over, as a prefill engine sees it: rooms, their windows, their first token.
+"""The sending half of a hand-over, as a prefill engine sees it: rooms, their windows, their first
+token.
 
-Owns rooms; a room's lease is let go only by end(), which its daemon posts after the sender has drained, so
+Owns rooms; a room's lease is let go only by end(), which its daemon posts after the sender has
+drained, so
 that no window ever reads a page that has a new owner.
 """
 
@@ -125,7 +127,8 @@ class HandOn:
         )
 
     def fail(self, request: Request, reason: str) -> None:
-        """The forward broke: say so; the lease stays until end(), since windows may be in flight."""
+        """The forward broke: say so; the lease stays until end(), since windows may be in
+        flight."""
         assert request.ticket is not None
         error = m.RequestError(m.ErrorKind.INTERNAL, reason)
         self._emit(m.PrefillRefused(request.ticket.room, error))

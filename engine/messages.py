@@ -1,6 +1,7 @@
 """What the engine loop and the world around it say to each other: plain, immutable messages.
 
-Nothing here holds a tensor, a lock or a channel, so either side may be its own process. `Inbox` messages
+Nothing here holds a tensor, a lock or a channel, so either side may be its own process. `Inbox`
+messages
 go to the engine, `Outbox` messages come from it. A request is named by request_id at a front and by
 room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine only rooms.
 """
@@ -42,7 +43,8 @@ class RequestError:
 
 @dataclass(frozen=True)
 class HitBreakdown:
-    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed it."""
+    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
+    it."""
 
     prompt_tokens: int
     kv_tokens: int
@@ -55,7 +57,8 @@ class HitBreakdown:
 class TransferReport:
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
-    hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after its end.
+    hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
+    its end.
     """
 
     bytes: int
@@ -67,7 +70,8 @@ class TransferReport:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the client is told. hit is None only where the request ended before its prompt was scheduled.
+    """What the client is told. hit is None only where the request ended before its prompt was
+    scheduled.
 
     prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
     prompt computed here instead.
@@ -103,7 +107,8 @@ class Submit:
 
 @dataclass(frozen=True)
 class Abort:
-    """Idempotent; answered by Finished(ABORT) where the request still lived, by nothing otherwise."""
+    """Idempotent; answered by Finished(ABORT) where the request still lived, by nothing
+    otherwise."""
 
     request_id: RequestId
 
@@ -147,7 +152,8 @@ class Drain:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable state."""
+    """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
+    state."""
 
     room: RoomId
     generation: int
@@ -159,7 +165,8 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Grant:
-    """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than the
+    """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than
+    the
     ticket said is allowed (first_page rules), so that nothing is pinned while queued."""
 
     room: RoomId
@@ -171,7 +178,8 @@ class Grant:
 
 @dataclass(frozen=True)
 class PrefillReserve:
-    """(prefill) Queue this prompt; answered by PrefillQueued*, then PrefillAccepted or PrefillRefused."""
+    """(prefill) Queue this prompt; answered by PrefillQueued*, then PrefillAccepted or
+    PrefillRefused."""
 
     ticket: Ticket
     prompt: Tokens
@@ -186,21 +194,24 @@ class PrefillStart:
 
 @dataclass(frozen=True)
 class PrefillEnd:
-    """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let go."""
+    """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let
+    go."""
 
     room: RoomId
 
 
 @dataclass(frozen=True)
 class PeersChanged:
-    """(decode) Whether a prefill node is connected now; without one, prompts are prefilled locally."""
+    """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
+    locally."""
 
     prefill_available: bool
 
 
 @dataclass(frozen=True)
 class GrantWanted:
-    """(decode) The prefill node is about to start: lease and answer HandoverGranted or HandoverDeclined."""
+    """(decode) The prefill node is about to start: lease and answer HandoverGranted or
+    HandoverDeclined."""
 
     room: RoomId
 
@@ -276,7 +287,8 @@ class CursorOpened:
 
 @dataclass(frozen=True)
 class StatsReply:
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are counters."""
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
+    counters."""
 
     query_id: int
     pages: dict[str, int]
@@ -352,7 +364,8 @@ class HandoverDeclined:
 
 @dataclass(frozen=True)
 class HandoverCancelled:
-    """(decode) The request was aborted: abort the room; ids granted stay quarantined until WriterFenced."""
+    """(decode) The request was aborted: abort the room; ids granted stay quarantined until
+    WriterFenced."""
 
     room: RoomId
 

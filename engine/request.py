@@ -1,6 +1,7 @@
 """A request and its life. States are types; an illegal move raises and names both ends.
 
-Waiting -> Prefilling -> Decoding -> Finished is the straight line. On a decode node a long prompt goes
+Waiting -> Prefilling -> Decoding -> Finished is the straight line. On a decode node a long prompt
+goes
 Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Waiting -> AwaitingGrant ->
 Prefilling -> HandingOver -> Finished. Retracted gives everything back and waits again.
 """
@@ -49,7 +50,8 @@ class AwaitingGrant:
 
 @dataclass
 class Active:
-    """Runs in forwards. `computed` tokens are forwarded; the state after them is in working slot `slot`."""
+    """Runs in forwards. `computed` tokens are forwarded; the state after them is in working slot
+    `slot`."""
 
     lease: Lease
     computed: int
@@ -85,7 +87,8 @@ class Decoding(Active):
 
 @dataclass(frozen=True)
 class HandingOver:
-    """(prefill) The first token is out; windows may still be read from the lease's pages and slot."""
+    """(prefill) The first token is out; windows may still be read from the lease's pages and
+    slot."""
 
     lease: Lease
 

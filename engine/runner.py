@@ -26,7 +26,8 @@ class LayerTicks:
 
 
 class Runner:
-    """Owns nothing but the call order; model and arena are shared with the rest of the engine loop."""
+    """Owns nothing but the call order; model and arena are shared with the rest of the engine
+    loop."""
 
     def __init__(self, model: Qwen35Model, arena: Arena, steps: StepCounter) -> None:
         self._model = model

@@ -20,7 +20,8 @@ Admit = Callable[[Request], bool]
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots."""
+    """Tokens [start, stop) of a running request; checkpoints that fall into it, with their
+    slots."""
 
     request: Request
     active: Active
@@ -52,7 +53,8 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def start(self, request: Request) -> None:
-        """Run a request that got its lease by a hand-over. REQUIRES: it is Prefilling or Decoding."""
+        """Run a request that got its lease by a hand-over. REQUIRES: it is Prefilling or
+        Decoding."""
         self.running.append(request)
 
     def drop(self, request: Request) -> None:
@@ -102,7 +104,8 @@ class Scheduler:
                 return
 
     def _retract(self, request: Request) -> None:
-        """The youngest gives way, so that the oldest always progresses; what it computed stays cached."""
+        """The youngest gives way, so that the oldest always progresses; what it computed stays
+        cached."""
         state = request.state
         assert isinstance(state, Active)
         keep_state(self._cache, request, state)
@@ -119,7 +122,8 @@ class Scheduler:
         return Work(request, state, state.computed, request.length, ())
 
     def _chunk(self, request: Request, state: Prefilling, budget: int) -> Work | None:
-        """As much as the budget allows; inside a prompt a chunk ends on a page, so pages leave whole."""
+        """As much as the budget allows; inside a prompt a chunk ends on a page, so pages leave
+        whole."""
         start, stop = state.computed, min(request.length, state.computed + budget)
         if stop < request.length:
             stop = stop // PAGE_TOKENS * PAGE_TOKENS

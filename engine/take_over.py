@@ -1,6 +1,8 @@
-"""The receiving half of a hand-over, as a decode engine sees it: rooms it asked for, leases it granted.
+"""The receiving half of a hand-over, as a decode engine sees it: rooms it asked for, leases it
+granted.
 
-Owns rooms and quarantined ids. Emits what the decode node's hand-over client acts on. Each method is one
+Owns rooms and quarantined ids. Emits what the decode node's hand-over client acts on. Each method
+is one
 event; what it returns the engine goes on with. Messages of rooms that are over are dropped.
 """
 
@@ -52,7 +54,8 @@ class TakeOver:
             self._wanting[message.room] = request
 
     def grant_waiting(self) -> None:
-        """Lease and grant for every room whose sender is about to start, as far as there is room."""
+        """Lease and grant for every room whose sender is about to start, as far as there is
+        room."""
         for room, request in list(self._wanting.items()):
             try:
                 granted = self._grant(room, request)
@@ -101,7 +104,8 @@ class TakeOver:
         return request, Sampled(message.token, message.logprob, message.margin)
 
     def done(self, message: m.RemoteDone) -> Request | None:
-        """Every window landed and matched: the prompt's pages enter the tree, the request decodes."""
+        """Every window landed and matched: the prompt's pages enter the tree, the request
+        decodes."""
         request = self._rooms.get(message.room)
         if request is None or not isinstance(request.state, Receiving) or not request.output:
             return None

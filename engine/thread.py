@@ -30,7 +30,8 @@ class EngineThread:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the loop after the step in progress; requests still alive are dropped with the process."""
+        """End the loop after the step in progress; requests still alive are dropped with the
+        process."""
         self._stopping.set()
         self._inbox.put(_WAKE)
         self._thread.join()

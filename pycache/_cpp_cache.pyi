@@ -1,6 +1,7 @@
 """The logical side of the cache: radix tree, slabs, leases, eviction. Knows ids, never memory.
 
-Single-threaded: only the engine loop calls it. Token arrays are one-dimensional, C-contiguous int32.
+Single-threaded: only the engine loop calls it. Token arrays are one-dimensional, C-contiguous
+int32.
 """
 
 from enum import Enum
@@ -14,7 +15,8 @@ class CacheError(Exception):
     """Base of all errors below. Nothing has changed when one is raised."""
 
 class ImpossibleRequest(CacheError):
-    """No arena of this size can ever hold the request; the message names the tokens that would fit."""
+    """No arena of this size can ever hold the request; the message names the tokens that would
+    fit."""
 
 class InvalidArgument(CacheError):
     """A malformed argument or a call that the lease's state forbids."""
@@ -29,7 +31,8 @@ class CheckpointKind(Enum):
     MARK = ...
 
 class TreeConfig:
-    """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one slab holds."""
+    """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one
+    slab holds."""
 
     def __init__(
         self,
@@ -72,7 +75,8 @@ class Match:
     def prompt_tokens(self) -> int: ...
     @property
     def kv_tokens(self) -> int:
-        """Tokens of the prompt whose KV stands in the tree (page multiple, or exact where a tail matches)."""
+        """Tokens of the prompt whose KV stands in the tree (page multiple, or exact where a tail
+        matches)."""
     @property
     def usable_tokens(self) -> int:
         """Tokens up to the deepest usable checkpoint; at most prompt_tokens - 1."""
@@ -80,30 +84,36 @@ class Match:
     def checkpoint_kind(self) -> CheckpointKind | None: ...
     @property
     def branch_tokens(self) -> int | None:
-        """Where this prefill should leave a checkpoint since KV reaches deeper than state, if anywhere."""
+        """Where this prefill should leave a checkpoint since KV reaches deeper than state, if
+        anywhere."""
     @property
     def causes(self) -> Causes: ...
 
 class Lease:
-    """What one request holds. Returned by lease() and lease_receive(); a handle, released exactly once."""
+    """What one request holds. Returned by lease() and lease_receive(); a handle, released exactly
+    once."""
 
     @property
     def id(self) -> int: ...
     @property
     def generation(self) -> int:
-        """Monotone over the tree's life: ids granted under another generation have another owner."""
+        """Monotone over the tree's life: ids granted under another generation have another
+        owner."""
     @property
     def match(self) -> Match:
         """The match this lease was cut from."""
     @property
     def cached_tokens(self) -> int:
-        """Tokens that need no forward: usable_tokens for lease(), KV held (page multiple) for lease_receive()."""
+        """Tokens that need no forward: usable_tokens for lease(), KV held (page multiple) for
+        lease_receive()."""
     @property
     def cow_source_slot(self) -> int | None:
-        """Checkpoint to fork into working_slots[0]; None means: zero it (or, for a receiver, await it)."""
+        """Checkpoint to fork into working_slots[0]; None means: zero it (or, for a receiver, await
+        it)."""
     @property
     def tail_copy(self) -> tuple[int, int] | None:
-        """(tree page, own page) to copy before the first forward, where cached_tokens is inside a page."""
+        """(tree page, own page) to copy before the first forward, where cached_tokens is inside a
+        page."""
     @property
     def shared_pages(self) -> int:
         """The first so many of pages belong to the tree (pinned, read-only)."""
@@ -119,7 +129,8 @@ class Lease:
     def capacity_tokens(self) -> int: ...
 
 class PoolCounts:
-    """free + working + tree + granted + quarantined == total; pinned counts tree items under a lease."""
+    """free + working + tree + granted + quarantined == total; pinned counts tree items under a
+    lease."""
 
     @property
     def free(self) -> int: ...
@@ -182,7 +193,9 @@ class HybridTree:
     def config(self) -> TreeConfig: ...
 
     # ask
-    def match(self, tokens: NDArray[np.int32], salt: bytes = b"", cursor: int | None = None) -> Match:
+    def match(
+        self, tokens: NDArray[np.int32], salt: bytes = b"", cursor: int | None = None
+    ) -> Match:
         """Changes nothing but statistics. Raises InvalidArgument on an empty prompt."""
     def capacity_tokens(self, working_slots: int) -> int:
         """Most tokens one request can ever hold beside that many working slots."""
@@ -205,9 +218,12 @@ class HybridTree:
         checkpoint_slots: int = 0,
         cursor: int | None = None,
     ) -> Lease | None:
-        """Pin the match, take own pages up to capacity_tokens, working slots, and up to checkpoint_slots
-        destination slots (fewer where there is no room: see take_checkpoint_slot). All or nothing for pages
-        and working slots: None says that it will fit once others release. Raises ImpossibleRequest."""
+        """Pin the match, take own pages up to capacity_tokens, working slots, and up to
+        checkpoint_slots
+        destination slots (fewer where there is no room: see take_checkpoint_slot). All or nothing
+        for pages
+        and working slots: None says that it will fit once others release. Raises
+        ImpossibleRequest."""
     def lease_receive(
         self,
         tokens: NDArray[np.int32],
@@ -217,8 +233,10 @@ class HybridTree:
         working_slots: int,
         cursor: int | None = None,
     ) -> Lease | None:
-        """As lease(), for a receiver: tree KV is pinned to its last whole page at or before prompt - 1,
-        whether or not a state stands there; nothing is forked: the state arrives in working_slots[0]."""
+        """As lease(), for a receiver: tree KV is pinned to its last whole page at or before prompt
+        - 1,
+        whether or not a state stands there; nothing is forked: the state arrives in
+        working_slots[0]."""
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
         """More own pages, all or nothing."""
     def append(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
@@ -226,15 +244,20 @@ class HybridTree:
     def take_checkpoint_slot(self, lease: Lease) -> int | None:
         """A destination slot for a snapshot, by eviction if need be; None: skip this checkpoint."""
     def publish(self, lease: Lease, boundary: int, slot: int | None, kind: CheckpointKind) -> None:
-        """Give the tree the pages whole within [0, boundary) and, with a slot, the state at boundary.
+        """Give the tree the pages whole within [0, boundary) and, with a slot, the state at
+        boundary.
 
-        REQUIRES: boundary <= lease.tokens; slot is a working or destination slot of the lease and holds
+        REQUIRES: boundary <= lease.tokens; slot is a working or destination slot of the lease and
+        holds
         exactly the state after boundary tokens, clean for every later consumer. The slot now is the
-        tree's; a duplicate of an existing checkpoint is freed instead. A boundary inside a page publishes
-        a tail: needs a slot, takes the lease's partial page too, and ends the lease's right to write
+        tree's; a duplicate of an existing checkpoint is freed instead. A boundary inside a page
+        publishes
+        a tail: needs a slot, takes the lease's partial page too, and ends the lease's right to
+        write
         (only release() may follow)."""
     def release(self, lease: Lease) -> None:
-        """Unpin, free what is still the lease's own. InvalidArgument if already released or granted."""
+        """Unpin, free what is still the lease's own. InvalidArgument if already released or
+        granted."""
 
     # hand-over
     def grant(self, lease: Lease) -> None:
@@ -242,7 +265,8 @@ class HybridTree:
     def settle(self, lease: Lease) -> None:
         """Every window has landed and was verified: granted becomes working again."""
     def quarantine(self, lease: Lease) -> int:
-        """End a granted lease whose writer may still write; its own ids wait for free_quarantined()."""
+        """End a granted lease whose writer may still write; its own ids wait for
+        free_quarantined()."""
     def free_quarantined(self, quarantine: int) -> None:
         """The writer is fenced: the ids are free."""
 

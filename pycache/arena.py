@@ -1,4 +1,5 @@
-"""The one allocation that holds every page and slot, and the typed views that layers read and write."""
+"""The one allocation that holds every page and slot, and the typed views that layers read and
+write."""
 
 from math import prod
 
@@ -16,7 +17,8 @@ def torch_dtype(name: str) -> torch.dtype:
 class Arena:
     """Owns `slabs` slabs of `layout` in one allocation; knows nothing of who uses which id.
 
-    Not thread-safe for writers: the engine loop writes ids it has leased, a transport writes ids that
+    Not thread-safe for writers: the engine loop writes ids it has leased, a transport writes ids
+    that
     were granted to it, and the two never overlap.
 
     Views, all into the same memory, none contiguous:
@@ -45,7 +47,8 @@ class Arena:
         layout = self.layout
         flat = self.bytes.view(torch_dtype(layout.kv_dtype))
         block = prod(layout.kv_shape)
-        # Page ids run to slabs * blocks_per_slab; the last layers' offset would run past the end for
+        # Page ids run to slabs * blocks_per_slab; the last layers' offset would run past the end
+        # for
         # ids that are no pages, so the view stops at the last id whose block is inside the arena.
         offset = index * layout.pages_per_slab * block
         ids = self.slabs * layout.blocks_per_slab - index * layout.pages_per_slab
@@ -63,9 +66,7 @@ class Arena:
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
         offset = (index * layout.state_layer_bytes + offset_bytes) // size
-        return flat.as_strided(
-            (self.slabs, *shape), (layout.slab_bytes // size, *strides), offset
-        )
+        return flat.as_strided((self.slabs, *shape), (layout.slab_bytes // size, *strides), offset)
 
     def _conv_view(self, index: int) -> torch.Tensor:
         return self._state_view(index, self.layout.conv_shape, self.layout.conv_dtype, 0)

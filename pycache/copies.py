@@ -1,6 +1,7 @@
 """Copies inside the arena: a slot onto a slot, a page onto a page, a slot to zero.
 
-Ordering is the caller's: on a GPU these join the current stream, on the CPU they are done on return.
+Ordering is the caller's: on a GPU these join the current stream, on the CPU they are done on
+return.
 """
 
 import torch

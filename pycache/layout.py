@@ -1,9 +1,12 @@
 """Where every byte of KV and state lies in the arena, derived from the model's shape.
 
-An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A block is the KV of one
+An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A block is the KV of
+one
 page in one full-attention layer. A slab holds either one state slot or `pages_per_slab` pages, the
-pages in layer-major order: layer l of page q lies at block q + l * pages_per_slab, so that every view
-and every kernel sees the single stride `block_bytes`, and the pages of one request in a slab are one
+pages in layer-major order: layer l of page q lies at block q + l * pages_per_slab, so that every
+view
+and every kernel sees the single stride `block_bytes`, and the pages of one request in a slab are
+one
 contiguous run a layer.
 """
 
@@ -37,7 +40,8 @@ class CacheLayout:
     """Shapes of one page and one slot. Immutable; equal layouts are interchangeable.
 
     Shapes: KV of a page in a layer [2, PAGE_TOKENS, kv_heads, head_dim]; conv state of a layer
-    [conv_channels, conv_columns]; recurrent (ssm) state of a layer [value_heads, value_dim, key_dim].
+    [conv_channels, conv_columns]; recurrent (ssm) state of a layer [value_heads, value_dim,
+    key_dim].
     """
 
     layer_kinds: tuple[LayerKind, ...]
@@ -119,7 +123,8 @@ class CacheLayout:
         return Span(block * self.block_bytes, self.block_bytes)
 
     def state_span(self, layer: int, slot: int) -> Span:
-        """Bytes of conv and recurrent state of one GDN layer. REQUIRES: layer_kinds[layer] is GDN."""
+        """Bytes of conv and recurrent state of one GDN layer. REQUIRES: layer_kinds[layer] is
+        GDN."""
         offset = slot * self.slab_bytes + self.kind_index(layer) * self.state_layer_bytes
         return Span(offset, self.state_layer_bytes)
 

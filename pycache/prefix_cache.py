@@ -1,6 +1,7 @@
 """The prefix cache as the engine sees it: the tree decides which ids, the arena holds their bytes.
 
-Thread rule: the engine loop alone calls it. Invariant: a working slot that leaves lease() is forked from
+Thread rule: the engine loop alone calls it. Invariant: a working slot that leaves lease() is
+forked from
 a checkpoint or zeroed, never neither; one that leaves lease_receive() is written by the sender.
 """
 
@@ -17,11 +18,13 @@ FreshIds = Callable[[Arena, Sequence[int], Sequence[int]], None]
 
 
 def leave_as_is(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
-    """What production does with ids that change owner: nothing, since every byte read was written."""
+    """What production does with ids that change owner: nothing, since every byte read was
+    written."""
 
 
 class HybridPrefixCache:
-    """Owns the tree; borrows the arena. `on_fresh(arena, pages, slots)` sees every id that gets a new
+    """Owns the tree; borrows the arena. `on_fresh(arena, pages, slots)` sees every id that gets a
+    new
     owner before anything is written to it: tests pass one that fills them with NaN."""
 
     def __init__(self, arena: Arena, on_fresh: FreshIds = leave_as_is) -> None:
@@ -54,7 +57,8 @@ class HybridPrefixCache:
         checkpoint_slots: int,
         cursor: int | None,
     ) -> Lease | None:
-        """Lease to compute: working_slots[0] holds the state after cached_tokens tokens on return."""
+        """Lease to compute: working_slots[0] holds the state after cached_tokens tokens on
+        return."""
         lease = self._tree.lease(
             tokens,
             salt=salt,
@@ -83,7 +87,8 @@ class HybridPrefixCache:
         working_slots: int,
         cursor: int | None,
     ) -> Lease | None:
-        """Lease to be written by a sender; granted at once, so that its ids cannot be released by mistake."""
+        """Lease to be written by a sender; granted at once, so that its ids cannot be released by
+        mistake."""
         lease = self._tree.lease_receive(
             tokens,
             salt=salt,
@@ -113,9 +118,7 @@ class HybridPrefixCache:
             self._on_fresh(self.arena, (), (slot,))
         return slot
 
-    def publish(
-        self, lease: Lease, boundary: int, slot: int | None, kind: CheckpointKind
-    ) -> None:
+    def publish(self, lease: Lease, boundary: int, slot: int | None, kind: CheckpointKind) -> None:
         self._tree.publish(lease, boundary, slot, kind)
 
     def release(self, lease: Lease) -> None:

@@ -22,7 +22,8 @@ SOURCES = sorted(path for part in LEVEL for path in (ROOT / part).rglob("*.py"))
 
 
 def imported_parts(path: Path) -> set[str]:
-    """Top-level tasuki folders that a file names in any import, relative or absolute, at any depth."""
+    """Top-level tasuki folders that a file names in any import, relative or absolute, at any
+    depth."""
     package = path.relative_to(ROOT).parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -47,9 +48,7 @@ def imported_parts(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_downward(path: Path) -> None:
     own = path.relative_to(ROOT).parts[0]
-    upward = {
-        part for part in imported_parts(path) if part != own and LEVEL[part] >= LEVEL[own]
-    }
+    upward = {part for part in imported_parts(path) if part != own and LEVEL[part] >= LEVEL[own]}
     assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}, which stand above it"
 
 

@@ -1,0 +1,150 @@
+"""Engines for tests: tiny models, poisoned memory, a loop that runs without threads."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tasuki.engine import messages as m
+from tasuki.engine.build import EngineParts, build_engine, build_parts
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.engine import Engine
+from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.random_weights import random_weights
+from tasuki.model.sampling import SamplingParams
+from tasuki.pycache.arena import Arena
+from tasuki.transfer.sender import Sender
+from tasuki.transfer.steps import StepCounter
+
+
+def poison(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
+    """NaN wherever an id changes owner: what is read before it is written shows at once."""
+    layout = arena.layout
+    for kv in arena.kv:
+        kv[list(pages)] = float("nan")
+    for slot in slots:
+        start = slot * layout.slab_bytes
+        arena.bytes[start : start + layout.slot_bytes].view(torch.float32).fill_(float("nan"))
+
+
+def engine_config(model: Path, **changes: object) -> EngineConfig:
+    settings: dict[str, object] = {"dtype": "float32", "arena_mib": 32, "max_batch": 16}
+    return EngineConfig(model=str(model), **(settings | changes))  # type: ignore[arg-type]
+
+
+class Lone:
+    """One engine driven by hand: post messages, run until idle, read what it said."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        role: Role = Role.FUSED,
+        parts: EngineParts | None = None,
+        sender: Sender | None = None,
+    ) -> None:
+        self.parts = parts or build_parts(config)
+        self.engine: Engine = build_engine(config, role, self.parts, sender, on_fresh=poison)
+        self.said: list[m.Outbox] = []
+
+    def post(self, message: m.Inbox) -> None:
+        self.engine.handle(message)
+        self.said += self.engine.take_outbox()
+
+    def step(self) -> bool:
+        worked = self.engine.step()
+        self.said += self.engine.take_outbox()
+        return worked
+
+    def run(self, steps: int = 100_000) -> None:
+        """Step until nothing can run."""
+        for _ in range(steps):
+            if not self.step():
+                return
+        raise AssertionError("the engine did not come to rest")
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [
+            item.token
+            for item in self.said
+            if isinstance(item, m.TokenOut) and item.request_id == request_id
+        ]
+
+    def finished(self, request_id: str) -> m.Finished:
+        (found,) = [
+            item
+            for item in self.said
+            if isinstance(item, m.Finished) and item.request_id == request_id
+        ]
+        return found
+
+    def rejected(self, request_id: str) -> m.RequestError:
+        (found,) = [
+            item.error
+            for item in self.said
+            if isinstance(item, m.Rejected) and item.request_id == request_id
+        ]
+        return found
+
+    def stats(self) -> m.StatsReply:
+        self.post(m.StatsQuery(0))
+        replies = [item for item in self.said if isinstance(item, m.StatsReply)]
+        return replies[-1]
+
+    def assert_at_rest(self) -> None:
+        """Nothing is held by a dead request, and every id is accounted for."""
+        stats = self.stats()
+        assert stats.integrity == "ok"
+        assert stats.requests == {}
+        assert stats.tree["leases"] == 0
+        for pool in (stats.pages, stats.slots):
+            owners = ("free", "working", "tree", "granted", "quarantined")
+            assert sum(pool[owner] for owner in owners) == pool["total"]
+            assert pool["working"] == pool["granted"] == pool["quarantined"] == pool["pinned"] == 0
+
+
+def submit(
+    request_id: str, prompt: Sequence[int], max_new_tokens: int, **changes: object
+) -> m.Submit:
+    sampling = changes.pop("sampling", None) or SamplingParams(
+        max_new_tokens=max_new_tokens, ignore_eos=True
+    )
+    return m.Submit(
+        m.RequestId(request_id),
+        np.asarray(prompt, dtype=np.int32),
+        sampling,  # type: ignore[arg-type]
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+TINY = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+
+
+def tiny_parts(arena_mib: float = 8.0, seed: int = 5) -> EngineParts:
+    """A random two-kind model of four layers over a small arena."""
+    model_config = ModelConfig.from_dict(TINY)
+    layout = model_config.cache_layout("float32", "float32", "float32")
+    slabs = int(arena_mib * 2**20) // layout.slab_bytes
+    weights = random_weights(model_config, seed, torch.float32)
+    model = Qwen35Model(model_config, weights)
+    return EngineParts(model_config, model, Arena(layout, slabs), StepCounter())
