@@ -4,6 +4,7 @@ Pure functions of the message and the checkpoint's codec; the engine checks agai
 its arena.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -75,6 +76,8 @@ def read_sampling(sampling: pb.Sampling, codec: TextCodec) -> SamplingParams:
         for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
         if sampling.HasField(name)
     }
+    if not math.isfinite(given.get("temperature", 0.0)):
+        raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
     stops = np.array(sampling.stop_token_ids, dtype=np.int64)

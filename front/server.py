@@ -13,6 +13,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from .malformed import MalformedRequests
+
 MAX_MESSAGE_BYTES = 32 * 2**20
 
 _OPTIONS = (
@@ -87,7 +89,7 @@ async def start_server(
             f"bind {bind} is not a loopback address and this server has no TLS: "
             "bind to 127.0.0.1, or pass --allow-insecure on a private network"
         )
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(interceptors=[MalformedRequests()], options=_OPTIONS)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = [service.name for service in services]

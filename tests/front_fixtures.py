@@ -1,4 +1,4 @@
-"""A front over a scripted engine, and a tiny checkpoint's text files. For tests of front and client only."""
+"""A front over a scripted engine, and a tiny checkpoint's text files: for front and client only."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ from tasuki.front.server import Server, start_server
 from tasuki.front.services import front_services
 from tasuki.front.text_codec import TextCodec
 from tasuki.front.tokenizer import Tokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
@@ -60,7 +60,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> m.Usage:
 
 @dataclass
 class ScriptedEngine:
-    """Answers each Submit with `answer(submit)`, token by token; `hold` answers stop there until aborted."""
+    """Answers each Submit with `answer(submit)`; with `hold` it then waits to be aborted."""
 
     answer: Callable[[m.Submit], Sequence[int]] = lambda submit: [7, 8, 9]
     hold: bool = False

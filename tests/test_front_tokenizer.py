@@ -1,4 +1,4 @@
-"""Text to tokens and back: nothing in a user's text becomes a special token, no character is torn."""
+"""Text to tokens and back: no special token comes from a user's text, no character is torn."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from tasuki.front.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
 from tasuki.front.text_codec import TextCodec
 from tasuki.front.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
+
 from tests.front_fixtures import SPECIALS, text_codec, write_tokenizer
 
 IM_START, IM_END = 1, 2
@@ -94,7 +95,7 @@ def test_marks_stand_where_messages_end(template: ChatTemplate, tokenizer: Token
     messages = [ChatMessage("system", "be kind"), ChatMessage("user", "hello")]
     rendered = template.prompt(messages, open_answer=True)
     assert len(rendered.marks) == 2
-    parts = [rendered.token_ids[: mark] for mark in rendered.marks]
+    parts = [rendered.token_ids[:mark] for mark in rendered.marks]
     assert [tokenizer.decode(part) for part in parts] == [
         "system\nbe kind\n",
         "system\nbe kind\nuser\nhello\n",

@@ -1,0 +1,140 @@
+"""The command line: one-line errors that name what was wrong and what exists."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tasuki.engine.config import option
+from tasuki.front import cli
+from tasuki.front.flags import parse_config, parse_configs
+
+
+@dataclass(frozen=True)
+class Kitchen:
+    bind: str = option("127.0.0.1:0", "where")
+    dtype: str = option("float32", "kind", ("float32", "bfloat16"))
+    batch_size: int = option(4, "how many")
+    temperature: float = option(0.0, "how hot; 100% is boiling")
+    verbose: bool = option(False, "say more")
+    prompt: str | None = option(None, "text")
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
+
+
+@dataclass(frozen=True)
+class Cellar:
+    depth: int = option(3, "how deep")
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == "" and err.endswith("\n") and err.count("\n") == 1, err
+    return err
+
+
+def test_flags_are_the_fields() -> None:
+    argv = (
+        "--bind 127.0.0.1:7 --dtype bfloat16 --batch-size 2 --temperature .5 --verbose --prompt a"
+    )
+    config = parse_config("tasuki cook", "", argv.split(), Kitchen)
+    assert config == Kitchen("127.0.0.1:7", "bfloat16", 2, 0.5, True, "a")
+    assert parse_config("tasuki cook", "", [], Kitchen) == Kitchen()
+    two = parse_configs("tasuki cook", "", ["--depth=5", "--verbose"], Kitchen, Cellar)
+    assert two == (Kitchen(verbose=True), Cellar(5))
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--batchsize", "2"], ["unknown flag --batchsize", "did you mean --batch-size?"]),
+        (["--quux=1"], ["unknown flag --quux:", "--bind", "--batch-size", "--verbose"]),
+        (["--batch", "2"], ["unknown flag --batch:"]),
+        (["--batch-size", "two"], ["--batch-size", "'two'"]),
+        (["--dtype", "int8"], ["--dtype", "'int8'", "bfloat16"]),
+        (["--bind"], ["--bind"]),
+        (["--batch-size", "0"], ["batch_size must be at least 1"]),
+        (["stray"], ["stray"]),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_exit_2(
+    argv: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_config("tasuki cook", "", argv, Kitchen)
+    assert caught.value.code == 2
+    line = one_line(capsys)
+    assert line.startswith("tasuki cook: error: ")
+    assert all(part in line for part in parts), line
+
+
+def test_help_lists_flags_with_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_config("tasuki cook", "Cooks.", ["--help"], Kitchen)
+    assert caught.value.code == 0
+    told = capsys.readouterr().out
+    assert "100% is boiling (default: 0.0)" in told and "--batch-size" in told
+
+
+def test_an_unknown_command_names_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sevre"]) == 2
+    line = one_line(capsys)
+    assert "unknown command sevre" in line
+    assert all(name in line for name in [*cli.COMMANDS, "version"])
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == cli.main(["--help"]) == cli.main(["version"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in cli.COMMANDS)
+    assert told.splitlines()[-1].startswith("tasuki ")
+
+
+def test_commands_name_modules_that_exist() -> None:
+    root = Path(cli.__file__).resolve().parent.parent
+    for module, _ in cli.COMMANDS.values():
+        assert (root / (module.replace(".", "/") + ".py")).exists(), module
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "part"),
+    [
+        (["generate", "--model", "x"], 2, "either --prompt TEXT or --prompt-ids"),
+        (["generate", "--prompt", "x"], 2, "--model is missing"),
+        (["generate", "--model", "x", "--prompt-ids", "/nowhere.json"], 1, "/nowhere.json"),
+        (["serve", "--bund", "x"], 2, "did you mean --bind?"),
+        (["demo", "--modle", "x"], 2, "did you mean --model?"),
+    ],
+)
+def test_commands_fail_in_one_line(
+    argv: list[str], status: int, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        told = cli.main(argv)
+    except SystemExit as stopped:
+        told = int(str(stopped.code))
+    assert told == status
+    assert part in one_line(capsys)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "[1]", '[["a"]]', "[[true]]", "[[1e9]]"])
+def test_a_bad_prompt_file_is_one_line(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_text(content)
+    assert cli.main(["generate", "--model", "x", "--prompt-ids", str(path)]) == 1
+    assert str(path) in one_line(capsys)
+
+
+def test_a_bug_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(argv: list[str]) -> int:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("tasuki.client.demo.main", broken)
+    assert cli.main(["demo"]) == 1
+    told = capsys.readouterr().err
+    assert "Traceback" in told and told.endswith("tasuki: error: a bug\n")
