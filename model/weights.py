@@ -108,6 +108,12 @@ def assemble(
     return _Assembler(config, source, dtype, torch.device(device)).model()
 
 
+def _by_input(matrix: Tensor) -> Tensor:
+    """The same [..., out, in] matrix with `out` contiguous in memory."""
+    # On a CPU one row times such a matrix, which is what decode does, runs 2.5 times as fast.
+    return matrix.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
 class _Assembler:
     def __init__(
         self, config: ModelConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
@@ -121,7 +127,7 @@ class _Assembler:
         config = self._config
         table = (config.vocab, config.hidden)
         embedding = self._read("embed_tokens.weight", *table)
-        head = embedding if config.tied else self._read("lm_head.weight", *table)
+        head = embedding if config.tied else _by_input(self._read("lm_head.weight", *table))
         layers = tuple(self._layer(layer, kind) for layer, kind in enumerate(config.layer_kinds))
         return ModelWeights(embedding, layers, self._centred("norm.weight", config.hidden), head)
 
@@ -153,12 +159,12 @@ class _Assembler:
         in_proj = [self._read(f"{prefix}.in_proj_{name}.weight", n, hidden) for name, n in rows]
         conv = self._read(f"{prefix}.conv1d.weight", config.conv_channels, 1, config.conv_width)
         return GdnWeights(
-            in_proj=torch.cat(in_proj),
+            in_proj=_by_input(torch.cat(in_proj)),
             conv=conv.squeeze(1),
             decay_rate=-self._float(f"{prefix}.A_log", heads).exp(),
             dt_bias=self._float(f"{prefix}.dt_bias", heads),
             norm=self._float(f"{prefix}.norm.weight", config.value_dim),
-            out_proj=self._read(f"{prefix}.out_proj.weight", hidden, width),
+            out_proj=_by_input(self._read(f"{prefix}.out_proj.weight", hidden, width)),
         )
 
     def _attention(self, prefix: str) -> AttentionWeights:
@@ -167,10 +173,10 @@ class _Assembler:
         rows = (("q", 2 * query), ("k", kv), ("v", kv))
         in_proj = [self._read(f"{prefix}.{name}_proj.weight", n, config.hidden) for name, n in rows]
         return AttentionWeights(
-            in_proj=torch.cat(in_proj),
+            in_proj=_by_input(torch.cat(in_proj)),
             q_norm=self._centred(f"{prefix}.q_norm.weight", config.head_dim),
             k_norm=self._centred(f"{prefix}.k_norm.weight", config.head_dim),
-            out_proj=self._read(f"{prefix}.o_proj.weight", config.hidden, query),
+            out_proj=_by_input(self._read(f"{prefix}.o_proj.weight", config.hidden, query)),
         )
 
     def _mlp(self, prefix: str, intermediate: int) -> MlpWeights:
@@ -178,7 +184,7 @@ class _Assembler:
         gate = self._read(f"{prefix}.gate_proj.weight", intermediate, hidden)
         up = self._read(f"{prefix}.up_proj.weight", intermediate, hidden)
         down = self._read(f"{prefix}.down_proj.weight", hidden, intermediate)
-        return MlpWeights(torch.cat([gate, up]), down)
+        return MlpWeights(_by_input(torch.cat([gate, up])), _by_input(down))
 
     def _moe(self, prefix: str, shape: MoeShape) -> MoeWeights:
         hidden = self._config.hidden
@@ -193,8 +199,8 @@ class _Assembler:
             down = torch.stack([expert.down for expert in split])
         return MoeWeights(
             router=self._read(f"{prefix}.gate.weight", shape.experts, hidden),
-            gate_up=gate_up,
-            down=down,
+            gate_up=_by_input(gate_up),
+            down=_by_input(down),
             shared=self._mlp(f"{prefix}.shared_expert", shape.shared_intermediate),
             shared_gate=self._read(f"{prefix}.shared_expert_gate.weight", 1, hidden),
         )

@@ -64,11 +64,14 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, plan: ConvPlan) -> Ten
     first.
     """
     channels, width = weight.shape
-    before = state[plan.read_slots].transpose(1, 2).reshape(-1, channels).to(x.dtype)
-    extended = torch.cat([before, x])[plan.gather]
+    before = state.index_select(0, plan.read_slots).transpose(1, 2).reshape(-1, channels)
+    extended = torch.cat([before.to(x.dtype), x]).index_select(0, plan.gather)
     state[plan.save_slots] = extended[plan.saves].transpose(1, 2).to(state.dtype)
     taps = weight.t().float()
-    total = extended[plan.outputs].float() * taps[0]
+    windows = extended.shape[0] - width + 1
+    inputs = extended.float()
+    total = inputs[:windows] * taps[0]
     for tap in range(1, width):
-        total.addcmul_(extended[plan.outputs + tap].float(), taps[tap])
-    return functional.silu(total).to(x.dtype)
+        total.addcmul_(inputs[tap : tap + windows], taps[tap])
+    # Windows that begin in one sequence and end in the next are computed too, and dropped here.
+    return functional.silu(total.index_select(0, plan.outputs), inplace=True).to(x.dtype)

@@ -27,14 +27,16 @@ class RunPlan:
     """A sequence of several tokens, cut into chunks at every state that is to be stored.
 
     rows [chunks, CHUNK_TOKENS] int64: row in the batch of each token; padding repeats a row of the
-    run. valid: the same shape, bool. After chunk keep[i] the state goes to keep_slots[i] (int64).
+    run. valid: the same shape, bool. keep: ascending chunks whose end states are wanted; row
+    save_rows[i] of those goes to save_slots[i] (int64).
     """
 
     rows: Tensor
     valid: Tensor
     read_slot: int
     keep: tuple[int, ...]
-    keep_slots: Tensor
+    save_rows: Tensor
+    save_slots: Tensor
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,9 @@ def plan_gdn(
     lengths: Sequence[int], read_slots: Tensor, saves: Sequence[tuple[int, int, int]]
 ) -> GdnPlan:
     """saves: (sequence, tokens of this forward, slot)."""
-    device = read_slots.device
 
     def ints(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return torch.tensor(values, dtype=torch.int64, device=read_slots.device)
 
     starts = [sum(lengths[:sequence]) for sequence in range(len(lengths))]
     single = [sequence for sequence, length in enumerate(lengths) if length == 1]
@@ -77,6 +78,9 @@ def plan_gdn(
 def _plan_run(
     start: int, length: int, read_slot: Tensor, marks: Sequence[tuple[int, int]]
 ) -> RunPlan:
+    def ints(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=read_slot.device)
+
     rows: list[Tensor] = []
     valid: list[Tensor] = []
     ends: dict[int, int] = {}
@@ -88,14 +92,15 @@ def _plan_run(
             valid.append(first + within < end)
         begin = end
         ends[end] = len(rows) - 1
+    # The final state is often wanted twice: as the working slot's and as a checkpoint.
+    keep = sorted({ends[offset] for offset, _ in marks})
     return RunPlan(
         rows=torch.stack(rows),
         valid=torch.stack(valid),
         read_slot=int(read_slot),
-        keep=tuple(sorted({ends[offset] for offset, _ in marks})),
-        keep_slots=torch.tensor(
-            [slot for _, slot in marks], dtype=torch.int64, device=read_slot.device
-        ),
+        keep=tuple(keep),
+        save_rows=ints([keep.index(ends[offset]) for offset, _ in marks]),
+        save_slots=ints([slot for _, slot in marks]),
     )
 
 
@@ -110,20 +115,29 @@ def gated_delta_rule(
     output = torch.empty_like(v)
     if plan.singles is not None:
         rows = plan.singles.rows
-        before = state[plan.singles.read_slots].float()
-        output[rows], after = recurrent_step(q[rows], k[rows], v[rows], g[rows], beta[rows], before)
-        state[plan.singles.save_slots] = after[plan.singles.save_rows].to(state.dtype)
+        before = state.index_select(0, plan.singles.read_slots).float()
+        output[rows], after = recurrent_step(
+            *(x.index_select(0, rows) for x in (q, k, v, g, beta)), before
+        )
+        stored = after.index_select(0, plan.singles.save_rows).to(state.dtype)
+        state.index_copy_(0, plan.singles.save_slots, stored)
     for run in plan.runs:
-        rows, valid = run.rows, run.valid[..., None]
+        valid = run.valid[..., None]
         chunked, kept = chunk_gated_delta_rule(
-            q[rows],
-            k[rows],
-            v[rows],
-            g[rows].where(valid, 0),
-            beta[rows].where(valid, 0),
+            _chunks(q, run),
+            _chunks(k, run),
+            _chunks(v, run),
+            _chunks(g, run).where(valid, 0),
+            _chunks(beta, run).where(valid, 0),
             state[run.read_slot].float(),
             run.keep,
         )
-        output[rows[run.valid]] = chunked[run.valid]
-        state[run.keep_slots] = kept.to(state.dtype)
+        output[run.rows[run.valid]] = chunked[run.valid]
+        stored = kept.index_select(0, run.save_rows).to(state.dtype)
+        state.index_copy_(0, run.save_slots, stored)
     return output
+
+
+def _chunks(x: Tensor, run: RunPlan) -> Tensor:
+    """[T, ...] to [chunks, CHUNK_TOKENS, ...]."""
+    return x.index_select(0, run.rows.flatten()).view(*run.rows.shape, *x.shape[1:])

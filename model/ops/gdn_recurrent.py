@@ -15,9 +15,10 @@ def recurrent_step(
     the next state. S = exp(g) S; d = beta (v - S k); S += d k^T; o = S q.
     """
     state = state * g.exp()[..., None, None]
-    delta = beta[..., None] * (v - (state @ k[..., None])[..., 0])
-    state = state + delta[..., None] * k[..., None, :]
-    return (state @ q[..., None])[..., 0], state
+    keys = k[..., None, :]
+    delta = beta[..., None] * (v - (state * keys).sum(-1))
+    state.addcmul_(delta[..., None], keys)
+    return (state * q[..., None, :]).sum(-1), state
 
 
 def recurrent_gated_delta_rule(

@@ -13,7 +13,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """rms_norm(x) * silu(gate) in gate's dtype; x, gate [..., n]; weight [n] float32, plain."""
     normed = functional.rms_norm(x.float(), weight.shape, weight, eps)
-    return (normed * functional.silu(gate.float())).to(gate.dtype)
+    return normed.mul_(functional.silu(gate.float())).to(gate.dtype)
 
 
 def l2_norm(x: Tensor) -> Tensor:

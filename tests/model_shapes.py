@@ -1,0 +1,51 @@
+"""Small model shapes for tests without goldens: unequal sizes everywhere, so that swaps show."""
+
+from typing import Any
+
+import torch
+from tasuki.model.config import ModelConfig
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.random_weights import random_weights
+
+
+def dense_raw() -> dict[str, Any]:
+    """A flat config.json of a dense model."""
+    return {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 160,
+        "hidden_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
+        "intermediate_size": 80,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 1024,
+        "eos_token_id": 7,
+    }
+
+
+def moe_raw() -> dict[str, Any]:
+    """A nested config.json of a mixture of experts."""
+    text = dense_raw() | {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+    }
+    return {"model_type": "qwen3_5_moe", "text_config": text, "tie_word_embeddings": False}
+
+
+DENSE = ModelConfig.from_dict(dense_raw())
+MOE = ModelConfig.from_dict(moe_raw())
+
+
+def tiny_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Qwen35Model:
+    return Qwen35Model(config, random_weights(config, 3, dtype))

@@ -1,0 +1,101 @@
+"""Tokens drawn: determinism in (seed, position), support, and the distribution itself."""
+
+import math
+
+import pytest
+import torch
+from tasuki.model.sampler import sample, stop_ids
+from tasuki.model.sampling import SamplingParams
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -3.0]])
+
+
+def draw_many(params: SamplingParams, draws: int, logits: torch.Tensor = LOGITS) -> list[int]:
+    batch = logits.expand(draws, -1)
+    return [item.token for item in sample(batch, [params] * draws, range(draws))]
+
+
+def test_greedy_reports_logprob_and_margin() -> None:
+    (drawn,) = sample(LOGITS, [SamplingParams()], [0])
+    assert drawn.token == 0
+    assert drawn.margin == 1.0
+    assert drawn.logprob == pytest.approx(float(LOGITS[0].log_softmax(0)[0]), abs=1e-6)
+
+
+def test_logprob_and_margin_ignore_temperature_and_cuts() -> None:
+    params = SamplingParams(temperature=5.0, top_k=3, seed=4)
+    for position in range(20):
+        (drawn,) = sample(LOGITS, [params], [position])
+        assert drawn.margin == 1.0
+        want = float(LOGITS[0].log_softmax(0)[drawn.token])
+        assert drawn.logprob == pytest.approx(want, abs=1e-6)
+
+
+def test_same_seed_and_position_same_token_whatever_the_batch() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(8, 50, generator=generator)
+    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(8)]
+    positions = list(range(100, 108))
+    together = sample(logits, params, positions)
+    for row in reversed(range(8)):
+        (alone,) = sample(logits[row : row + 1], [params[row]], [positions[row]])
+        assert alone.token == together[row].token
+
+
+def test_seed_and_position_both_matter() -> None:
+    by_position = draw_many(SamplingParams(temperature=1.0, seed=1), 60)
+    assert by_position == draw_many(SamplingParams(temperature=1.0, seed=1), 60)
+    assert by_position != draw_many(SamplingParams(temperature=1.0, seed=2), 60)
+    assert len(set(by_position)) > 1
+    # Neighbouring seeds must not be the same stream, shifted.
+    assert by_position[1:] != draw_many(SamplingParams(temperature=1.0, seed=2), 60)[:-1]
+
+
+def test_top_k_keeps_k() -> None:
+    params = SamplingParams(temperature=10.0, top_k=3, seed=5)
+    assert set(draw_many(params, 300)) == {0, 1, 2}
+    assert set(draw_many(SamplingParams(temperature=10.0, top_k=99), 600)) == set(range(6))
+
+
+def test_top_p_keeps_the_smallest_set_of_that_mass() -> None:
+    probabilities = LOGITS[0].softmax(0)
+    two = float(probabilities[:2].sum())
+    for top_p, kept in ((two - 0.01, 2), (two + 0.01, 3), (1e-6, 1)):
+        params = SamplingParams(temperature=1.0, top_p=top_p, seed=6)
+        assert set(draw_many(params, 400)) == set(range(kept))
+
+
+def test_ties_are_cut_in_order_of_ids() -> None:
+    params = SamplingParams(temperature=1.0, top_k=2, seed=3)
+    assert set(draw_many(params, 100, torch.zeros(1, 40))) == {0, 1}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_follow_the_softmax(temperature: float) -> None:
+    draws = 4000
+    counts = [0] * 6
+    for token in draw_many(SamplingParams(temperature=temperature, seed=11), draws):
+        counts[token] += 1
+    expected = (LOGITS[0] / temperature).softmax(0) * draws
+    kept = [i for i in range(6) if expected[i] >= 5]
+    chi_square = sum((counts[i] - float(expected[i])) ** 2 / float(expected[i]) for i in kept)
+    # The 99.9% point for five degrees of freedom; the draws are fixed by the seed.
+    assert chi_square < 20.5
+
+
+def test_greedy_and_sampled_rows_mix() -> None:
+    logits = LOGITS.expand(2, -1)
+    drawn = sample(logits, [SamplingParams(), SamplingParams(temperature=1.0, seed=3)], [5, 5])
+    assert drawn[0].token == 0
+    assert drawn[1] == sample(LOGITS, [SamplingParams(temperature=1.0, seed=3)], [5])[0]
+
+
+def test_vocabulary_of_one() -> None:
+    (drawn,) = sample(torch.zeros(1, 1), [SamplingParams()], [0])
+    assert (drawn.token, drawn.logprob, drawn.margin) == (0, 0.0, math.inf)
+
+
+def test_stop_ids() -> None:
+    assert stop_ids(SamplingParams(), (7, 9)) == {7, 9}
+    assert stop_ids(SamplingParams(stop_token_ids=(3,)), (7,)) == {3, 7}
+    assert stop_ids(SamplingParams(stop_token_ids=(3,), ignore_eos=True), (7,)) == {3}
