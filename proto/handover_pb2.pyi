@@ -319,12 +319,14 @@ class Aborted(_message.Message):
     def __init__(self, drain: _Optional[_Union[Drain, str]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
-    __slots__ = ("room", "generation")
+    __slots__ = ("room", "generation", "connection_id")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     room: int
     generation: int
-    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    connection_id: str
+    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., connection_id: _Optional[str] = ...) -> None: ...
 
 class AbortResponse(_message.Message):
     __slots__ = ("drain",)

@@ -1,0 +1,217 @@
+"""One room on the prefill node: between the receiver's stream, the engine and the sender.
+
+Owns the room's machine and what goes out on its stream. Knows no gRPC. Thread rule: the event loop
+only; the sender's callbacks come in through call_soon_threadsafe.
+Invariants: the engine hears PrefillEnd exactly once, after the sender drained (or gave up
+draining); the receiver hears how the room ended exactly once, and nothing after it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..engine import messages as m
+from ..proto import handover_pb2 as pb
+from ..transfer.destination import Destination
+from ..transfer.errors import TransferError
+from ..transfer.outgoing import Drain, RoomBroke, RoomEnd, RoomSent
+from ..transfer.protocol import (
+    IllegalTransition,
+    SenderEvent,
+    SenderState,
+    sender_machine,
+)
+from ..transfer.report import SendReport
+from ..transfer.sender import Sender
+from . import handover_wire as wire
+
+log = logging.getLogger(__name__)
+
+_OVER = (SenderState.DONE, SenderState.REFUSED, SenderState.ENDED)
+
+
+@dataclass(frozen=True)
+class AbortAsked:
+    """By the receiver, on the stream or by the unary call."""
+
+
+@dataclass(frozen=True)
+class ReceiverLost:
+    """The stream or the whole connection broke: nobody listens any more."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """This node gives the room up."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Drained:
+    drain: Drain
+
+
+RoomEvent = (
+    m.PrefillQueued
+    | m.PrefillAccepted
+    | m.PrefillRefused
+    | m.PrefillToken
+    | m.Grant
+    | RoomEnd
+    | AbortAsked
+    | ReceiverLost
+    | Stopped
+    | _Drained
+)
+
+
+class OutgoingHandover:
+    def __init__(
+        self,
+        reserve: m.PrefillReserve,
+        connection: str,
+        post: Callable[[m.Inbox], None],
+        sender: Sender,
+        progress_seconds: float,
+    ) -> None:
+        self.room = reserve.ticket.room
+        self.generation = reserve.ticket.generation
+        self.connection = connection
+        self.outgoing: asyncio.Queue[pb.SenderMessage | None] = asyncio.Queue()
+        """What the stream writes; None ends it."""
+        self.ended: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
+        self._reserve = reserve
+        self._post = post
+        self._sender = sender
+        self._progress_seconds = progress_seconds
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
+        self._machine = sender_machine()
+        self._position = 0
+        self._report: SendReport | None = None
+        self._failure: str | None = None
+
+    def put(self, event: RoomEvent) -> None:
+        """Events of a room that is over are dropped with it."""
+        self._events.put_nowait(event)
+
+    async def run(self) -> None:
+        """From Reserve to the end."""
+        self._machine.apply(SenderEvent.ARRIVE)
+        # A Reserve that brings the prompt is the gateway's call and the receiver's in one.
+        self._machine.apply(SenderEvent.MEET)
+        self._post(self._reserve)
+        drain = Drain.DRAINED
+        while self._machine.state not in _OVER:
+            try:
+                event = await asyncio.wait_for(self._events.get(), self._progress_seconds)
+            except TimeoutError:
+                if self._machine.state is SenderState.QUEUED:
+                    self._say(wire.queued(self._position))
+                continue
+            if isinstance(event, _Drained) or isinstance(event, RoomBroke):
+                drain = event.drain
+            self._take(event)
+        self._post(m.PrefillEnd(self.room))
+        self.outgoing.put_nowait(None)
+        self.ended.set_result(drain)
+
+    def _take(self, event: RoomEvent) -> None:
+        try:
+            self._move(event)
+        except IllegalTransition as error:
+            log.warning("room %d: %s", self.room, error)
+            self._stop(str(error))
+
+    def _move(self, event: RoomEvent) -> None:
+        match event:
+            case m.PrefillQueued(position=position):
+                self._position = position
+                if self._machine.state is SenderState.QUEUED:
+                    self._say(wire.queued(position))
+            case m.PrefillAccepted():
+                if self._machine.apply(SenderEvent.ACCEPT) is SenderState.ACCEPTED:
+                    self._say(wire.accepted())
+            case m.PrefillRefused(error=error):
+                self._refuse(error)
+            case m.Grant():
+                self._granted(event)
+            case m.PrefillToken():
+                self._produced(event)
+            case RoomSent(report=report):
+                self._report = report
+                if self._machine.apply(SenderEvent.FLUSHED) is SenderState.DONE:
+                    self._say(wire.done(self.generation, report))
+            case RoomBroke(reason=reason, drain=drain):
+                self._failure = self._failure or reason
+                self._machine.apply(SenderEvent.STOP)
+                self._drained(drain)
+            case AbortAsked() | ReceiverLost():
+                self._stop(None)
+            case Stopped(reason=reason):
+                self._stop(reason)
+            case _Drained(drain=drain):
+                self._drained(drain)
+
+    def _refuse(self, error: m.RequestError) -> None:
+        if self._machine.state is SenderState.QUEUED:
+            self._machine.apply(SenderEvent.REFUSE)
+            self._say(wire.refused(error))
+        elif self._machine.state is not SenderState.DRAINING:
+            # The forward broke after the grant: windows may be in flight.
+            self._stop(error.message)
+
+    def _granted(self, grant: m.Grant) -> None:
+        if self._machine.apply(SenderEvent.GRANT) is not SenderState.STREAMING:
+            return
+        if grant.generation != self.generation:
+            self._stop(f"grant is of generation {grant.generation}, room of {self.generation}")
+            return
+        try:
+            self._sender.open(
+                self.room,
+                self.generation,
+                self.connection,
+                Destination(grant.first_page, grant.pages, grant.slot),
+                self._on_end,
+            )
+        except TransferError as error:
+            self._stop(str(error))
+            return
+        self._post(m.PrefillStart(grant))
+
+    def _produced(self, token: m.PrefillToken) -> None:
+        state = self._machine.apply(SenderEvent.TOKEN)
+        if state is SenderState.DRAINING:
+            return
+        self._say(wire.ready(self.generation, token))
+        if state is SenderState.DONE:
+            assert self._report is not None
+            self._say(wire.done(self.generation, self._report))
+
+    def _stop(self, failure: str | None) -> None:
+        """Begin to drain; `failure` is this side's reason, None where the receiver wanted it."""
+        first = self._machine.state is not SenderState.DRAINING
+        self._failure = self._failure or failure
+        self._machine.apply(SenderEvent.STOP)
+        if first:
+            self._sender.abort(self.room).add_done_callback(self._on_drained)
+
+    def _drained(self, drain: Drain) -> None:
+        self._machine.apply(SenderEvent.DRAINED)
+        if self._failure is None:
+            self._say(wire.aborted(drain))
+        else:
+            self._say(wire.failed(self._failure, drain))
+
+    def _say(self, message: pb.SenderMessage) -> None:
+        self.outgoing.put_nowait(message)
+
+    def _on_end(self, end: RoomEnd) -> None:
+        self._loop.call_soon_threadsafe(self.put, end)
+
+    def _on_drained(self, drained: "Future[Drain]") -> None:
+        self._loop.call_soon_threadsafe(self.put, _Drained(drained.result()))

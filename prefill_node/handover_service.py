@@ -1,0 +1,302 @@
+"""The Handover service of a prefill node: connections with their leases, and rooms.
+
+Owns connections and live rooms, and remembers how the last rooms ended, so that a late or repeated
+abort is answered right. Turns streams into engine messages and back; decides nothing about caches
+or bytes.
+Thread rule: the event loop; deliver() may be called from any thread.
+Invariants: a connection lives as long as its heartbeat stream, and its name is never used again; a
+reply to Abort comes after the drain; an Abort is answered only for connections of this process.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from ..engine import messages as m
+from ..proto import handover_pb2 as pb
+from ..proto import handover_pb2_grpc
+from ..transfer.contract import Contract, diff
+from ..transfer.errors import TransferError
+from ..transfer.node_identity import NodeIdentity
+from ..transfer.outgoing import Drain
+from ..transfer.sender import Sender
+from ..transfer.wire import drain_to_wire, node_from_wire, node_to_wire
+from . import handover_wire as wire
+from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost, Stopped
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED_ROOMS = 4096
+
+
+@dataclass(frozen=True)
+class HandoverServiceSettings:
+    """beat_seconds: between two beats. silence_seconds: a receiver that answers none for that long
+    is gone. progress_seconds: between two repetitions of Queued."""
+
+    beat_seconds: float = 0.2
+    silence_seconds: float = 1.0
+    progress_seconds: float = 1.0
+
+
+@dataclass
+class _Connection:
+    id: str
+    node: NodeIdentity
+    heard: float
+    asked: dict[int, float] = field(default_factory=dict)
+    """Beats not answered yet, and when they were sent."""
+    beating: bool = False
+
+
+class HandoverService(handover_pb2_grpc.HandoverServicer):
+    def __init__(
+        self,
+        post: Callable[[m.Inbox], None],
+        sender: Sender,
+        contract: Contract,
+        node: NodeIdentity,
+        loop: asyncio.AbstractEventLoop,
+        settings: HandoverServiceSettings | None = None,
+    ) -> None:
+        self._post = post
+        self._sender = sender
+        self._contract = contract.flat()
+        self._node = node
+        self._loop = loop
+        self._settings = settings or HandoverServiceSettings()
+        self._connections: dict[str, _Connection] = {}
+        self._issued = 0
+        self._rooms: dict[int, OutgoingHandover] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: OrderedDict[tuple[int, int], Drain] = OrderedDict()
+
+    @property
+    def receivers(self) -> list[str]:
+        """Names of the nodes that are connected."""
+        return [connection.node.name for connection in self._connections.values()]
+
+    def deliver(self, message: m.Outbox) -> None:
+        """What the engine says about a room. Messages of rooms that are over are dropped."""
+        self._loop.call_soon_threadsafe(self._dispatch, message)
+
+    def _dispatch(self, message: m.Outbox) -> None:
+        match message:
+            case m.PrefillQueued() | m.PrefillAccepted() | m.PrefillRefused() | m.PrefillToken():
+                room = self._rooms.get(message.room)
+                if room is not None:
+                    room.put(message)
+
+    async def stop(self, reason: str = "the prefill node shuts down") -> None:
+        """Give up every room, wait until all have drained, forget connections."""
+        for room in self._rooms.values():
+            room.put(Stopped(reason))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for connection in list(self._connections):
+            self._disconnect(connection)
+
+    # Connections
+
+    async def Connect(
+        self,
+        request: pb.ConnectRequest,
+        context: "grpc.aio.ServicerContext[pb.ConnectRequest, pb.ConnectResponse]",
+    ) -> pb.ConnectResponse:
+        ours = {**self._contract, "transport": self._node.transport}
+        theirs = {**request.contract, "transport": request.node.transport}
+        differences = diff(ours, theirs)
+        if differences:
+            log.warning("refused %s: %s", request.node.name, [d.field for d in differences])
+            return pb.ConnectResponse(
+                refused=pb.Refusal(
+                    differences=[
+                        pb.Difference(field=d.field, ours=d.ours, theirs=d.theirs)
+                        for d in differences
+                    ]
+                )
+            )
+        node = node_from_wire(request.node)
+        self._issued += 1
+        name = f"{self._node.epoch.hex()}-{self._issued}"
+        try:
+            await asyncio.to_thread(self._sender.connect, name, node.transport_metadata, node.slabs)
+        except TransferError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"transport: {error}")
+        self._connections[name] = _Connection(name, node, time.monotonic())
+        # A receiver that connects and never beats must not stay connected.
+        self._loop.call_later(self._settings.silence_seconds, self._expect_beating, name)
+        return pb.ConnectResponse(
+            connected=pb.Connected(
+                node=node_to_wire(self._node),
+                connection_id=name,
+                lease_seconds=self._sender.settings.lease_seconds,
+            )
+        )
+
+    def _expect_beating(self, name: str) -> None:
+        connection = self._connections.get(name)
+        if connection is not None and not connection.beating:
+            self._disconnect(name)
+
+    async def Heartbeat(
+        self,
+        request_iterator: AsyncIterator[pb.Renewal],
+        context: "grpc.aio.ServicerContext[pb.Renewal, pb.Beat]",
+    ) -> AsyncIterator[pb.Beat]:
+        first = await anext(request_iterator, None)
+        connection = None if first is None else self._connections.get(first.connection_id)
+        if connection is None or connection.beating:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "connection_id: unknown or in use; Connect first",
+            )
+            raise AssertionError("abort raises")
+        connection.beating = True
+        connection.heard = time.monotonic()
+        reader = asyncio.create_task(self._read_renewals(connection, request_iterator))
+        sequence = 0
+        try:
+            while not reader.done():
+                now = time.monotonic()
+                if now - connection.heard > self._settings.silence_seconds:
+                    log.warning("%s answers no beats", connection.node.name)
+                    break
+                sequence += 1
+                connection.asked[sequence] = now
+                yield pb.Beat(sequence=sequence)
+                await asyncio.wait({reader}, timeout=self._settings.beat_seconds)
+        finally:
+            reader.cancel()
+            self._disconnect(connection.id)
+
+    async def _read_renewals(
+        self, connection: _Connection, renewals: AsyncIterator[pb.Renewal]
+    ) -> None:
+        async for renewal in renewals:
+            asked = connection.asked.pop(renewal.sequence, None)
+            if asked is None:
+                continue
+            connection.heard = time.monotonic()
+            self._sender.renew(connection.id, asked)
+            for sequence in [s for s in connection.asked if s < renewal.sequence]:
+                del connection.asked[sequence]
+
+    def _disconnect(self, name: str) -> None:
+        connection = self._connections.pop(name, None)
+        if connection is None:
+            return
+        log.info("receiver %s is gone", connection.node.name)
+        for room in self._rooms.values():
+            if room.connection == name:
+                room.put(ReceiverLost())
+        self._sender.disconnect(name)
+
+    # Rooms
+
+    async def Transfer(
+        self,
+        request_iterator: AsyncIterator[pb.ReceiverMessage],
+        context: "grpc.aio.ServicerContext[pb.ReceiverMessage, pb.SenderMessage]",
+    ) -> AsyncIterator[pb.SenderMessage]:
+        room = await self._open(await anext(request_iterator, None), context)
+        reader = asyncio.create_task(self._read_receiver(room, request_iterator))
+        try:
+            while (message := await room.outgoing.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            room.put(ReceiverLost())
+
+    async def _open(
+        self,
+        first: pb.ReceiverMessage | None,
+        context: "grpc.aio.ServicerContext[pb.ReceiverMessage, pb.SenderMessage]",
+    ) -> OutgoingHandover:
+        """The room of a Reserve, running. Aborts the call with a typed status where there is
+        none."""
+        invalid, failed = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+        if first is None or first.WhichOneof("message") != "reserve":
+            await context.abort(invalid, "the first message of a room must be reserve")
+        assert first is not None
+        try:
+            reserve = wire.reserve_from_wire(first.reserve)
+        except wire.InvalidReserve as error:
+            await context.abort(invalid, f"reserve: {error}")
+        ticket = reserve.ticket
+        if first.reserve.connection_id not in self._connections:
+            await context.abort(failed, "reserve.connection_id is unknown; Connect first")
+        if (ticket.room, ticket.generation) in self._ended:
+            await context.abort(failed, f"room {ticket.room} is over: take a new room")
+        if ticket.room in self._rooms:
+            await context.abort(
+                grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
+            )
+        room = OutgoingHandover(
+            reserve,
+            first.reserve.connection_id,
+            self._post,
+            self._sender,
+            self._settings.progress_seconds,
+        )
+        self._rooms[ticket.room] = room
+        # The room outlives its stream: it must drain when the stream breaks.
+        task = asyncio.create_task(self._run(room), name=f"room-{ticket.room}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return room
+
+    async def _run(self, room: OutgoingHandover) -> None:
+        try:
+            await room.run()
+        finally:
+            del self._rooms[room.room]
+            drain = room.ended.result() if room.ended.done() else Drain.FORCED
+            self._remember(room.room, room.generation, drain)
+
+    def _remember(self, room: int, generation: int, drain: Drain) -> None:
+        self._ended[room, generation] = drain
+        while len(self._ended) > _REMEMBERED_ROOMS:
+            self._ended.popitem(last=False)
+
+    @staticmethod
+    async def _read_receiver(
+        room: OutgoingHandover, messages: AsyncIterator[pb.ReceiverMessage]
+    ) -> None:
+        try:
+            async for message in messages:
+                match message.WhichOneof("message"):
+                    case "grant":
+                        room.put(wire.grant_from_wire(room.room, message.grant))
+                    case "abort":
+                        room.put(AbortAsked())
+                    case other:
+                        room.put(Stopped(f"{other} is not expected on a room that is open"))
+        finally:
+            room.put(ReceiverLost())
+
+    async def Abort(
+        self,
+        request: pb.AbortRequest,
+        context: "grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]",
+    ) -> pb.AbortResponse:
+        if not request.connection_id.startswith(f"{self._node.epoch.hex()}-"):
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "connection_id is of another process: it cannot be answered for here",
+            )
+        room = self._rooms.get(request.room)
+        if room is not None and room.generation == request.generation:
+            room.put(AbortAsked())
+            drain = await asyncio.shield(room.ended)
+        else:
+            key = (request.room, request.generation)
+            drain = self._ended.get(key, Drain.DRAINED)
+            # A Reserve that this abort has overtaken must find the room over.
+            self._remember(*key, drain)
+        return pb.AbortResponse(drain=drain_to_wire(drain))

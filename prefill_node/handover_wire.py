@@ -1,0 +1,116 @@
+"""Engine messages of a hand-over to and from protobuf, as the prefill node needs them."""
+
+import numpy as np
+
+from ..engine import messages as m
+from ..model.sampling import SamplingParams
+from ..proto import handover_pb2 as pb
+from ..transfer.outgoing import Drain
+from ..transfer.report import SendReport
+from ..transfer.wire import drain_to_wire, windows_to_wire
+
+_ERROR_KINDS = {
+    m.ErrorKind.INVALID: pb.ERROR_KIND_INVALID,
+    m.ErrorKind.TOO_LONG: pb.ERROR_KIND_TOO_LONG,
+    m.ErrorKind.DRAINING: pb.ERROR_KIND_DRAINING,
+    m.ErrorKind.INTERNAL: pb.ERROR_KIND_INTERNAL,
+}
+
+
+class InvalidReserve(ValueError):
+    """A Reserve that no receiver of this version sends. Names the field."""
+
+
+def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
+    """Raises InvalidReserve naming the field."""
+    ticket = reserve.ticket
+    if not 0 < ticket.room < 2**63:
+        raise InvalidReserve(f"ticket.room {ticket.room} is not in [1, 2^63)")
+    if not 0 <= ticket.generation < 2**63:
+        raise InvalidReserve(f"ticket.generation {ticket.generation} is not in [0, 2^63)")
+    if not reserve.prompt:
+        raise InvalidReserve("prompt is empty: give at least one token")
+    wire = ticket.sampling
+    try:
+        sampling = SamplingParams(
+            max_new_tokens=wire.max_new_tokens,
+            temperature=wire.temperature,
+            top_k=wire.top_k,
+            top_p=wire.top_p,
+            seed=wire.seed,
+            stop_token_ids=tuple(wire.stop_token_ids),
+            ignore_eos=wire.ignore_eos,
+        )
+    except ValueError as error:
+        raise InvalidReserve(f"ticket.sampling: {error}") from error
+    return m.PrefillReserve(
+        m.Ticket(
+            room=m.RoomId(ticket.room),
+            generation=ticket.generation,
+            kv_matched=ticket.kv_matched,
+            sampling=sampling,
+            salt=ticket.salt,
+            marks=tuple(ticket.marks),
+        ),
+        np.array(reserve.prompt, dtype=np.int32),
+    )
+
+
+def grant_from_wire(room: m.RoomId, grant: pb.Grant) -> m.Grant:
+    return m.Grant(room, grant.generation, grant.first_page, tuple(grant.pages), grant.slot)
+
+
+def queued(position: int) -> pb.SenderMessage:
+    return pb.SenderMessage(queued=pb.Queued(position=position))
+
+
+def accepted() -> pb.SenderMessage:
+    return pb.SenderMessage(accepted=pb.Accepted())
+
+
+def refused(error: m.RequestError) -> pb.SenderMessage:
+    kind = _ERROR_KINDS[error.kind]
+    return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
+
+
+def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
+    hit = token.hit
+    return pb.SenderMessage(
+        ready=pb.Ready(
+            generation=generation,
+            token=token.token,
+            logprob=token.logprob,
+            margin=token.margin,
+            hit=pb.Hit(
+                prompt_tokens=hit.prompt_tokens,
+                kv_tokens=hit.kv_tokens,
+                usable_tokens=hit.usable_tokens,
+                causes=hit.causes,
+                checkpoint_source=hit.checkpoint_source,
+            ),
+        )
+    )
+
+
+def done(generation: int, report: SendReport) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        done=pb.Done(
+            generation=generation,
+            windows=windows_to_wire(report.digests),
+            report=pb.Report(
+                bytes=report.bytes,
+                windows=report.windows,
+                pages=report.pages,
+                hidden_seconds=report.hidden_seconds,
+                exposed_seconds=report.exposed_seconds,
+            ),
+        )
+    )
+
+
+def failed(reason: str, drain: Drain) -> pb.SenderMessage:
+    return pb.SenderMessage(failed=pb.Failed(reason=reason, drain=drain_to_wire(drain)))
+
+
+def aborted(drain: Drain) -> pb.SenderMessage:
+    return pb.SenderMessage(aborted=pb.Aborted(drain=drain_to_wire(drain)))

@@ -1,0 +1,86 @@
+"""The three fences: each opens on its own evidence and on nothing else."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tasuki.transfer.fence import (
+    DrainAcknowledged,
+    Fence,
+    FenceReason,
+    FenceTimeout,
+    LeaseExpired,
+    ProcessIdentity,
+    WriterDead,
+)
+
+CHILD = """
+import sys
+from tasuki.transfer.fence import ProcessIdentity
+me = ProcessIdentity.own()
+print(me.boot_id, me.pid_namespace, me.pid, me.start_ticks, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def writer() -> Iterator[tuple["subprocess.Popen[str]", ProcessIdentity]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        boot, *numbers = process.stdout.readline().split()
+        yield process, ProcessIdentity(boot, *(int(number) for number in numbers))
+        process.kill()
+
+
+def test_a_fence_without_evidence_stays_closed() -> None:
+    drain = DrainAcknowledged()
+    fence = Fence([drain])
+    with pytest.raises(FenceTimeout, match="quarantined"):
+        fence.wait(0.05)
+    drain.acknowledge()
+    assert fence.wait(0) is FenceReason.DRAIN_ACKNOWLEDGED
+
+
+def test_death_is_proven_even_of_a_zombie(
+    writer: tuple["subprocess.Popen[str]", ProcessIdentity],
+) -> None:
+    process, identity = writer
+    dead = WriterDead.watch(identity, settle=0.1)
+    assert dead is not None
+    fence = Fence([dead])
+    assert fence.reason() is None
+    process.kill()
+    started = time.monotonic()
+    # Nobody has waited for the child: it is a zombie.
+    assert fence.wait(5) is FenceReason.WRITER_DEAD
+    assert time.monotonic() - started >= 0.1, "what was under way had no time to settle"
+    dead.close()
+    assert fence.reason() is FenceReason.WRITER_DEAD
+
+
+def test_another_host_or_another_process_of_the_pid_is_not_watched(
+    writer: tuple["subprocess.Popen[str]", ProcessIdentity],
+) -> None:
+    _, identity = writer
+    assert WriterDead.watch(replace(identity, boot_id="another"), 0) is None
+    assert WriterDead.watch(replace(identity, pid_namespace=1), 0) is None
+    assert WriterDead.watch(replace(identity, start_ticks=1), 0) is None
+    assert WriterDead.watch(replace(identity, pid=2**22 + 1), 0) is None
+
+
+def test_a_lease_expires_only_after_renewals_stopped() -> None:
+    now, renewed = [100.0], [None]
+    expired = LeaseExpired(lambda: renewed[0], margin=3.0, clock=lambda: now[0])
+    now[0] = 1000.0
+    assert not expired.holds(), "still renewing"
+    renewed[0] = 998.0
+    assert not expired.holds()
+    now[0] = 1001.0
+    assert not expired.holds()
+    now[0] = 1001.1
+    assert expired.holds()

@@ -1,0 +1,34 @@
+"""Who a node is and how its arena is reached: what both sides tell each other at connect."""
+
+import secrets
+from dataclasses import dataclass
+
+from .fence import ProcessIdentity
+from .transports.base import Transport
+
+EPOCH_BYTES = 16
+
+
+@dataclass(frozen=True)
+class NodeIdentity:
+    """epoch: identity of this process start, compared for equality only. transport: its kind's
+    name."""
+
+    name: str
+    epoch: bytes
+    process: ProcessIdentity
+    transport: str
+    transport_metadata: bytes
+    slabs: int
+
+    @staticmethod
+    def new(name: str, kind: str, transport: Transport, slabs: int) -> "NodeIdentity":
+        """This process. REQUIRES: transport has registered the arena of `slabs` slabs."""
+        return NodeIdentity(
+            name=name,
+            epoch=secrets.token_bytes(EPOCH_BYTES),
+            process=ProcessIdentity.own(),
+            transport=kind,
+            transport_metadata=transport.metadata(),
+            slabs=slabs,
+        )
