@@ -43,6 +43,7 @@ class Daemon:
             # A terminal's Ctrl-C goes to the caller alone, which then stops its children in order.
             start_new_session=True,
         )
+        self._asked = False
         self._said: SimpleQueue[str | None] = SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._readers = [
@@ -70,14 +71,19 @@ class Daemon:
             if address is not None:
                 return address
 
-    def stop(self, timeout: float = STOP_SECONDS) -> int:
-        """SIGTERM, then SIGKILL after `timeout` seconds. Returns the exit status."""
-        if self._process.poll() is None:
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once: the child drains and ends. A second one would end it at once."""
+        if not self._asked and self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        self._asked = True
+
+    def stop(self, timeout: float = STOP_SECONDS) -> int:
+        """ask_to_stop, then SIGKILL after `timeout` seconds. Returns the exit status."""
+        self.ask_to_stop()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
         status = self._process.wait()
         for reader in self._readers:
             reader.join()

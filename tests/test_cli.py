@@ -35,10 +35,8 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_flags_are_the_fields() -> None:
-    argv = (
-        "--bind 127.0.0.1:7 --dtype bfloat16 --batch-size 2 --temperature .5 --verbose --prompt a"
-    )
-    config = parse_config("tasuki cook", "", argv.split(), Kitchen)
+    argv = "--bind 127.0.0.1:7 --dtype bfloat16 --batch-size 2 --temperature .5 --verbose"
+    config = parse_config("tasuki cook", "", [*argv.split(), "--prompt", "a"], Kitchen)
     assert config == Kitchen("127.0.0.1:7", "bfloat16", 2, 0.5, True, "a")
     assert parse_config("tasuki cook", "", [], Kitchen) == Kitchen()
     two = parse_configs("tasuki cook", "", ["--depth=5", "--verbose"], Kitchen, Cellar)

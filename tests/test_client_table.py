@@ -41,7 +41,10 @@ def test_what_was_not_measured_is_a_dash() -> None:
 def test_columns_stand_under_their_titles() -> None:
     lines = table.table([usage(5, 3), usage(123456, 3)]).splitlines()
     assert len(lines) == 3 and cells(lines[0])[-1] == table.LAST_TITLE
-    ends = [len(line.rpartition(last)[0]) for line, last in zip(lines, ("lost", "new", "new"))]
+    ends = [
+        len(line.rpartition(last)[0])
+        for line, last in zip(lines, ("lost", "new", "new"), strict=True)
+    ]
     assert len(set(ends)) == 1
 
 
