@@ -34,7 +34,8 @@ def gdn_mixer(
     mixed = causal_conv(mixed, weights.conv, conv, plan.conv).float()
     qk = l2_norm(mixed[:, : 2 * keys].view(tokens, 2, config.key_heads, config.key_dim))
     # Value head j belongs to key head j // ratio: repeats are neighbours.
-    q, k = qk.repeat_interleave(heads // config.key_heads, dim=2).unbind(1)
+    ratio = heads // config.key_heads
+    q, k = qk.unsqueeze(3).expand(-1, -1, -1, ratio, -1).flatten(2, 3).unbind(1)
     output = gated_delta_rule(
         q * config.key_dim**-0.5,
         k,

@@ -160,7 +160,7 @@ class _Assembler:
         conv = self._read(f"{prefix}.conv1d.weight", config.conv_channels, 1, config.conv_width)
         return GdnWeights(
             in_proj=_by_input(torch.cat(in_proj)),
-            conv=conv.squeeze(1),
+            conv=_by_input(conv.squeeze(1)),
             decay_rate=-self._float(f"{prefix}.A_log", heads).exp(),
             dt_bias=self._float(f"{prefix}.dt_bias", heads),
             norm=self._float(f"{prefix}.norm.weight", config.value_dim),

@@ -13,13 +13,14 @@ class ConvPlan:
     """Which rows follow which, the same for every layer of a forward.
 
     Sequences are laid end to end, each led by its width-1 state columns ("extended" rows).
-    gather [E] int64: extended rows, as rows of [all state columns, then all tokens].
+    state_rows [B * (width-1)], token_rows [T] int64: extended row of every state column and token.
     outputs [T] int64: extended row of the first input of each token's window.
-    saves [S, width-1] int64: extended rows that make each state to be stored; slots [S] int64.
+    saves [S, width-1] int64: extended rows that make each state to be stored; save_slots [S] int64.
     """
 
     read_slots: Tensor
-    gather: Tensor
+    state_rows: Tensor
+    token_rows: Tensor
     outputs: Tensor
     saves: Tensor
     save_slots: Tensor
@@ -33,16 +34,14 @@ def plan_conv(
 ) -> ConvPlan:
     """saves: (sequence, tokens of this forward, slot)."""
     device = read_slots.device
-    gather: list[int] = []
-    outputs: list[int] = []
     bases: list[int] = []
-    token = len(lengths) * columns
-    for sequence, length in enumerate(lengths):
-        bases.append(len(gather))
-        outputs.extend(range(len(gather), len(gather) + length))
-        gather.extend(range(sequence * columns, (sequence + 1) * columns))
-        gather.extend(range(token, token + length))
-        token += length
+    state_rows: list[int] = []
+    token_rows: list[int] = []
+    for length in lengths:
+        base = len(state_rows) + len(token_rows)
+        bases.append(base)
+        state_rows.extend(range(base, base + columns))
+        token_rows.extend(range(base + columns, base + columns + length))
     first = [bases[sequence] + offset for sequence, offset, _ in saves]
 
     def ints(values: Sequence[int]) -> Tensor:
@@ -50,8 +49,9 @@ def plan_conv(
 
     return ConvPlan(
         read_slots=read_slots,
-        gather=ints(gather),
-        outputs=ints(outputs),
+        state_rows=ints(state_rows),
+        token_rows=ints(token_rows),
+        outputs=ints(token_rows) - columns,
         saves=ints(first)[:, None] + torch.arange(columns, device=device),
         save_slots=ints([slot for _, _, slot in saves]),
     )
@@ -65,7 +65,9 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, plan: ConvPlan) -> Ten
     """
     channels, width = weight.shape
     before = state.index_select(0, plan.read_slots).transpose(1, 2).reshape(-1, channels)
-    extended = torch.cat([before.to(x.dtype), x]).index_select(0, plan.gather)
+    extended = x.new_empty(before.shape[0] + x.shape[0], channels)
+    extended.index_copy_(0, plan.state_rows, before.to(x.dtype))
+    extended.index_copy_(0, plan.token_rows, x)
     state[plan.save_slots] = extended[plan.saves].transpose(1, 2).to(state.dtype)
     taps = weight.t().float()
     windows = extended.shape[0] - width + 1

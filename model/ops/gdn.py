@@ -112,32 +112,43 @@ def gated_delta_rule(
     q, k [T, heads, key_dim] float32, of unit length, q scaled; v [T, heads, value_dim] float32; g,
     beta [T, heads] float32; state [slots, heads, value_dim, key_dim] of any float dtype.
     """
-    output = torch.empty_like(v)
+    tokens, heads, _ = v.shape
+    # One row more than tokens: padding is written there, and dropped.
+    output = v.new_empty(tokens + 1, *v.shape[1:])
     if plan.singles is not None:
         rows = plan.singles.rows
         before = state.index_select(0, plan.singles.read_slots).float()
-        output[rows], after = recurrent_step(
-            *(x.index_select(0, rows) for x in (q, k, v, g, beta)), before
+        singles, after = recurrent_step(
+            q.index_select(0, rows),
+            k.index_select(0, rows),
+            v.index_select(0, rows),
+            g.index_select(0, rows),
+            beta.index_select(0, rows),
+            before,
         )
+        output.index_copy_(0, rows, singles)
         stored = after.index_select(0, plan.singles.save_rows).to(state.dtype)
         state.index_copy_(0, plan.singles.save_slots, stored)
     for run in plan.runs:
-        valid = run.valid[..., None]
+        head = torch.arange(heads, device=v.device)[:, None]
+        index = run.rows[:, None] * heads + head
+        valid = run.valid[:, None]
         chunked, kept = chunk_gated_delta_rule(
-            _chunks(q, run),
-            _chunks(k, run),
-            _chunks(v, run),
-            _chunks(g, run).where(valid, 0),
-            _chunks(beta, run).where(valid, 0),
+            _take(q, index),
+            _take(k, index),
+            _take(v, index),
+            _take(g, index).where(valid, 0),
+            _take(beta, index).where(valid, 0),
             state[run.read_slot].float(),
             run.keep,
         )
-        output[run.rows[run.valid]] = chunked[run.valid]
+        target = index.where(valid, tokens * heads)
+        output.flatten(0, 1).index_copy_(0, target.flatten(), chunked.flatten(0, 2))
         stored = kept.index_select(0, run.save_rows).to(state.dtype)
         state.index_copy_(0, run.save_slots, stored)
-    return output
+    return output[:tokens]
 
 
-def _chunks(x: Tensor, run: RunPlan) -> Tensor:
-    """[T, ...] to [chunks, CHUNK_TOKENS, ...]."""
-    return x.index_select(0, run.rows.flatten()).view(*run.rows.shape, *x.shape[1:])
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x [T, heads, ...] by (token, head) pairs: [chunks, heads, CHUNK_TOKENS, ...]."""
+    return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *x.shape[2:])

@@ -25,16 +25,15 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """One sequence of N chunks of C tokens; float32 throughout.
 
-    q, k [N, C, heads, key_dim], of unit length, q scaled; v [N, C, heads, value_dim]; g (log decay)
-    and beta [N, C, heads]; state [heads, value_dim, key_dim]; keep: ascending chunk numbers.
-    Returns o [N, C, heads, value_dim] and the states after the chunks in keep, [len(keep), heads,
+    q, k [N, heads, C, key_dim], of unit length, q scaled; v [N, heads, C, value_dim]; g (log decay)
+    and beta [N, heads, C]; state [heads, value_dim, key_dim]; keep: ascending chunk numbers.
+    Returns o [N, heads, C, value_dim] and the states after the chunks in keep, [len(keep), heads,
     value_dim, key_dim]. A padding token has g = beta = 0: it changes no state, and its o means
     nothing.
     """
-    chunks, size = q.shape[:2]
-    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-    total = g.transpose(1, 2).cumsum(-1)
-    beta = beta.transpose(1, 2)[..., None]
+    chunks, _, size = q.shape[:3]
+    total = g.cumsum(-1)
+    beta = beta[..., None]
     inside = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     gap = total[..., :, None] - total[..., None, :]
     # Above the diagonal the gap is positive and its exponential may be infinite: mask before, not
@@ -63,4 +62,4 @@ def chunk_gated_delta_rule(
         state = torch.baddbmm(state * fades[chunk], deltas.transpose(-1, -2), writes[chunk])
         if chunk in wanted:
             kept[wanted[chunk]] = state
-    return outputs.transpose(1, 2), kept
+    return outputs, kept
