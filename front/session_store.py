@@ -1,9 +1,8 @@
 """Sessions: the server's copy of a conversation as tokens.
 
 Owns the token logs and the engine's cursors that belong to them. Does not know proto, text or
-templates.
-One event loop's thread. Invariants: a log only grows, except that a turn which did not finish is
-taken back; one turn at a time per session; every cursor opened is closed once.
+templates. One event loop's thread. Invariants: a log only grows, except that a turn which did not
+finish is taken back; one turn at a time per session; every cursor opened is closed once.
 """
 
 import secrets
