@@ -27,9 +27,9 @@ class SequenceSlice:
 
 @dataclass(frozen=True)
 class Batch:
-    """Slices packed for the operators. T tokens of B sequences, sequence i at [cu_seqlens[i],
-    cu_seqlens[i+1]).
+    """Slices packed for the operators: T tokens of B sequences laid end to end.
 
+    Sequence i has the rows [cu_seqlens[i], cu_seqlens[i + 1]).
     token_ids, positions [T] int64; cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before
     this forward); page_table [B, pages] int64, rows padded with 0; read_slots, write_slots [B]
     int64; checkpoints per sequence: (tokens of this forward before the mark, slot), ascending.

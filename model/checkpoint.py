@@ -1,5 +1,4 @@
-"""Published safetensors files of one checkpoint folder: which there are, what they hold, their
-digest.
+"""The safetensors files of one checkpoint folder: which there are, what they hold, their digest.
 
 Owns names and files: single file or shards with an index, nested and flat prefixes. Does not know
 what a tensor means. Vision tower and draft head are never read. Reading is lazy, one tensor at a
@@ -8,6 +7,8 @@ time; a `Checkpoint` is used by one thread.
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,17 +29,18 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> ModelWeights:
-    """The folder's weights in `dtype` (norms, decay and dt_bias stay float32). Raises
-    WeightsError."""
+    """Weights in `dtype`; norms, decay and dt_bias stay float32. Raises WeightsError."""
     return assemble(config, Checkpoint(Path(directory)), dtype, device)
 
 
 def weights_digest(directory: Path | str) -> str:
-    """SHA-256 (hex) over the contents of the folder's safetensors files in name order. Reads every
-    byte, so call it once a process. Raises WeightsError."""
+    """SHA-256 (hex) over the contents of the folder's safetensors files in name order.
+
+    Reads every byte, so call it once a process. Raises WeightsError.
+    """
     total = hashlib.sha256()
     for path in weight_files(Path(directory)):
-        with _open_errors(path), path.open("rb") as file:
+        with _reading(path), path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
 
@@ -59,22 +61,15 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-class _open_errors:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     """Turns what a damaged or absent file raises into WeightsError."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise WeightsError(f"{self._path}: cannot be read ({error}); fetch it again") from error
-        if isinstance(error, SafetensorError):
-            raise WeightsError(
-                f"{self._path}: is truncated or corrupt ({error}); fetch it again"
-            ) from error
+    try:
+        yield
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error}); fetch it again") from error
+    except SafetensorError as error:
+        raise WeightsError(f"{path}: is truncated or corrupt ({error}); fetch it again") from error
 
 
 class Checkpoint:
@@ -84,7 +79,7 @@ class Checkpoint:
         self._directory = directory
         self._files: dict[str, Path] = {}
         for path in weight_files(directory):
-            with _open_errors(path), safe_open(path, framework="pt") as file:
+            with _reading(path), safe_open(path, framework="pt") as file:
                 self._files.update(dict.fromkeys(file.keys(), path))
         self._prefix = next(
             (prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in self._files), ""
@@ -104,7 +99,7 @@ class Checkpoint:
                 f"{self._directory}: tensor {full} is missing; "
                 "fetch all shards, or correct config.json if the model has no such layer"
             )
-        with _open_errors(path), safe_open(path, framework="pt") as file:
+        with _reading(path), safe_open(path, framework="pt") as file:
             found = file.get_slice(full)
             got = tuple(found.get_shape())
             if got != shape:

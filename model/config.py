@@ -29,8 +29,7 @@ class DenseShape:
 
 @dataclass(frozen=True)
 class MoeShape:
-    """`experts` SwiGLU blocks of width `intermediate`, `chosen` of them a token, and one shared
-    block."""
+    """`experts` SwiGLU blocks of width `intermediate`, `chosen` a token, and one shared block."""
 
     experts: int
     chosen: int
@@ -74,8 +73,7 @@ class ModelConfig:
     def from_dict(
         raw: dict[str, Any], generation: dict[str, Any] | None = None, source: str = "config"
     ) -> "ModelConfig":
-        """`raw` as in config.json, `generation` as in generation_config.json; `source` is for
-        messages."""
+        """From the objects of config.json and generation_config.json; `source` is for messages."""
         return _Reader(raw, generation or {}, source).config()
 
     @property
@@ -86,10 +84,6 @@ class ModelConfig:
     def conv_channels(self) -> int:
         """Width of [q | k | v] of a GDN layer, all of which pass the convolution."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-    @property
-    def moe(self) -> bool:
-        return isinstance(self.feed_forward, MoeShape)
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         """The cache's shapes for this model; dtypes as in `pycache.layout.itemsize`."""

@@ -1,4 +1,7 @@
-"""Where others watch or hold a forward between its layers: the step counter, the layer barrier."""
+"""Where others watch or hold a forward between its layers: the step counter, the layer barrier.
+
+Knows no layer and no memory. Hooks run on the thread of the forward and must not start another one.
+"""
 
 from typing import Protocol
 
@@ -9,8 +12,7 @@ class LayerHooks(Protocol):
     """Called on the thread of the forward for every layer of any kind, in order."""
 
     def before_layer(self, layer: int) -> None:
-        """The layer has read nothing of the arena yet; may block until its pages and slots are
-        there."""
+        """The layer has read nothing of the arena yet; may block until its bytes are there."""
 
     def after_layer(self, layer: int, hidden: Tensor) -> None:
         """The layer has written its pages and slots (on a GPU: its writes are enqueued).

@@ -1,5 +1,8 @@
-"""The three blocks of a layer: GDN mixer, attention mixer, feed-forward. Functions of hidden
-states, weights, the layer's views of the arena and the forward's plan; they hold nothing."""
+"""The three blocks of a layer: GDN mixer, attention mixer, feed-forward.
+
+Functions of hidden states, weights, the layer's views of the arena and the forward's plan; they
+hold nothing and know neither requests nor which layer they are.
+"""
 
 from torch import Tensor
 from torch.nn import functional

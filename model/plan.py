@@ -1,5 +1,4 @@
-"""What every layer of one forward shares: where each operator reads and writes, and the rotary
-table.
+"""What every layer of one forward shares: where operators read and write, rotary angles.
 
 Built once a forward from a `Batch`, so that layers hold no index arithmetic. Does not touch the
 arena. Immutable.
@@ -20,15 +19,13 @@ from .ops.rope import rotary_table
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """cos, sin [T, 1, rotary_dim / 2] float32; last_rows [B] int64: the last token of each
-    sequence."""
+    """cos, sin [T, 1, rotary_dim / 2] float32."""
 
     attention: AttentionPlan
     conv: ConvPlan
     gdn: GdnPlan
     cos: Tensor
     sin: Tensor
-    last_rows: Tensor
 
     @staticmethod
     def of(batch: Batch, config: ModelConfig) -> "ForwardPlan":
@@ -53,5 +50,4 @@ class ForwardPlan:
             gdn=plan_gdn(lengths, batch.read_slots, saves),
             cos=cos,
             sin=sin,
-            last_rows=batch.cu_seqlens[1:] - 1,
         )

@@ -20,8 +20,7 @@ from .weights import GdnWeights, LayerWeights, ModelWeights
 
 
 class Qwen35Model:
-    """REQUIRES: the arena's layout was made by config.cache_layout(); ids in a batch are inside
-    it."""
+    """REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are inside it."""
 
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
         self.config = config

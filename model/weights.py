@@ -1,5 +1,4 @@
-"""The parameters of a model as the operators want them: projections that share an input are one
-matrix.
+"""A model's parameters as the operators want them: projections of one input are one matrix.
 
 Owns the fused shapes, and how they are put together from published tensors of any `TensorSource`.
 Does not know files. Immutable after assembly, so free to share between threads.
@@ -20,8 +19,7 @@ class WeightsError(ValueError):
 
 
 class TensorSource(Protocol):
-    """Published tensors by published name, without the model's prefix
-    (`layers.0.mlp.gate.weight`)."""
+    """Published tensors by name without the model's prefix, as `layers.0.mlp.gate.weight`."""
 
     def has(self, name: str) -> bool: ...
 

@@ -114,6 +114,16 @@ def test_nothing_outside_the_request_is_written() -> None:
     assert (slabs[others] == 0xFF).all()
 
 
+def test_cache_may_be_narrower_than_the_model() -> None:
+    model = tiny_model(DENSE)
+    exact, narrow = Workspace(model), Workspace(model, cache_dtype="bfloat16")
+    left, right = Request(exact, 200), Request(narrow, 200)
+    for begin, end in ((0, 70), (70, 71), (71, 140)):
+        want, got = left.forward(TOKENS[begin:end]), right.forward(TOKENS[begin:end])
+    assert not torch.equal(got, want)
+    assert torch.nn.functional.cosine_similarity(got, want, dim=0) > 0.99
+
+
 def test_pack_lays_sequences_end_to_end() -> None:
     batch = Batch.pack(
         [

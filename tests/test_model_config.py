@@ -66,7 +66,7 @@ def test_cache_layout_shapes() -> None:
     assert layout.ssm_shape == (6, 24, 16)
     assert layout.layer_kinds == MOE.layer_kinds
     assert isinstance(DENSE.feed_forward, DenseShape)
-    assert MOE.moe
+    assert MOE.feed_forward == MoeShape(6, 2, 20, 28)
 
 
 def test_eos_ids_come_from_every_file(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
-"""Causal attention over pages: the batch's keys and values are written first, then each sequence
-reads exactly its own context, so nothing beyond it can be seen."""
+"""Causal attention over pages.
+
+The batch's keys and values are written first; then each sequence reads exactly its own context, so
+that nothing beyond it can be seen.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """One sequence's view: its tokens are batch rows [start, start + length); pages [n] int64 cover
+    """One sequence: its tokens are batch rows [start, start + length); pages [n] int64 cover
     its `context` tokens (this forward's included). mask [length, context] bool, true where a key is
     seen; None: plain causal without context, or a single token, which sees all."""
 
@@ -24,8 +27,10 @@ class ContextPlan:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The same for every layer of a forward. write_pages, write_offsets [T] int64: where token t
-    goes."""
+    """The same for every layer of a forward.
+
+    write_pages, write_offsets [T] int64: where the key and value of each token go.
+    """
 
     write_pages: Tensor
     write_offsets: Tensor

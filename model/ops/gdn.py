@@ -1,5 +1,4 @@
-"""The gated delta rule over a batch with state slots: single tokens together, longer runs by
-chunks."""
+"""The gated delta rule over state slots: single tokens together, longer runs by chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

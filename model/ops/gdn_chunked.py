@@ -1,5 +1,4 @@
-"""The gated delta rule in chunks: all work inside chunks at once, one short loop over chunks for
-the state.
+"""The gated delta rule in chunks: work inside chunks all at once, a loop over chunks for the state.
 
 Within a chunk of C tokens with cumulative log decay G, the deltas D solve (I + A) D = beta (V -
 exp(G) K S^T) where A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. Both right-hand sides are

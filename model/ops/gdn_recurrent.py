@@ -1,5 +1,4 @@
-"""The gated delta rule one token at a time: decode's step, and the specification of the chunked
-form."""
+"""The gated delta rule token by token: decode's step, and what the chunked form must equal."""
 
 import torch
 from torch import Tensor

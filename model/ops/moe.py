@@ -1,5 +1,4 @@
-"""Mixture of experts: a softmax router in float32, the chosen experts, and a gated shared
-expert."""
+"""Mixture of experts: a softmax router, the chosen experts, and a gated shared expert."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,7 @@
-"""Partial rotary embedding, neox halves. Text positions are equal in all mrope sections: plain
-rotary."""
+"""Partial rotary embedding, neox halves.
+
+The positions of text are equal in all mrope sections, which makes mrope plain rotary.
+"""
 
 import torch
 from torch import Tensor
