@@ -6,7 +6,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from .engine import Engine
-from .messages import Inbox, Outbox
+from .messages import ErrorKind, Inbox, Outbox, Rejected, RequestError, Submit
 
 log = logging.getLogger(__name__)
 
@@ -14,14 +14,21 @@ _WAKE = None
 
 
 class EngineThread:
-    """post() may be called from any thread; `deliver` is called on the engine thread, in order."""
+    """post() may be called from any thread; `deliver` and `on_failure` are called on the engine
+    thread, in order. on_failure(reason): the loop has died and answers nothing any more."""
 
-    def __init__(self, engine: Engine, deliver: Callable[[Outbox], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        deliver: Callable[[Outbox], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
         self._engine = engine
         self._deliver = deliver
+        self._on_failure = on_failure
         self._inbox: SimpleQueue[Inbox | None] = SimpleQueue()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="tasuki-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tasuki-engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -36,17 +43,31 @@ class EngineThread:
         self._inbox.put(_WAKE)
         self._thread.join()
 
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            log.exception("the engine loop died")
+            self._on_failure(f"the engine loop died: {error!r}; restart this node")
+
     def _loop(self) -> None:
         worked = False
         while not self._stopping.is_set():
             for message in self._messages(block=not worked):
-                try:
-                    self._engine.handle(message)
-                except Exception:
-                    log.exception("a message was dropped: %s", type(message).__name__)
+                self._handle(message)
             worked = self._engine.step()
             for said in self._engine.take_outbox():
                 self._deliver(said)
+
+    def _handle(self, message: Inbox) -> None:
+        """One bad message ends one request, not the loop."""
+        try:
+            self._engine.handle(message)
+        except Exception as error:
+            log.exception("a message was dropped: %s", type(message).__name__)
+            if isinstance(message, Submit):
+                failure = RequestError(ErrorKind.INTERNAL, f"the engine refused it: {error!r}")
+                self._deliver(Rejected(message.request_id, failure))
 
     def _messages(self, *, block: bool) -> list[Inbox]:
         """All that wait; where none does and the last step found no work, sleep until one comes."""

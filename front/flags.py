@@ -11,10 +11,20 @@ import sys
 import types
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 First = TypeVar("First")
 Second = TypeVar("Second")
+Third = TypeVar("Third")
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -72,19 +82,38 @@ class FlagParser(argparse.ArgumentParser):
         )
 
 
+@overload
 def parse_configs(
     program: str,
     description: str,
     argv: Sequence[str],
     first: type[First],
     second: type[Second],
-) -> tuple[First, Second]:
-    """Two configs from one command line. Exits 2 with one line on a bad flag, 0 on --help."""
+    /,
+) -> tuple[First, Second]: ...
+
+
+@overload
+def parse_configs(
+    program: str,
+    description: str,
+    argv: Sequence[str],
+    first: type[First],
+    second: type[Second],
+    third: type[Third],
+    /,
+) -> tuple[First, Second, Third]: ...
+
+
+def parse_configs(
+    program: str, description: str, argv: Sequence[str], /, *configs: type[Any]
+) -> tuple[Any, ...]:
+    """Several configs from one command line. Exits 2 with one line on a bad flag, 0 on --help."""
     parser = FlagParser(program, description)
-    parser.add_config(first)
-    parser.add_config(second)
+    for config in configs:
+        parser.add_config(config)
     values = parser.parse_args(argv)
-    return parser.build(first, values), parser.build(second, values)
+    return tuple(parser.build(config, values) for config in configs)
 
 
 def parse_config(program: str, description: str, argv: Sequence[str], config: type[First]) -> First:

@@ -14,8 +14,6 @@ from ..engine.thread import EngineThread
 from .config import FrontConfig
 from .engine_client import EngineClient
 from .server import Server, Service, start_server
-from .services import front_services
-from .text_codec import TextCodec
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +27,21 @@ class Node:
     def __init__(
         self,
         engine: Engine,
-        codec: TextCodec,
         config: FrontConfig,
+        services: Callable[[EngineClient], Sequence[Service]],
         handover: Callable[[Outbox], None] | None = None,
     ) -> None:
-        """handover: takes the engine's hand-over messages, on the engine's thread."""
+        """services: what this role serves over its engine. handover: takes the engine's hand-over
+        messages, on the engine's thread."""
         self._config = config
-        self.engine = EngineClient(self.post, asyncio.get_running_loop(), handover)
-        self._thread = EngineThread(engine, self.engine.deliver)
-        self._services = front_services(self.engine, codec, config)
+        self._loop = asyncio.get_running_loop()
+        self.engine = EngineClient(self.post, self._loop, handover)
+        self._thread = EngineThread(engine, self.engine.deliver, self._engine_lost)
+        self._services = services(self.engine)
         self._server: Server | None = None
+
+    def _engine_lost(self, reason: str) -> None:
+        self._loop.call_soon_threadsafe(self.engine.engine_lost, reason)
 
     def post(self, message: Inbox) -> None:
         """To the engine, from any thread."""
@@ -56,7 +59,12 @@ class Node:
         return self._server.address
 
     async def shutdown(self) -> None:
-        """Say NOT_SERVING, let requests in flight end within drain_timeout, then stop all."""
+        """refuse_and_drain(), then stop()."""
+        await self.refuse_and_drain()
+        await self.stop()
+
+    async def refuse_and_drain(self) -> None:
+        """Say NOT_SERVING, let requests in flight end within drain_timeout."""
         if self._server is None:
             return
         await self._server.refuse_traffic()
@@ -64,6 +72,9 @@ class Node:
             await asyncio.wait_for(self.engine.drain(), self._config.drain_timeout)
         except TimeoutError:
             log.warning("requests still in flight after %s s are cut", self._config.drain_timeout)
-            await self._server.drain(0)
-        await self._server.drain(_LAST_WRITES_SECONDS)
+
+    async def stop(self) -> None:
+        """End the server, then the engine. What is still in flight is cut."""
+        if self._server is not None:
+            await self._server.drain(_LAST_WRITES_SECONDS)
         await asyncio.to_thread(self._thread.stop)

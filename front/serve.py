@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ..engine.build import build_engine, build_parts
@@ -12,6 +13,7 @@ from .config import FrontConfig
 from .flags import parse_configs
 from .lifecycle import StopRequest, announce_ready
 from .node import Node
+from .services import front_services
 from .text_codec import TextCodec
 
 
@@ -29,7 +31,8 @@ async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
     parts = build_parts(engine_config)
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
-    node = Node(build_engine(engine_config, Role.FUSED, parts), codec, front_config)
+    engine = build_engine(engine_config, Role.FUSED, parts)
+    node = Node(engine, front_config, partial(front_services, codec=codec, config=front_config))
     async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
         announce_ready(await node.startup())
         await stop.wait()

@@ -21,7 +21,6 @@ def front_services(
     store = SessionStore(engine, time.monotonic, config.max_sessions, config.session_idle_seconds)
     inference = InferenceService(engine, codec)
     session = SessionService(engine, codec, store)
-    admin = AdminService(engine, store)
     return (
         Service(
             "tasuki.v1.Inference",
@@ -31,8 +30,11 @@ def front_services(
             "tasuki.v1.Session",
             partial(pb_grpc.add_SessionServicer_to_server, session),
         ),
-        Service(
-            "tasuki.v1.CacheAdmin",
-            partial(pb_grpc.add_CacheAdminServicer_to_server, admin),
-        ),
+        admin_service(engine, store),
     )
+
+
+def admin_service(engine: EngineClient, store: SessionStore | None) -> Service:
+    """CacheAdmin alone; store is None where there are no sessions."""
+    admin = AdminService(engine, store)
+    return Service("tasuki.v1.CacheAdmin", partial(pb_grpc.add_CacheAdminServicer_to_server, admin))

@@ -1,0 +1,51 @@
+"""`tasuki decode`: the daemon that takes prefixes over and writes answers; the front door."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..engine.build import build_parts
+from ..engine.config import EngineConfig
+from ..front.config import FrontConfig
+from ..front.flags import parse_configs
+from ..front.lifecycle import StopRequest, announce_ready
+from ..front.text_codec import TextCodec
+from ..model.checkpoint import weights_digest
+from ..transfer.data_plane import DataPlane
+from ..transfer.transports.nixl import NixlTransport
+from .config import DecodeConfig
+from .node import DecodeNode
+
+
+def main(argv: Sequence[str]) -> int:
+    engine_config, front_config, config = parse_configs(
+        "tasuki decode", "A decode node.", argv, EngineConfig, FrontConfig, DecodeConfig
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(run(engine_config, front_config, config))
+    return 0
+
+
+async def run(engine_config: EngineConfig, front_config: FrontConfig, config: DecodeConfig) -> None:
+    """Startup, main loop, drain."""
+    parts = build_parts(engine_config)
+    model = parts.model_config
+    codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
+    transport = NixlTransport(config.name)
+    try:
+        plane = DataPlane.over(
+            parts.arena.bytes.numpy(),
+            parts.layout,
+            weights_digest(engine_config.model),
+            transport,
+            "nixl",
+            config.name,
+        )
+        node = DecodeNode(engine_config, front_config, config, parts, plane, codec)
+        async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
+            announce_ready(await node.startup())
+            await stop.wait()
+            await node.shutdown()
+    finally:
+        transport.close()

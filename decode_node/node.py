@@ -1,0 +1,72 @@
+"""A decode node: the front door's services, an engine, its receiver and the links to prefill nodes.
+
+Owns the receiver and the node. Life: startup, then whatever the daemon waits for, then shutdown.
+"""
+
+import asyncio
+from functools import partial
+
+from ..engine.build import EngineParts, build_engine
+from ..engine.config import EngineConfig
+from ..engine.messages import Outbox
+from ..engine.role import Role
+from ..front.config import FrontConfig
+from ..front.node import Node
+from ..front.services import front_services
+from ..front.text_codec import TextCodec
+from ..pycache.prefix_cache import FreshIds, leave_as_is
+from ..transfer.data_plane import DataPlane
+from ..transfer.receiver import Receiver
+from .config import DecodeConfig
+from .handover_client import HandoverClient
+from .handover_settings import HandoverSettings
+
+
+class DecodeNode:
+    """Build it inside a running event loop. REQUIRES: `plane` is over parts.arena."""
+
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        front_config: FrontConfig,
+        config: DecodeConfig,
+        parts: EngineParts,
+        plane: DataPlane,
+        codec: TextCodec,
+        settings: HandoverSettings | None = None,
+        on_fresh: FreshIds = leave_as_is,
+    ) -> None:
+        self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
+        engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
+        self.front = Node(
+            engine,
+            front_config,
+            partial(front_services, codec=codec, config=front_config),
+            handover=self._handover,
+        )
+        self.links = HandoverClient(
+            self.front.post,
+            self._receiver,
+            plane.transport,
+            plane.contract,
+            plane.node,
+            config.targets,
+            asyncio.get_running_loop(),
+            settings,
+        )
+
+    def _handover(self, message: Outbox) -> None:
+        self.links.deliver(message)
+
+    async def startup(self) -> str:
+        """Returns HOST:PORT."""
+        self._receiver.start()
+        self.links.start()
+        return await self.front.startup()
+
+    async def shutdown(self) -> None:
+        """Requests in flight end within the drain timeout or are cut; the rest stops in order."""
+        await self.front.refuse_and_drain()
+        await self.links.stop()
+        await self.front.stop()
+        await asyncio.to_thread(self._receiver.stop)

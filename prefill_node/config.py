@@ -1,0 +1,20 @@
+"""What shapes a prefill node beside its engine and its server."""
+
+from dataclasses import dataclass
+
+from ..engine.config import option
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    name: str = option("prefill", "how decode nodes and their clients see this node")
+    layers_per_window: int = option(1, "layers that are sent together")
+    lease_seconds: float = option(
+        2.0, "posting for a decode node stops that long after it last answered a heartbeat"
+    )
+
+    def __post_init__(self) -> None:
+        if self.layers_per_window < 1:
+            raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
+        if not self.lease_seconds > 0:
+            raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")

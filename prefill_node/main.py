@@ -1,0 +1,49 @@
+"""`tasuki prefill`: the daemon that reads prompts and hands their prefixes on."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from ..engine.build import build_parts
+from ..engine.config import EngineConfig
+from ..front.config import FrontConfig
+from ..front.flags import parse_configs
+from ..front.lifecycle import StopRequest, announce_ready
+from ..model.checkpoint import weights_digest
+from ..transfer.data_plane import DataPlane
+from ..transfer.transports.nixl import NixlTransport
+from .config import PrefillConfig
+from .node import PrefillNode
+
+
+def main(argv: Sequence[str]) -> int:
+    engine_config, front_config, config = parse_configs(
+        "tasuki prefill", "A prefill node.", argv, EngineConfig, FrontConfig, PrefillConfig
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(run(engine_config, front_config, config))
+    return 0
+
+
+async def run(
+    engine_config: EngineConfig, front_config: FrontConfig, config: PrefillConfig
+) -> None:
+    """Startup, main loop, drain."""
+    parts = build_parts(engine_config)
+    transport = NixlTransport(config.name)
+    try:
+        plane = DataPlane.over(
+            parts.arena.bytes.numpy(),
+            parts.layout,
+            weights_digest(engine_config.model),
+            transport,
+            "nixl",
+            config.name,
+        )
+        node = PrefillNode(engine_config, front_config, config, parts, plane)
+        async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
+            announce_ready(await node.startup())
+            await stop.wait()
+            await node.shutdown()
+    finally:
+        transport.close()

@@ -1,0 +1,80 @@
+"""A prefill node: an engine that stops after the first token, its sender, the Handover service.
+
+Owns the sender and the node. Life: startup, then whatever the daemon waits for, then shutdown.
+"""
+
+import asyncio
+import logging
+from functools import partial
+
+from ..engine.build import EngineParts, build_engine
+from ..engine.config import EngineConfig
+from ..engine.messages import Outbox
+from ..engine.role import Role
+from ..front.config import FrontConfig
+from ..front.node import Node
+from ..front.server import Service
+from ..front.services import admin_service
+from ..proto import handover_pb2_grpc
+from ..pycache.prefix_cache import FreshIds, leave_as_is
+from ..transfer.data_plane import DataPlane
+from ..transfer.sender import Sender, SenderSettings
+from .config import PrefillConfig
+from .handover_service import HandoverService
+
+log = logging.getLogger(__name__)
+
+
+class PrefillNode:
+    """Build it inside a running event loop. REQUIRES: `plane` is over parts.arena."""
+
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        front_config: FrontConfig,
+        config: PrefillConfig,
+        parts: EngineParts,
+        plane: DataPlane,
+        on_fresh: FreshIds = leave_as_is,
+    ) -> None:
+        settings = SenderSettings(
+            layers_per_window=config.layers_per_window, lease_seconds=config.lease_seconds
+        )
+        self._sender = Sender(
+            parts.layout,
+            plane.transport,
+            plane.digester,
+            parts.steps,
+            parts.arena.slabs,
+            settings,
+        )
+        engine = build_engine(engine_config, Role.PREFILL, parts, self._sender, on_fresh)
+        self.front = Node(
+            engine,
+            front_config,
+            lambda client: (admin_service(client, store=None),),
+            handover=self._handover,
+        )
+        self._service = HandoverService(
+            self.front.post,
+            self._sender,
+            plane.contract,
+            plane.node,
+            asyncio.get_running_loop(),
+        )
+
+    def _handover(self, message: Outbox) -> None:
+        self._service.deliver(message)
+
+    async def startup(self) -> str:
+        """Returns HOST:PORT."""
+        self._sender.start()
+        register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
+        return await self.front.startup([Service("tasuki.handover.v1.Handover", register)])
+
+    async def shutdown(self) -> None:
+        """Rooms in flight end within the drain timeout or are given up; the rest stops in order."""
+        await self.front.refuse_and_drain()
+        await self._service.stop()
+        await self.front.stop()
+        await asyncio.to_thread(self._sender.stop)
