@@ -112,7 +112,7 @@ class OutgoingHandover:
                 if self._machine.state is SenderState.QUEUED:
                     self._say(wire.queued(self._position))
                 continue
-            if isinstance(event, _Drained) or isinstance(event, RoomBroke):
+            if isinstance(event, _Drained | RoomBroke):
                 drain = event.drain
             self._take(event)
         self._post(m.PrefillEnd(self.room))
@@ -125,6 +125,10 @@ class OutgoingHandover:
         except IllegalTransition as error:
             log.warning("room %d: %s", self.room, error)
             self._stop(str(error))
+        except Exception as error:
+            # A defect in one room must still drain it and free what it holds.
+            log.exception("room %d broke", self.room)
+            self._stop(f"internal error: {error!r}")
 
     def _move(self, event: RoomEvent) -> None:
         match event:

@@ -256,8 +256,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await room.run()
         finally:
             del self._rooms[room.room]
-            drain = room.ended.result() if room.ended.done() else Drain.FORCED
-            self._remember(room.room, room.generation, drain)
+            if not room.ended.done():
+                room.ended.set_result(Drain.FORCED)
+            self._remember(room.room, room.generation, room.ended.result())
 
     def _remember(self, room: int, generation: int, drain: Drain) -> None:
         self._ended[room, generation] = drain

@@ -123,6 +123,9 @@ class WriterDead(Evidence):
             self._died = self._clock()
         return self._died is not None and self._clock() - self._died >= self._settle
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
         """Idempotent; evidence found before stays."""
         if self._pidfd is not None:

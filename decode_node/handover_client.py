@@ -1,0 +1,148 @@
+"""The receiving half of hand-overs: links to prefill nodes, and a room for each prompt that goes to
+one.
+
+Owns links and live rooms. Turns engine messages into rooms' events and back; knows no bytes and no
+caches.
+Thread rule: the event loop; deliver() may be called from any thread.
+Invariants: every HandoverWanted is answered, at once where no prefill node is connected; a room
+that this client no longer knows has no writer, so a grant or a cancellation that crossed its end is
+fenced at once.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from ..engine import messages as m
+from ..transfer.contract import Contract
+from ..transfer.node_identity import NodeIdentity
+from ..transfer.receiver import Receiver
+from ..transfer.transports.base import Transport
+from .handover_room import IncomingHandover
+from .handover_settings import HandoverSettings
+from .prefill_link import PrefillConnection, PrefillLink
+
+
+class HandoverClient:
+    def __init__(
+        self,
+        post: Callable[[m.Inbox], None],
+        receiver: Receiver,
+        transport: Transport,
+        contract: Contract,
+        node: NodeIdentity,
+        prefill_targets: Sequence[str],
+        loop: asyncio.AbstractEventLoop,
+        settings: HandoverSettings | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """prefill_targets: gRPC targets, host:port."""
+        self._post = post
+        self._receiver = receiver
+        self._transport = transport
+        self._loop = loop
+        self._settings = settings or HandoverSettings()
+        self._rooms: dict[m.RoomId, IncomingHandover] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._link_tasks: list[asyncio.Task[None]] = []
+        self._available = False
+        self.links = tuple(
+            PrefillLink(
+                target,
+                contract,
+                node,
+                transport.retry_seconds,
+                transport.settle_seconds,
+                self._settings,
+                self._links_changed,
+                credentials,
+            )
+            for target in prefill_targets
+        )
+
+    def start(self) -> None:
+        """Begin to connect. REQUIRES: called on the event loop."""
+        self._link_tasks = [
+            self._loop.create_task(link.run(), name=f"link-{link.target}") for link in self.links
+        ]
+
+    async def stop(self) -> None:
+        """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
+        for room in self._rooms.values():
+            room.put(m.HandoverCancelled(room.room))
+        if self._tasks:
+            _, fencing = await asyncio.wait(self._tasks, timeout=self._settings.patience)
+            for task in fencing:
+                task.cancel()
+        for link in self._link_tasks:
+            link.cancel()
+        await asyncio.gather(*self._link_tasks, *self._tasks, return_exceptions=True)
+
+    def deliver(self, message: m.Outbox) -> None:
+        """What the engine says about hand-overs."""
+        self._loop.call_soon_threadsafe(self._dispatch, message)
+
+    def _dispatch(self, message: m.Outbox) -> None:
+        match message:
+            case m.HandoverWanted():
+                self._open(message)
+            case m.HandoverGranted(grant=grant):
+                if (room := self._rooms.get(grant.room)) is not None:
+                    room.put(message)
+                else:
+                    # Granted while the room was being lost: no sender ever saw it.
+                    self._post(m.WriterFenced(grant.room))
+            case m.HandoverCancelled():
+                if (room := self._rooms.get(message.room)) is not None:
+                    room.put(message)
+                else:
+                    # Cancelled while RemoteDone was under way: everything was flushed.
+                    self._post(m.WriterFenced(message.room))
+            case m.HandoverDeclined():
+                if (room := self._rooms.get(message.room)) is not None:
+                    room.put(message)
+
+    def _open(self, wanted: m.HandoverWanted) -> None:
+        chosen = self._choose()
+        if chosen is None:
+            self._post(m.HandoverLost(wanted.ticket.room, "no prefill node is connected"))
+            return
+        link, connection = chosen
+        room = IncomingHandover(
+            wanted,
+            link,
+            connection,
+            self._post,
+            self._receiver,
+            self._transport.retry_seconds,
+            self._settings,
+        )
+        self._rooms[room.room] = room
+        task = self._loop.create_task(self._run(room), name=f"room-{room.room}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _choose(self) -> tuple[PrefillLink, PrefillConnection] | None:
+        """The connected prefill node with the fewest live rooms."""
+        busy = [room.connection for room in self._rooms.values()]
+        alive = [
+            (link, link.connection)
+            for link in self.links
+            if link.connection is not None and link.connection.alive
+        ]
+        return min(alive, key=lambda pair: busy.count(pair[1]), default=None)
+
+    async def _run(self, room: IncomingHandover) -> None:
+        try:
+            await room.run()
+        finally:
+            del self._rooms[room.room]
+            for message in room.unread():
+                self._dispatch(message)
+
+    def _links_changed(self) -> None:
+        available = any(link.connection is not None for link in self.links)
+        if available is not self._available:
+            self._available = available
+            self._post(m.PeersChanged(available))

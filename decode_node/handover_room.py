@@ -1,0 +1,355 @@
+"""One room on the decode node: between the prefill node's stream, the engine and the receiver.
+
+Owns the room's machine and its stream. Thread rule: the event loop; digests are compared in a
+thread.
+Invariants: every room that was granted ends in exactly one of RemoteDone, or HandoverLost (not
+where the engine cancelled) followed by WriterFenced; WriterFenced is said only on one of the
+fence's three reasons.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from ..engine import messages as m
+from ..proto import handover_pb2 as pb
+from ..transfer.destination import Destination
+from ..transfer.errors import TransferError
+from ..transfer.fence import DrainAcknowledged, Evidence, Fence, LeaseExpired
+from ..transfer.outgoing import Drain
+from ..transfer.protocol import (
+    IllegalTransition,
+    ReceiverEvent,
+    ReceiverState,
+    receiver_machine,
+)
+from ..transfer.receiver import Receiver
+from ..transfer.wire import drain_from_wire, windows_from_wire
+from . import handover_wire as wire
+from .handover_settings import HandoverSettings
+from .prefill_link import PrefillConnection, PrefillLink
+
+log = logging.getLogger(__name__)
+
+_LIVE = (
+    ReceiverState.NEW,
+    ReceiverState.RESERVED,
+    ReceiverState.ACCEPTED,
+    ReceiverState.GRANTED,
+    ReceiverState.READY,
+    ReceiverState.VERIFYING,
+)
+_FENCE_INTERVAL = 0.01
+
+
+@dataclass(frozen=True)
+class StreamBroke:
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Verified:
+    failure: TransferError | None
+
+
+RoomEvent = (
+    pb.SenderMessage
+    | m.HandoverGranted
+    | m.HandoverDeclined
+    | m.HandoverCancelled
+    | StreamBroke
+    | _Verified
+)
+
+
+class IncomingHandover:
+    def __init__(
+        self,
+        wanted: m.HandoverWanted,
+        link: PrefillLink,
+        connection: PrefillConnection,
+        post: Callable[[m.Inbox], None],
+        receiver: Receiver,
+        retry_seconds: float,
+        settings: HandoverSettings,
+    ) -> None:
+        self.room = wanted.ticket.room
+        self.generation = wanted.ticket.generation
+        self.connection = connection
+        self._wanted = wanted
+        self._link = link
+        self._post = post
+        self._receiver = receiver
+        self._retry_seconds = retry_seconds
+        self._settings = settings
+        self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
+        self._machine = receiver_machine()
+        self._report: pb.Report | None = None
+        self._drained = DrainAcknowledged()
+        self._stopped_at: float | None = None
+        """When the sender said that it posts no more, though not that all has landed."""
+        self._verifying: asyncio.Task[None] | None = None
+
+    def put(self, event: RoomEvent) -> None:
+        self._events.put_nowait(event)
+
+    def unread(self) -> list[m.HandoverGranted | m.HandoverCancelled]:
+        """What the engine said too late for this room to take; call after run()."""
+        events = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return [e for e in events if isinstance(e, m.HandoverGranted | m.HandoverCancelled)]
+
+    async def run(self) -> None:
+        """From Reserve to the end, the fence included."""
+        call = self.connection.stub.Transfer()
+        reader = asyncio.create_task(self._read(call))
+        watcher = asyncio.create_task(self._watch_connection())
+        try:
+            self._machine.apply(ReceiverEvent.RESERVE)
+            await self._write(call, wire.reserve(self.connection.id, self._wanted))
+            while self._machine.state in _LIVE:
+                await self._take(call, await self._next())
+            if self._machine.state is ReceiverState.QUARANTINED:
+                await self._fence(call)
+        finally:
+            if self._verifying is not None:
+                await self._verifying
+            self._receiver.forget(self.room)
+            watcher.cancel()
+            reader.cancel()
+            call.cancel()
+
+    async def _read(
+        self, call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
+    ) -> None:
+        reason = "the prefill node closed the room"
+        try:
+            while isinstance(message := await call.read(), pb.SenderMessage):
+                self.put(message)
+        except grpc.aio.AioRpcError as error:
+            reason = f"the room's stream broke: {error.code().name}: {error.details()}"
+        self.put(StreamBroke(reason))
+
+    async def _write(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]",
+        message: pb.ReceiverMessage,
+    ) -> None:
+        try:
+            await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            # The reader learns the stream's end and its reason.
+            log.debug("room %d: not written: %r", self.room, error)
+
+    async def _next(self) -> RoomEvent:
+        """The next event, or what it means that nothing moves."""
+        if self._machine.state is ReceiverState.VERIFYING:
+            # Everything is sent: neither the stream nor the sender's life matters any more.
+            return await self._events.get()
+        moved_at, landed = time.monotonic(), self._receiver.windows_landed(self.room)
+        while True:
+            try:
+                return await asyncio.wait_for(self._events.get(), timeout=1.0)
+            except TimeoutError:
+                now, progress = time.monotonic(), self._receiver.windows_landed(self.room)
+            # While our own engine is to grant, silence is not the sender's.
+            if progress > landed or self._machine.state is ReceiverState.ACCEPTED:
+                moved_at, landed = now, progress
+            elif now - moved_at > self._settings.progress:
+                return StreamBroke(f"nothing moved for {self._settings.progress} s")
+
+    async def _watch_connection(self) -> None:
+        await self.connection.lost.wait()
+        self.put(StreamBroke(f"prefill node {self.connection.node.name} is lost"))
+
+    async def _take(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]",
+        event: RoomEvent,
+    ) -> None:
+        try:
+            match event:
+                case pb.SenderMessage():
+                    self._heard(event)
+                case m.HandoverGranted(grant=grant):
+                    await self._grant(call, grant)
+                case m.HandoverDeclined():
+                    self._lose("no room to receive it now")
+                case m.HandoverCancelled():
+                    self._machine.apply(ReceiverEvent.LOSE)
+                case StreamBroke(reason=reason):
+                    # After Done nothing more comes, and nothing more is needed.
+                    if self._machine.state is not ReceiverState.VERIFYING:
+                        self._lose(reason)
+                case _Verified(failure=failure):
+                    self._verified(failure)
+        except IllegalTransition as error:
+            log.warning("room %d: %s", self.room, error)
+            self._lose(str(error))
+        except Exception as error:
+            # A defect in one room must still end it and fence what it granted.
+            log.exception("room %d broke", self.room)
+            self._lose(f"internal error: {error!r}")
+
+    def _heard(self, message: pb.SenderMessage) -> None:
+        match message.WhichOneof("message"):
+            case "queued":
+                self._machine.apply(ReceiverEvent.QUEUED)
+            case "accepted":
+                self._machine.apply(ReceiverEvent.ACCEPTED)
+                self._post(m.GrantWanted(self.room))
+            case "refused":
+                self._machine.apply(ReceiverEvent.REFUSED)
+                self._post(m.HandoverLost(self.room, f"refused: {message.refused.reason}"))
+            case "ready":
+                self._ready(message.ready)
+            case "done":
+                self._done(message.done)
+            case "failed":
+                self._acknowledge(message.failed.drain)
+                self._lose(message.failed.reason)
+            case "aborted":
+                self._acknowledge(message.aborted.drain)
+                self._lose("the prefill node ended the room")
+            case _:
+                self._lose("the prefill node sent a message of another version")
+
+    async def _grant(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]",
+        grant: m.Grant,
+    ) -> None:
+        self._machine.apply(ReceiverEvent.GRANT)
+        try:
+            self._receiver.expect(
+                self.room,
+                self.generation,
+                Destination(grant.first_page, grant.pages, grant.slot),
+            )
+        except TransferError as error:
+            # The sender never saw the grant.
+            self._drained.acknowledge()
+            self._lose(str(error))
+            return
+        await self._write(call, wire.grant(grant))
+
+    def _ready(self, ready: pb.Ready) -> None:
+        self._machine.apply(ReceiverEvent.READY)
+        if ready.generation != self.generation:
+            self._lose(f"ready of generation {ready.generation}, not {self.generation}")
+            return
+        self._post(wire.ready_from_wire(self.room, ready, self.connection.node.name))
+
+    def _done(self, done: pb.Done) -> None:
+        self._machine.apply(ReceiverEvent.DONE)
+        if done.generation != self.generation:
+            self._lose(f"done of generation {done.generation}, not {self.generation}")
+            return
+        # It is said after every window was flushed, which is what a drain would say.
+        self._drained.acknowledge()
+        self._report = done.report
+        self._verifying = asyncio.create_task(self._verify(done))
+
+    async def _verify(self, done: pb.Done) -> None:
+        failure = None
+        try:
+            await asyncio.to_thread(
+                self._receiver.verify,
+                self.room,
+                self.generation,
+                windows_from_wire(done.windows),
+                self._settings.landing,
+            )
+        except TransferError as error:
+            failure = error
+        self.put(_Verified(failure))
+
+    def _verified(self, failure: TransferError | None) -> None:
+        if failure is not None:
+            self._lose(str(failure))
+            return
+        self._machine.apply(ReceiverEvent.VERIFIED)
+        assert self._report is not None
+        self._post(m.RemoteDone(self.room, wire.report_from_wire(self._report)))
+
+    def _lose(self, reason: str) -> None:
+        self._machine.apply(ReceiverEvent.LOSE)
+        log.warning("room %d is lost: %s", self.room, reason)
+        self._post(m.HandoverLost(self.room, reason))
+
+    def _acknowledge(self, drain: pb.Drain) -> None:
+        if drain_from_wire(drain) is Drain.DRAINED:
+            self._drained.acknowledge()
+        else:
+            self._stopped_at = time.monotonic()
+
+    # The fence
+
+    async def _fence(
+        self, call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
+    ) -> None:
+        """Until the writer can write no more; then the quarantined ids are free."""
+        self._receiver.forget(self.room)
+        gave_up = LeaseExpired(lambda: self._stopped_at, self._retry_seconds)
+        evidence: list[Evidence] = [self._drained, gave_up, *self.connection.evidence()]
+        fence = Fence(evidence)
+        asking = asyncio.create_task(self._ask_to_drain(call))
+        patience = time.monotonic() + self._settings.patience
+        try:
+            while (reason := fence.reason()) is None:
+                await asyncio.sleep(_FENCE_INTERVAL)
+                if time.monotonic() > patience and self.connection.alive:
+                    # Without our answers the sender's lease runs out, whatever ails it.
+                    log.warning("room %d: no drain acknowledgement", self.room)
+                    self.connection.lost.set()
+        finally:
+            asking.cancel()
+        self._machine.apply(ReceiverEvent.FENCED)
+        log.info("room %d is fenced: %s", self.room, reason.value)
+        self._post(m.WriterFenced(self.room))
+
+    async def _ask_to_drain(
+        self, call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
+    ) -> None:
+        """Abort on the stream while it stands, by the unary call after that, until one is
+        answered."""
+        if not call.done():
+            await self._write(call, wire.abort(self.generation))
+            try:
+                async with asyncio.timeout(self._settings.acknowledge):
+                    await self._await_acknowledgement()
+            except TimeoutError:
+                pass
+        while not self._drained.holds() and self._stopped_at is None:
+            drain = await self._link.abort(
+                self.connection, self.room, self.generation, self._settings.acknowledge
+            )
+            if drain is Drain.DRAINED:
+                self._drained.acknowledge()
+            elif drain is Drain.FORCED:
+                self._stopped_at = time.monotonic()
+            else:
+                await asyncio.sleep(0.1)
+
+    async def _await_acknowledgement(self) -> None:
+        """Read what was under way until the reply or the stream's end."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, StreamBroke):
+                return
+            if isinstance(event, pb.SenderMessage):
+                kind = event.WhichOneof("message")
+                if kind == "aborted":
+                    self._acknowledge(event.aborted.drain)
+                    return
+                if kind == "failed":
+                    self._acknowledge(event.failed.drain)
+                    return
+                if kind == "done":
+                    # Every window was flushed before this was said.
+                    self._machine.apply(ReceiverEvent.DONE)
+                    self._drained.acknowledge()
+                    return

@@ -1,0 +1,192 @@
+"""The link to one prefill node: connect with the contract, answer its beats, notice its end, come
+again.
+
+Owns the channel and the connection that lives now. Knows no rooms. Thread rule: the event loop.
+Invariants: a beat is answered only on a connection that is alive, and after lost() none ever is, so
+the sender's lease runs out; a connection that broke is never used again, a new one has a new name.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import grpc
+
+from ..proto import handover_pb2 as pb
+from ..proto import handover_pb2_grpc
+from ..transfer.contract import Contract, ContractMismatch, Difference
+from ..transfer.errors import TransferError
+from ..transfer.fence import Evidence, LeaseExpired, WriterDead
+from ..transfer.node_identity import NodeIdentity
+from ..transfer.outgoing import Drain
+from ..transfer.wire import drain_from_wire, node_from_wire, node_to_wire
+from .handover_settings import HandoverSettings
+
+log = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 32 * 2**20),
+    ("grpc.max_send_message_length", 32 * 2**20),
+    # A restarted peer must be found at once, not after another channel's backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class PrefillConnection:
+    """One life of the link: from Connect until the heartbeat ends."""
+
+    def __init__(
+        self,
+        connected: pb.Connected,
+        stub: handover_pb2_grpc.HandoverStub,
+        retry_seconds: float,
+        settle_seconds: float,
+    ) -> None:
+        self.id = connected.connection_id
+        self.node: NodeIdentity = node_from_wire(connected.node)
+        self.stub = stub
+        self.lost = asyncio.Event()
+        self.margin = connected.lease_seconds + retry_seconds
+        """How long after our last answer the sender may still write."""
+        self._answered = time.monotonic()
+        self._dead = WriterDead.watch(self.node.process, settle_seconds)
+
+    @property
+    def alive(self) -> bool:
+        return not self.lost.is_set()
+
+    def answering(self) -> None:
+        """Call when a beat has come and before it is answered."""
+        self._answered = time.monotonic()
+
+    def evidence(self) -> list[Evidence]:
+        """Of the writer's death and of its lease's end."""
+        expired = LeaseExpired(self._last_renewal, self.margin)
+        return [expired] if self._dead is None else [self._dead, expired]
+
+    def _last_renewal(self) -> float | None:
+        return None if self.alive else self._answered
+
+
+class PrefillLink:
+    def __init__(
+        self,
+        target: str,
+        contract: Contract,
+        node: NodeIdentity,
+        retry_seconds: float,
+        settle_seconds: float,
+        settings: HandoverSettings,
+        on_change: Callable[[], None],
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """retry_seconds, settle_seconds: the transport's. on_change: the connection came or
+        went."""
+        self.target = target
+        self.connection: PrefillConnection | None = None
+        self.refused: tuple[Difference, ...] = ()
+        """Why the last attempt was refused; empty where it was not."""
+        self._contract = contract
+        self._node = node
+        self._retry_seconds = retry_seconds
+        self._settle_seconds = settle_seconds
+        self._settings = settings
+        self._on_change = on_change
+        self._credentials = credentials
+
+    async def run(self) -> None:
+        """Connect, beat, and again, until cancelled."""
+        pause = self._settings.retry_first
+        while True:
+            async with self._channel() as channel:
+                stub = handover_pb2_grpc.HandoverStub(channel)  # type: ignore[no-untyped-call]
+                try:
+                    connection = await self._connect(stub)
+                except (grpc.aio.AioRpcError, TransferError) as error:
+                    self._explain(error)
+                else:
+                    pause = self._settings.retry_first
+                    await self._live(connection)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._settings.retry_last)
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self.target, options=_CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(self.target, self._credentials, options=_CHANNEL_OPTIONS)
+
+    async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
+        """Raises ContractMismatch, AioRpcError."""
+        answer: pb.ConnectResponse = await stub.Connect(
+            pb.ConnectRequest(node=node_to_wire(self._node), contract=self._contract.flat()),
+            timeout=self._settings.connect,
+        )
+        if answer.WhichOneof("result") != "connected":
+            self.refused = tuple(
+                # The refusing side's values are theirs to us.
+                Difference(d.field, ours=d.theirs, theirs=d.ours)
+                for d in answer.refused.differences
+            )
+            raise ContractMismatch(self.refused)
+        self.refused = ()
+        return PrefillConnection(answer.connected, stub, self._retry_seconds, self._settle_seconds)
+
+    def _explain(self, error: Exception) -> None:
+        if isinstance(error, grpc.aio.AioRpcError):
+            log.debug("prefill node %s: %s %s", self.target, error.code(), error.details())
+        else:
+            log.warning("prefill node %s: %s", self.target, error)
+
+    async def _live(self, connection: PrefillConnection) -> None:
+        self.connection = connection
+        log.info("prefill node %s (%s) is connected", connection.node.name, self.target)
+        beating = asyncio.create_task(self._beat(connection))
+        dropping = asyncio.create_task(connection.lost.wait())
+        try:
+            self._on_change()
+            await asyncio.wait({beating, dropping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            beating.cancel()
+            dropping.cancel()
+            connection.lost.set()
+            self.connection = None
+            log.info("prefill node %s (%s) is lost", connection.node.name, self.target)
+            self._on_change()
+
+    async def _beat(self, connection: PrefillConnection) -> None:
+        """Answer beats until they stop."""
+        call = connection.stub.Heartbeat()
+        try:
+            await call.write(pb.Renewal(connection_id=connection.id, sequence=0))
+            while connection.alive:
+                beat = await asyncio.wait_for(call.read(), self._settings.silence)
+                if not isinstance(beat, pb.Beat):
+                    return
+                connection.answering()
+                await call.write(pb.Renewal(connection_id=connection.id, sequence=beat.sequence))
+        except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
+            log.debug("heartbeat of %s: %r", self.target, error)
+        finally:
+            call.cancel()
+
+    async def abort(
+        self, connection: PrefillConnection, room: int, generation: int, timeout: float
+    ) -> Drain | None:
+        """The unary abort of a room of `connection`; None where no answer came in time.
+
+        Goes over the connection that lives now: another process at the address refuses to answer
+        for it.
+        """
+        now = self.connection
+        if now is None:
+            return None
+        request = pb.AbortRequest(room=room, generation=generation, connection_id=connection.id)
+        try:
+            answer: pb.AbortResponse = await now.stub.Abort(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            log.debug("abort of room %d at %s: %s", room, self.target, error.code())
+            return None
+        return drain_from_wire(answer.drain)
