@@ -124,13 +124,14 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
   lease.kept.assign(prompt.begin() + standing.depth, prompt.end());
   lease.pages = tree_.pages_to(standing);
   lease.shared_pages = static_cast<std::int64_t>(lease.pages.size());
+  // Slots first: pages may live in gaps, a slot needs a whole slab.
+  for (std::int64_t i = 0; i < terms.working_slots; ++i) {
+    lease.working_slots.push_back(allocator_.take_slot());
+  }
   const std::vector<PageId> taken = allocator_.take_pages(own);
   lease.pages.insert(lease.pages.end(), taken.begin(), taken.end());
   lease.own.assign(lease.pages.size(), true);
   std::fill_n(lease.own.begin(), lease.shared_pages, false);
-  for (std::int64_t i = 0; i < terms.working_slots; ++i) {
-    lease.working_slots.push_back(allocator_.take_slot());
-  }
   if (plan.source) {
     tree_.touch(*plan.source, clock_);
     lease.pinned_states.push_back(*plan.source);

@@ -1,0 +1,258 @@
+"""What HybridTree must answer, in plain Python: prefixes as tuples, compared token by token.
+
+Owns the truth about which prefixes were published, by which ids, and what every live lease holds. It does
+not know eviction order, which is policy: it learns what was evicted by asking what still matches, and
+refuses what may never go (pinned items, KV above state, anything where no eviction was called for).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.pycache._cpp_cache import PAGE_TOKENS, HybridTree, Lease, Match
+
+Prefix = tuple[int, ...]
+Place = tuple[bytes, Prefix]  # salt, tokens from the start
+STRANGER = 99  # a token no prompt holds
+
+
+def array(tokens: Iterable[int]) -> NDArray[np.int32]:
+    return np.array(list(tokens), dtype=np.int32)
+
+
+def whole(tokens: int) -> int:
+    return tokens // PAGE_TOKENS * PAGE_TOKENS
+
+
+def common(left: Prefix, right: Prefix) -> int:
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
+
+
+@dataclass
+class Held:
+    """A live lease as the oracle knows it. `standing`: tokens of its path that the tree keeps for it."""
+
+    lease: Lease
+    salt: bytes
+    tokens: Prefix
+    pages: list[int]
+    own: list[bool]
+    working: list[int]
+    standing: int
+    pinned_states: list[Place]
+    destinations: list[int] = field(default_factory=list)
+    spare: int = 0
+    granted: bool = False
+    closed: bool = False
+    cursor: int | None = None
+
+
+@dataclass
+class Oracle:
+    """kv and tails: page id by published place (whole pages, and partial ones). states: slot id by place."""
+
+    kv: dict[Place, int] = field(default_factory=dict)
+    tails: dict[Place, int] = field(default_factory=dict)
+    states: dict[Place, int] = field(default_factory=dict)
+    evicted_kv: set[Place] = field(default_factory=set)
+    evicted_states: set[Place] = field(default_factory=set)
+    leases: list[Held] = field(default_factory=list)
+    quarantined: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+
+    # --- ids ---------------------------------------------------------------------------------------
+
+    def pages_by_owner(self) -> dict[str, list[int]]:
+        owned: dict[str, list[int]] = {
+            "tree": [*self.kv.values(), *self.tails.values()],
+            "working": [],
+            "granted": [],
+            "quarantined": [page for pages, _ in self.quarantined.values() for page in pages],
+        }
+        for held in self.leases:
+            own = [page for page, mine in zip(held.pages, held.own, strict=True) if mine]
+            owned["granted" if held.granted else "working"] += own
+        return owned
+
+    def slots_by_owner(self) -> dict[str, list[int]]:
+        owned: dict[str, list[int]] = {
+            "tree": list(self.states.values()),
+            "working": [],
+            "granted": [],
+            "quarantined": [slot for _, slots in self.quarantined.values() for slot in slots],
+        }
+        for held in self.leases:
+            owned["granted" if held.granted else "working"] += held.working
+            owned["working"] += held.destinations
+        return owned
+
+    # --- what a match must say ---------------------------------------------------------------------
+
+    def depth(self, salt: bytes, prompt: Prefix, ghosts: bool) -> int:
+        """Whole pages of the prompt that stand, or (ghosts) stand or once stood."""
+        end = 0
+        while end + PAGE_TOKENS <= len(prompt):
+            place = (salt, prompt[: end + PAGE_TOKENS])
+            if place not in self.kv and not (ghosts and place in self.evicted_kv):
+                break
+            end += PAGE_TOKENS
+        return end
+
+    def usable(self, salt: bytes, prompt: Prefix) -> int:
+        ends = (len(p) for s, p in self.states if s == salt and prompt[: len(p)] == p)
+        return max((end for end in ends if end < len(prompt)), default=0)
+
+    def kv_tokens(self, salt: bytes, prompt: Prefix) -> int:
+        tails = (len(p) for s, p in self.tails if s == salt and prompt[: len(p)] == p)
+        return max([self.depth(salt, prompt, ghosts=False), *tails])
+
+    def causes(self, salt: bytes, prompt: Prefix) -> dict[str, int]:
+        """Each token from usable on, named by the first cause that holds for it."""
+        last = len(prompt) - 1
+        pages = self.depth(salt, prompt, ghosts=False)
+        stood = self.depth(salt, prompt, ghosts=True)
+        kv = self.kv_tokens(salt, prompt)
+        gone_states = [len(p) for s, p in self.evicted_states if s == salt and prompt[: len(p)] == p]
+        evicted_state = max((end for end in gone_states if end <= last), default=0)
+        evicted_kv = max([stood, *(end for end in gone_states if end % PAGE_TOKENS)])
+        partial = max(
+            (
+                common(p, prompt)
+                for s, p in [*self.kv, *self.tails]
+                if s == salt and whole(len(p) - 1) == pages and p[:pages] == prompt[:pages]
+            ),
+            default=0,
+        )
+        flight = max(
+            (common(held.tokens, prompt) for held in self.leases if held.salt == salt), default=0
+        )
+        state_at_end = (salt, prompt) in self.states
+        named = dict.fromkeys(
+            (
+                "new",
+                "never_checkpointed",
+                "checkpoint_evicted",
+                "kv_evicted",
+                "alignment",
+                "in_flight",
+            ),
+            0,
+        )
+        for token in range(self.usable(salt, prompt), len(prompt)):
+            if token < min(evicted_state, kv):
+                named["checkpoint_evicted"] += 1
+            elif token < min(pages, whole(last)) and not state_at_end:
+                named["never_checkpointed"] += 1
+            elif token < max(kv, partial):
+                named["alignment"] += 1
+            elif token < flight:
+                named["in_flight"] += 1
+            elif token < evicted_kv:
+                named["kv_evicted"] += 1
+            else:
+                named["new"] += 1
+        return named
+
+    def check_match(self, match: Match, salt: bytes, prompt: Prefix, remembers: bool) -> None:
+        usable = self.usable(salt, prompt)
+        assert match.prompt_tokens == len(prompt)
+        assert match.kv_tokens == self.kv_tokens(salt, prompt)
+        assert match.usable_tokens == usable
+        assert (match.checkpoint_kind is None) == (usable == 0)
+        branch = min(self.depth(salt, prompt, ghosts=False), whole(len(prompt) - 1))
+        assert match.branch_tokens == (branch if branch > usable else None)
+        told = match.causes.as_dict()
+        assert match.usable_tokens + sum(told.values()) == len(prompt)
+        if remembers:
+            assert told == self.causes(salt, prompt)
+
+    # --- evictions ---------------------------------------------------------------------------------
+
+    def learn(self, tree: HybridTree) -> int:
+        """Ask what still stands; returns how many items are gone. Refuses what may never go."""
+        lost_states = []
+        for place in self.states:
+            salt, prefix = place
+            answer = tree.match(array((*prefix, STRANGER)), salt)
+            assert answer.usable_tokens <= len(prefix)
+            if answer.usable_tokens < len(prefix):
+                lost_states.append(place)
+        lost_kv = [
+            (salt, prefix)
+            for salt, prefix in self.kv
+            if tree.match(array((*prefix, STRANGER)), salt).kv_tokens < len(prefix)
+        ]
+        for held in self.leases:
+            for salt, prefix in lost_kv:
+                pinned = held.salt == salt and held.tokens[: held.standing][: len(prefix)] == prefix
+                assert not pinned, "KV under a lease was evicted"
+            assert not set(held.pinned_states) & set(lost_states), "a pinned state was evicted"
+        for place in lost_states:
+            del self.states[place]
+            self.tails.pop(place, None)
+            self.evicted_states.add(place)
+        for place in lost_kv:
+            del self.kv[place]
+            self.evicted_kv.add(place)
+        for salt, prefix in [*self.kv, *self.states]:
+            for end in range(PAGE_TOKENS, len(prefix), PAGE_TOKENS):
+                assert (salt, prefix[:end]) in self.kv, "KV was evicted below what needs it"
+        return len(lost_states) + len(lost_kv)
+
+    def forget(self) -> None:
+        """flush(): nothing that was evicted is remembered."""
+        self.evicted_kv.clear()
+        self.evicted_states.clear()
+
+    # --- what calls do -----------------------------------------------------------------------------
+
+    def leased(self, lease: Lease, salt: bytes, prompt: Prefix, cached: int) -> Held:
+        """Record a new lease whose first `cached` tokens come from the tree."""
+        shared = cached // PAGE_TOKENS
+        pages = lease.pages.tolist()
+        assert lease.cached_tokens == cached
+        assert lease.shared_pages == shared
+        for page, end in zip(pages, range(PAGE_TOKENS, whole(cached) + 1, PAGE_TOKENS), strict=False):
+            assert page == self.kv[salt, prompt[:end]]
+        own = [place >= shared for place in range(len(pages))]
+        held = Held(lease, salt, prompt, pages, own, lease.working_slots, whole(cached), [])
+        source = (salt, prompt[:cached])
+        if lease.cow_source_slot is not None:
+            assert lease.cow_source_slot == self.states[source]
+            held.pinned_states.append(source)
+        if lease.tail_copy is not None:
+            assert lease.tail_copy == (self.tails[source], pages[shared])
+        assert (lease.tail_copy is not None) == (source in self.tails and cached > 0)
+        self.leases.append(held)
+        return held
+
+    def published(self, held: Held, boundary: int, slot: int | None) -> None:
+        for end in range(PAGE_TOKENS, boundary + 1, PAGE_TOKENS):
+            place = (held.salt, held.tokens[:end])
+            index = end // PAGE_TOKENS - 1
+            if place not in self.kv:
+                assert held.own[index]
+                self.kv[place] = held.pages[index]
+                held.own[index] = False
+                self.evicted_kv.discard(place)
+        held.standing = max(held.standing, whole(boundary))
+        if slot is None:
+            return
+        for slots in (held.working, held.destinations):
+            if slot in slots:
+                slots.remove(slot)
+        place = (held.salt, held.tokens[:boundary])
+        held.closed = boundary % PAGE_TOKENS != 0
+        if place in self.states:
+            return
+        self.states[place] = slot
+        self.evicted_states.discard(place)
+        if held.closed:
+            index = boundary // PAGE_TOKENS
+            self.tails[place] = held.pages[index]
+            held.own[index] = False
+            held.pinned_states.append(place)
