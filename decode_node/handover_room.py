@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import grpc
 
@@ -19,7 +20,6 @@ from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
 from ..transfer.errors import TransferError
-from ..transfer.fence import DrainAcknowledged, Evidence, Fence, LeaseExpired
 from ..transfer.outgoing import Drain
 from ..transfer.protocol import (
     IllegalTransition,
@@ -32,8 +32,11 @@ from ..transfer.wire import drain_from_wire, windows_from_wire
 from . import handover_wire as wire
 from .handover_settings import HandoverSettings
 from .prefill_link import PrefillConnection, PrefillLink
+from .writer_fence import WriterFence
 
 log = logging.getLogger(__name__)
+
+Stream: TypeAlias = "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
 
 _LIVE = (
     ReceiverState.NEW,
@@ -43,7 +46,6 @@ _LIVE = (
     ReceiverState.READY,
     ReceiverState.VERIFYING,
 )
-_FENCE_INTERVAL = 0.01
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,15 @@ class IncomingHandover:
         self.generation = wanted.ticket.generation
         self.connection = connection
         self._wanted = wanted
-        self._link = link
         self._post = post
         self._receiver = receiver
-        self._retry_seconds = retry_seconds
         self._settings = settings
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self._machine = receiver_machine()
         self._report: pb.Report | None = None
-        self._drained = DrainAcknowledged()
-        self._stopped_at: float | None = None
-        """When the sender said that it posts no more, though not that all has landed."""
+        self._fence = WriterFence(
+            self.room, self.generation, link, connection, retry_seconds, settings
+        )
         self._verifying: asyncio.Task[None] | None = None
 
     def put(self, event: RoomEvent) -> None:
@@ -113,7 +113,10 @@ class IncomingHandover:
             while self._machine.state in _LIVE:
                 await self._take(call, await self._next())
             if self._machine.state is ReceiverState.QUARANTINED:
-                await self._fence(call)
+                self._receiver.forget(self.room)
+                await self._fence.hold(lambda: self._ask_to_drain(call))
+                self._machine.apply(ReceiverEvent.FENCED)
+                self._post(m.WriterFenced(self.room))
         finally:
             if self._verifying is not None:
                 await self._verifying
@@ -122,9 +125,7 @@ class IncomingHandover:
             reader.cancel()
             call.cancel()
 
-    async def _read(
-        self, call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
-    ) -> None:
+    async def _read(self, call: Stream) -> None:
         reason = "the prefill node closed the room"
         try:
             while isinstance(message := await call.read(), pb.SenderMessage):
@@ -135,7 +136,7 @@ class IncomingHandover:
 
     async def _write(
         self,
-        call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]",
+        call: Stream,
         message: pb.ReceiverMessage,
     ) -> None:
         try:
@@ -167,7 +168,7 @@ class IncomingHandover:
 
     async def _take(
         self,
-        call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]",
+        call: Stream,
         event: RoomEvent,
     ) -> None:
         try:
@@ -209,17 +210,17 @@ class IncomingHandover:
             case "done":
                 self._done(message.done)
             case "failed":
-                self._acknowledge(message.failed.drain)
+                self._fence.acknowledge(drain_from_wire(message.failed.drain))
                 self._lose(message.failed.reason)
             case "aborted":
-                self._acknowledge(message.aborted.drain)
+                self._fence.acknowledge(drain_from_wire(message.aborted.drain))
                 self._lose("the prefill node ended the room")
             case _:
                 self._lose("the prefill node sent a message of another version")
 
     async def _grant(
         self,
-        call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]",
+        call: Stream,
         grant: m.Grant,
     ) -> None:
         self._machine.apply(ReceiverEvent.GRANT)
@@ -231,7 +232,7 @@ class IncomingHandover:
             )
         except TransferError as error:
             # The sender never saw the grant.
-            self._drained.acknowledge()
+            self._fence.acknowledge(Drain.DRAINED)
             self._lose(str(error))
             return
         await self._write(call, wire.grant(grant))
@@ -249,7 +250,7 @@ class IncomingHandover:
             self._lose(f"done of generation {done.generation}, not {self.generation}")
             return
         # It is said after every window was flushed, which is what a drain would say.
-        self._drained.acknowledge()
+        self._fence.acknowledge(Drain.DRAINED)
         self._report = done.report
         self._verifying = asyncio.create_task(self._verify(done))
 
@@ -280,76 +281,28 @@ class IncomingHandover:
         log.warning("room %d is lost: %s", self.room, reason)
         self._post(m.HandoverLost(self.room, reason))
 
-    def _acknowledge(self, drain: pb.Drain) -> None:
-        if drain_from_wire(drain) is Drain.DRAINED:
-            self._drained.acknowledge()
-        else:
-            self._stopped_at = time.monotonic()
-
-    # The fence
-
-    async def _fence(
-        self, call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
-    ) -> None:
-        """Until the writer can write no more; then the quarantined ids are free."""
-        self._receiver.forget(self.room)
-        gave_up = LeaseExpired(lambda: self._stopped_at, self._retry_seconds)
-        evidence: list[Evidence] = [self._drained, gave_up, *self.connection.evidence()]
-        fence = Fence(evidence)
-        asking = asyncio.create_task(self._ask_to_drain(call))
-        patience = time.monotonic() + self._settings.patience
-        try:
-            while (reason := fence.reason()) is None:
-                await asyncio.sleep(_FENCE_INTERVAL)
-                if time.monotonic() > patience and self.connection.alive:
-                    # Without our answers the sender's lease runs out, whatever ails it.
-                    log.warning("room %d: no drain acknowledgement", self.room)
-                    self.connection.lost.set()
-        finally:
-            asking.cancel()
-        self._machine.apply(ReceiverEvent.FENCED)
-        log.info("room %d is fenced: %s", self.room, reason.value)
-        self._post(m.WriterFenced(self.room))
-
-    async def _ask_to_drain(
-        self, call: "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
-    ) -> None:
-        """Abort on the stream while it stands, by the unary call after that, until one is
-        answered."""
-        if not call.done():
-            await self._write(call, wire.abort(self.generation))
-            try:
-                async with asyncio.timeout(self._settings.acknowledge):
-                    await self._await_acknowledgement()
-            except TimeoutError:
-                pass
-        while not self._drained.holds() and self._stopped_at is None:
-            drain = await self._link.abort(
-                self.connection, self.room, self.generation, self._settings.acknowledge
-            )
-            if drain is Drain.DRAINED:
-                self._drained.acknowledge()
-            elif drain is Drain.FORCED:
-                self._stopped_at = time.monotonic()
-            else:
-                await asyncio.sleep(0.1)
-
-    async def _await_acknowledgement(self) -> None:
-        """Read what was under way until the reply or the stream's end."""
+    async def _ask_to_drain(self, call: Stream) -> None:
+        """Abort on the stream; read what was under way until the reply, or until the stream
+        ends."""
+        if call.done():
+            return
+        await self._write(call, wire.abort(self.generation))
         while True:
             event = await self._events.get()
             if isinstance(event, StreamBroke):
                 return
-            if isinstance(event, pb.SenderMessage):
-                kind = event.WhichOneof("message")
-                if kind == "aborted":
-                    self._acknowledge(event.aborted.drain)
-                    return
-                if kind == "failed":
-                    self._acknowledge(event.failed.drain)
-                    return
-                if kind == "done":
+            if not isinstance(event, pb.SenderMessage):
+                continue
+            match event.WhichOneof("message"):
+                case "aborted":
+                    self._fence.acknowledge(drain_from_wire(event.aborted.drain))
+                case "failed":
+                    self._fence.acknowledge(drain_from_wire(event.failed.drain))
+                case "done":
                     # Every window was flushed before this was said.
                     self._machine.apply(ReceiverEvent.DONE)
-                    self._drained.acknowledge()
-                    return
+                    self._fence.acknowledge(Drain.DRAINED)
+                case "ready":
+                    self._machine.apply(ReceiverEvent.READY)
+            if self._fence.answered:
+                return

@@ -1,19 +1,18 @@
-"""The Handover service of a prefill node: connections with their leases, and rooms.
+"""The Handover service of a prefill node: streams and calls turned into connections and rooms.
 
-Owns connections and live rooms, and remembers how the last rooms ended, so that a late or repeated
-abort is answered right. Turns streams into engine messages and back; decides nothing about caches
-or bytes.
+Owns live rooms, and remembers how the last rooms ended, so that a late or repeated abort is
+answered right. Turns streams into engine messages and back; decides nothing about caches or bytes.
 Thread rule: the event loop; deliver() may be called from any thread.
-Invariants: a connection lives as long as its heartbeat stream, and its name is never used again; a
-reply to Abort comes after the drain; an Abort is answered only for connections of this process.
+Invariants: a reply to Abort comes after the drain; an Abort is answered only for connections of
+this process.
 """
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 
@@ -28,6 +27,7 @@ from ..transfer.sender import Sender
 from ..transfer.wire import drain_to_wire, node_from_wire, node_to_wire
 from . import handover_wire as wire
 from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost, Stopped
+from .receiver_connections import ReceiverConnections
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +42,6 @@ class HandoverServiceSettings:
     beat_seconds: float = 0.2
     silence_seconds: float = 1.0
     progress_seconds: float = 1.0
-
-
-@dataclass
-class _Connection:
-    id: str
-    node: NodeIdentity
-    heard: float
-    asked: dict[int, float] = field(default_factory=dict)
-    """Beats not answered yet, and when they were sent."""
-    beating: bool = False
 
 
 class HandoverService(handover_pb2_grpc.HandoverServicer):
@@ -70,8 +60,13 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._node = node
         self._loop = loop
         self._settings = settings or HandoverServiceSettings()
-        self._connections: dict[str, _Connection] = {}
-        self._issued = 0
+        self._connections = ReceiverConnections(
+            node.epoch,
+            sender,
+            self._settings.beat_seconds,
+            self._settings.silence_seconds,
+            self._lose_connection,
+        )
         self._rooms: dict[int, OutgoingHandover] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: OrderedDict[tuple[int, int], Drain] = OrderedDict()
@@ -79,7 +74,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     @property
     def receivers(self) -> list[str]:
         """Names of the nodes that are connected."""
-        return [connection.node.name for connection in self._connections.values()]
+        return self._connections.nodes
 
     def deliver(self, message: m.Outbox) -> None:
         """What the engine says about a room. Messages of rooms that are over are dropped."""
@@ -98,8 +93,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             room.put(Stopped(reason))
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for connection in list(self._connections):
-            self._disconnect(connection)
+        self._connections.drop_all()
 
     # Connections
 
@@ -121,16 +115,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                     ]
                 )
             )
-        node = node_from_wire(request.node)
-        self._issued += 1
-        name = f"{self._node.epoch.hex()}-{self._issued}"
         try:
-            await asyncio.to_thread(self._sender.connect, name, node.transport_metadata, node.slabs)
+            name = await self._connections.add(node_from_wire(request.node))
         except TransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"transport: {error}")
-        self._connections[name] = _Connection(name, node, time.monotonic())
-        # A receiver that connects and never beats must not stay connected.
-        self._loop.call_later(self._settings.silence_seconds, self._expect_beating, name)
+            raise AssertionError("abort raises") from error
         return pb.ConnectResponse(
             connected=pb.Connected(
                 node=node_to_wire(self._node),
@@ -139,63 +128,27 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             )
         )
 
-    def _expect_beating(self, name: str) -> None:
-        connection = self._connections.get(name)
-        if connection is not None and not connection.beating:
-            self._disconnect(name)
-
     async def Heartbeat(
         self,
         request_iterator: AsyncIterator[pb.Renewal],
         context: "grpc.aio.ServicerContext[pb.Renewal, pb.Beat]",
     ) -> AsyncIterator[pb.Beat]:
         first = await anext(request_iterator, None)
-        connection = None if first is None else self._connections.get(first.connection_id)
-        if connection is None or connection.beating:
+        if first is None or not self._connections.may_beat(first.connection_id):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "connection_id: unknown or in use; Connect first",
             )
-            raise AssertionError("abort raises")
-        connection.beating = True
-        connection.heard = time.monotonic()
-        reader = asyncio.create_task(self._read_renewals(connection, request_iterator))
-        sequence = 0
-        try:
-            while not reader.done():
-                now = time.monotonic()
-                if now - connection.heard > self._settings.silence_seconds:
-                    log.warning("%s answers no beats", connection.node.name)
-                    break
-                sequence += 1
-                connection.asked[sequence] = now
-                yield pb.Beat(sequence=sequence)
-                await asyncio.wait({reader}, timeout=self._settings.beat_seconds)
-        finally:
-            reader.cancel()
-            self._disconnect(connection.id)
+        assert first is not None
+        beats = self._connections.beats(first.connection_id, request_iterator)
+        async with contextlib.aclosing(beats):
+            async for beat in beats:
+                yield beat
 
-    async def _read_renewals(
-        self, connection: _Connection, renewals: AsyncIterator[pb.Renewal]
-    ) -> None:
-        async for renewal in renewals:
-            asked = connection.asked.pop(renewal.sequence, None)
-            if asked is None:
-                continue
-            connection.heard = time.monotonic()
-            self._sender.renew(connection.id, asked)
-            for sequence in [s for s in connection.asked if s < renewal.sequence]:
-                del connection.asked[sequence]
-
-    def _disconnect(self, name: str) -> None:
-        connection = self._connections.pop(name, None)
-        if connection is None:
-            return
-        log.info("receiver %s is gone", connection.node.name)
+    def _lose_connection(self, name: str) -> None:
         for room in self._rooms.values():
             if room.connection == name:
                 room.put(ReceiverLost())
-        self._sender.disconnect(name)
 
     # Rooms
 
@@ -286,7 +239,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         request: pb.AbortRequest,
         context: "grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]",
     ) -> pb.AbortResponse:
-        if not request.connection_id.startswith(f"{self._node.epoch.hex()}-"):
+        if not self._connections.issued(request.connection_id):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "connection_id is of another process: it cannot be answered for here",

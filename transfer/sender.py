@@ -25,9 +25,10 @@ from .descriptors import window_pieces
 from .destination import Destination, check_pages, check_slot
 from .digest import WindowDigester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
+from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
 from .steps import StepCounter
-from .transports.base import Endpoint, TransferState, Transport
+from .transports.base import TransferState, Transport
 from .windows import ForwardPlan, Window, cut
 
 log = logging.getLogger(__name__)
@@ -46,13 +47,6 @@ class SenderSettings:
     lease_seconds: float = 2.0
     drain_seconds: float = 2.0
     posted_windows: int = 8
-
-
-@dataclass
-class _Peer:
-    endpoint: Endpoint
-    slabs: int
-    renewed: float
 
 
 class Sender:
@@ -75,9 +69,8 @@ class Sender:
         self._slabs = slabs
         self._clock = clock
         self._lock = threading.Lock()
-        self._peers: dict[str, _Peer] = {}
+        self._leases = WriterLeases(self.settings.lease_seconds, clock)
         self._rooms: dict[int, OutgoingRoom] = {}
-        self._leaving: dict[str, Endpoint] = {}
         self._forced: set[int] = set()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -92,10 +85,9 @@ class Sender:
         transport stays."""
         with self._lock:
             rooms = list(self._rooms)
-            peers = list(self._peers)
         for future in [self.abort(room) for room in rooms]:
             future.result(self.settings.drain_seconds + 5.0)
-        for peer in peers:
+        for peer in self._leases.names():
             self.disconnect(peer)
         self._stopping.set()
         self._wake.set()
@@ -116,25 +108,19 @@ class Sender:
                 f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
                 f"{self._layout.slab_bytes}"
             )
-        with self._lock:
-            self._peers[peer] = _Peer(endpoint, slabs, self._clock())
+        self._leases.add(peer, endpoint, slabs)
 
     def renew(self, peer: str, asked_at: float) -> None:
         """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
         is it certain that it wanted writes, so the lease counts from there. Unknown peers are
         ignored."""
-        with self._lock:
-            known = self._peers.get(peer)
-            if known is not None:
-                known.renewed = max(known.renewed, asked_at)
+        self._leases.renew(peer, asked_at)
 
     def disconnect(self, peer: str) -> None:
         """Idempotent. The peer's rooms stop; its endpoint closes once they have ended."""
         now = self._clock()
+        self._leases.remove(peer)
         with self._lock:
-            known = self._peers.pop(peer, None)
-            if known is not None:
-                self._leaving[peer] = known.endpoint
             for room in self._rooms.values():
                 if room.peer == peer:
                     room.stop("the connection to the receiver is over", now)
@@ -147,10 +133,10 @@ class Sender:
     ) -> None:
         """Take the receiver's grant. Raises PeerUnknown, DuplicateRoom, OutOfBounds; then nothing
         was opened."""
+        known = self._leases.peer(peer)
+        if known is None:
+            raise PeerUnknown(f"room {room}: no connection {peer}; connect first")
         with self._lock:
-            known = self._peers.get(peer)
-            if known is None:
-                raise PeerUnknown(f"room {room}: no connection {peer}; connect first")
             if room in self._rooms or room in self._forced:
                 raise DuplicateRoom(f"room {room} is open already")
             destination.check(self._layout, known.slabs)
@@ -215,8 +201,7 @@ class Sender:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
         with self._lock:
             busy = {room.peer for room in self._rooms.values()}
-            idle = [peer for peer in self._leaving if peer not in busy]
-            endpoints = [self._leaving.pop(peer) for peer in idle]
+        endpoints = self._leases.left(busy)
         for endpoint in endpoints:
             try:
                 self._transport.disconnect(endpoint)
@@ -235,7 +220,7 @@ class Sender:
     def _advance(self, room: OutgoingRoom) -> bool:
         """One turn of one room; whether anything moved."""
         moved = self._reap(room)
-        if not room.stopped and not self._holds_lease(room.peer):
+        if not room.stopped and self._leases.writable(room.peer) is None:
             self._stop(room, f"not renewed by the receiver for {self.settings.lease_seconds} s")
         if len(room.posted) < self.settings.posted_windows:
             with self._lock:
@@ -244,11 +229,6 @@ class Sender:
                 self._post(room, window)
                 moved = True
         return self._end_if_over(room) or moved
-
-    def _holds_lease(self, peer: str) -> bool:
-        with self._lock:
-            known = self._peers.get(peer)
-        return known is not None and (self._clock() - known.renewed <= self.settings.lease_seconds)
 
     def _stop(self, room: OutgoingRoom, reason: str) -> None:
         with self._lock:
@@ -271,12 +251,9 @@ class Sender:
             window.local_slot,
             destination.slot,
         )
-        with self._lock:
-            peer = self._peers.get(room.peer)
-            fresh = peer is not None and (
-                self._clock() - peer.renewed <= self.settings.lease_seconds
-            )
-        if peer is None or not fresh:
+        # Last, after the digest: between this and the post nothing may take time.
+        peer = self._leases.writable(room.peer)
+        if peer is None:
             self._stop(room, "the receiver's lease ended before a window was posted")
             return
         try:

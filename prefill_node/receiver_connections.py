@@ -1,0 +1,130 @@
+"""Connections of receivers to this prefill node: their names, their beats, the lease that beats
+renew.
+
+Owns connections. Knows no rooms: whoever holds some is told when a connection is over. Thread rule:
+the event loop. Invariants: a connection lives as long as its heartbeat stream and its name is never
+used again; a renewal counts from when its beat was sent, on this node's clock.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from ..proto import handover_pb2 as pb
+from ..transfer.node_identity import NodeIdentity
+from ..transfer.sender import Sender
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Connection:
+    node: NodeIdentity
+    heard: float
+    asked: dict[int, float] = field(default_factory=dict)
+    """Beats not answered yet, and when they were sent."""
+    beating: bool = False
+
+
+class ReceiverConnections:
+    def __init__(
+        self,
+        epoch: bytes,
+        sender: Sender,
+        beat_seconds: float,
+        silence_seconds: float,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """on_lost: called with a connection's name once, before the sender lets go of it."""
+        self._prefix = f"{epoch.hex()}-"
+        self._sender = sender
+        self._beat_seconds = beat_seconds
+        self._silence_seconds = silence_seconds
+        self._on_lost = on_lost
+        self._connections: dict[str, _Connection] = {}
+        self._issued = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._connections
+
+    def issued(self, name: str) -> bool:
+        """Whether the name is or was a connection of this process."""
+        return name.startswith(self._prefix)
+
+    @property
+    def nodes(self) -> list[str]:
+        return [connection.node.name for connection in self._connections.values()]
+
+    async def add(self, node: NodeIdentity) -> str:
+        """The new connection's name. Raises TransportError."""
+        self._issued += 1
+        name = f"{self._prefix}{self._issued}"
+        await asyncio.to_thread(self._sender.connect, name, node.transport_metadata, node.slabs)
+        self._connections[name] = _Connection(node, time.monotonic())
+        # A receiver that connects and never beats must not stay connected.
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._silence_seconds, self._expect_beating, name)
+        return name
+
+    def _expect_beating(self, name: str) -> None:
+        connection = self._connections.get(name)
+        if connection is not None and not connection.beating:
+            self.drop(name)
+
+    def may_beat(self, name: str) -> bool:
+        """Whether the connection is known and has no heartbeat yet."""
+        connection = self._connections.get(name)
+        return connection is not None and not connection.beating
+
+    async def beats(
+        self, name: str, renewals: AsyncIterator[pb.Renewal]
+    ) -> AsyncGenerator[pb.Beat, None]:
+        """Beat until the receiver falls silent or hangs up; then the connection is over.
+
+        REQUIRES: may_beat(name).
+        """
+        connection = self._connections[name]
+        connection.beating = True
+        connection.heard = time.monotonic()
+        reader = asyncio.create_task(self._read(name, connection, renewals))
+        sequence = 0
+        try:
+            while not reader.done():
+                now = time.monotonic()
+                if now - connection.heard > self._silence_seconds:
+                    log.warning("receiver %s answers no beats", connection.node.name)
+                    break
+                sequence += 1
+                connection.asked[sequence] = now
+                yield pb.Beat(sequence=sequence)
+                await asyncio.wait({reader}, timeout=self._beat_seconds)
+        finally:
+            reader.cancel()
+            self.drop(name)
+
+    async def _read(
+        self, name: str, connection: _Connection, renewals: AsyncIterator[pb.Renewal]
+    ) -> None:
+        async for renewal in renewals:
+            asked = connection.asked.pop(renewal.sequence, None)
+            if asked is None:
+                continue
+            connection.heard = time.monotonic()
+            self._sender.renew(name, asked)
+            for sequence in [s for s in connection.asked if s < renewal.sequence]:
+                del connection.asked[sequence]
+
+    def drop(self, name: str) -> None:
+        """Idempotent."""
+        connection = self._connections.pop(name, None)
+        if connection is None:
+            return
+        log.info("receiver %s is gone", connection.node.name)
+        self._on_lost(name)
+        self._sender.disconnect(name)
+
+    def drop_all(self) -> None:
+        for name in list(self._connections):
+            self.drop(name)

@@ -1,0 +1,71 @@
+"""Which peers this node may write to now: their endpoints, and their leases on this node as a
+writer.
+
+Knows no rooms and no transports. Thread rule: any thread, one lock. Invariant: a lease counts from
+when this node asked for the renewal that was granted, so that the peer, who counts from when it was
+asked, never believes it over before it is.
+"""
+
+import threading
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from .transports.base import Endpoint
+
+
+@dataclass
+class Peer:
+    endpoint: Endpoint
+    slabs: int
+    renewed: float
+
+
+class WriterLeases:
+    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._peers: dict[str, Peer] = {}
+        self._leaving: dict[str, Endpoint] = {}
+
+    def add(self, name: str, endpoint: Endpoint, slabs: int) -> None:
+        """The lease starts now. REQUIRES: the name was never used before."""
+        with self._lock:
+            self._peers[name] = Peer(endpoint, slabs, self._clock())
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return list(self._peers)
+
+    def peer(self, name: str) -> Peer | None:
+        """Whether or not its lease holds."""
+        with self._lock:
+            return self._peers.get(name)
+
+    def writable(self, name: str) -> Peer | None:
+        """The peer, if its lease holds at this moment."""
+        with self._lock:
+            peer = self._peers.get(name)
+            if peer is None or self._clock() - peer.renewed > self._lease_seconds:
+                return None
+            return peer
+
+    def renew(self, name: str, asked_at: float) -> None:
+        """Unknown names are ignored: the answer came after the peer had left."""
+        with self._lock:
+            peer = self._peers.get(name)
+            if peer is not None:
+                peer.renewed = max(peer.renewed, asked_at)
+
+    def remove(self, name: str) -> None:
+        """Idempotent. The endpoint is handed out by left() later."""
+        with self._lock:
+            peer = self._peers.pop(name, None)
+            if peer is not None:
+                self._leaving[name] = peer.endpoint
+
+    def left(self, busy: Set[str]) -> list[Endpoint]:
+        """Endpoints of removed peers that are not in `busy`, each handed out once."""
+        with self._lock:
+            idle = [name for name in self._leaving if name not in busy]
+            return [self._leaving.pop(name) for name in idle]
