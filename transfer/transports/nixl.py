@@ -91,7 +91,9 @@ class NixlTransport(Transport):
         # other.
         agent_name = f"{name}-{uuid.uuid4().hex}"
         try:
-            config = api.nixl_agent_config(enable_prog_thread=True, backends=["UCX"])
+            # NIXL's own progress thread spins: it takes most of a core of an idle daemon. Without
+            # it UCX moves in poll() and notifications(), which sender and receiver call anyway.
+            config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
             self._agent: Any = api.nixl_agent(agent_name, config)
         except Exception as error:
             raise TransportError(
