@@ -85,7 +85,11 @@ class Transport(ABC):
 
     @abstractmethod
     def notifications(self) -> list[bytes]:
-        """What peers' finished transfers have said since the last call."""
+        """What peers' finished transfers have said since the last call.
+
+        A receiver calls it again and again, also while it expects nothing: some transports move
+        their peers' bytes into this node's memory only inside this call and poll().
+        """
 
     @abstractmethod
     def disconnect(self, endpoint: Endpoint) -> None:
