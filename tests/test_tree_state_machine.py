@@ -5,7 +5,6 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CheckpointKind,
@@ -13,6 +12,7 @@ from tasuki.pycache._cpp_cache import (
     ImpossibleRequest,
     TreeConfig,
 )
+
 from tests.tree_oracle import Held, Oracle, Prefix, array, whole
 
 # The first two share half a page, so that prompts part inside a page.
@@ -140,7 +140,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert lease.cached_tokens in (0, usable)
         held = self.oracle.leased(lease, salt, prompt, lease.cached_tokens)
         if lease.cached_tokens < usable:
-            # Its own match would have stood in its way for ever: nobody else may have been the reason.
+            # Its own match would have stood in its way for ever.
             assert lease.match.causes.checkpoint_evicted >= usable
         else:
             assert lease.match.usable_tokens == usable
@@ -238,6 +238,8 @@ class TreeMachine(RuleBasedStateMachine):
         computed = whole(held.lease.cached_tokens)
         if slot is None or boundary > most or whole(boundary) < computed:
             boundary = whole(min(boundary, most))
+        if boundary % PAGE_TOKENS and not held.own[boundary // PAGE_TOKENS]:
+            boundary = whole(boundary)
         if boundary > 0:
             self.publish_at(held, boundary, slot)
 

@@ -1,8 +1,8 @@
 """What HybridTree must answer, in plain Python: prefixes as tuples, compared token by token.
 
-Owns the truth about which prefixes were published, by which ids, and what every live lease holds. It does
-not know eviction order, which is policy: it learns what was evicted by asking what still matches, and
-refuses what may never go (pinned items, KV above state, anything where no eviction was called for).
+Owns the truth about which prefixes were published, by which ids, and what every live lease holds.
+It does not know eviction order, which is policy: it learns what was evicted by asking what still
+matches, and refuses what may never go: pinned items, KV above a state.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, HybridTree, Lease, Match
 
 Prefix = tuple[int, ...]
@@ -35,7 +34,7 @@ def common(left: Prefix, right: Prefix) -> int:
 
 @dataclass
 class Held:
-    """A live lease as the oracle knows it. `standing`: tokens of its path that the tree keeps for it."""
+    """A live lease. `standing`: tokens of its path that the tree keeps for it."""
 
     lease: Lease
     salt: bytes
@@ -54,7 +53,7 @@ class Held:
 
 @dataclass
 class Oracle:
-    """kv and tails: page id by published place (whole pages, and partial ones). states: slot id by place."""
+    """kv and tails: page id by place (whole pages, and partial ones). states: slot id by place."""
 
     kv: dict[Place, int] = field(default_factory=dict)
     tails: dict[Place, int] = field(default_factory=dict)
@@ -63,8 +62,6 @@ class Oracle:
     evicted_states: set[Place] = field(default_factory=set)
     leases: list[Held] = field(default_factory=list)
     quarantined: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
-
-    # --- ids ---------------------------------------------------------------------------------------
 
     def pages_by_owner(self) -> dict[str, list[int]]:
         owned: dict[str, list[int]] = {
@@ -90,8 +87,6 @@ class Oracle:
             owned["working"] += held.destinations
         return owned
 
-    # --- what a match must say ---------------------------------------------------------------------
-
     def depth(self, salt: bytes, prompt: Prefix, ghosts: bool) -> int:
         """Whole pages of the prompt that stand, or (ghosts) stand or once stood."""
         end = 0
@@ -116,7 +111,9 @@ class Oracle:
         pages = self.depth(salt, prompt, ghosts=False)
         stood = self.depth(salt, prompt, ghosts=True)
         kv = self.kv_tokens(salt, prompt)
-        gone_states = [len(p) for s, p in self.evicted_states if s == salt and prompt[: len(p)] == p]
+        gone_states = [
+            len(p) for s, p in self.evicted_states if s == salt and prompt[: len(p)] == p
+        ]
         evicted_state = max((end for end in gone_states if end <= last), default=0)
         evicted_kv = max([stood, *(end for end in gone_states if end % PAGE_TOKENS)])
         partial = max(
@@ -170,8 +167,6 @@ class Oracle:
         if remembers:
             assert told == self.causes(salt, prompt)
 
-    # --- evictions ---------------------------------------------------------------------------------
-
     def learn(self, tree: HybridTree) -> int:
         """Ask what still stands; returns how many items are gone. Refuses what may never go."""
         lost_states = []
@@ -208,15 +203,15 @@ class Oracle:
         self.evicted_kv.clear()
         self.evicted_states.clear()
 
-    # --- what calls do -----------------------------------------------------------------------------
-
     def leased(self, lease: Lease, salt: bytes, prompt: Prefix, cached: int) -> Held:
         """Record a new lease whose first `cached` tokens come from the tree."""
         shared = cached // PAGE_TOKENS
         pages = lease.pages.tolist()
         assert lease.cached_tokens == cached
         assert lease.shared_pages == shared
-        for page, end in zip(pages, range(PAGE_TOKENS, whole(cached) + 1, PAGE_TOKENS), strict=False):
+        for page, end in zip(
+            pages, range(PAGE_TOKENS, whole(cached) + 1, PAGE_TOKENS), strict=False
+        ):
             assert page == self.kv[salt, prompt[:end]]
         own = [place >= shared for place in range(len(pages))]
         held = Held(lease, salt, prompt, pages, own, lease.working_slots, whole(cached), [])

@@ -37,6 +37,9 @@ void HybridTree::publish(LeaseId id, std::int64_t boundary, std::optional<SlotId
   if (boundary != whole && whole < lease.first_kept) {
     throw InvalidArgument(where + " ends before what the lease computed");
   }
+  if (boundary != whole && !lease.own[static_cast<std::size_t>(whole / kPageTokens)]) {
+    throw InvalidArgument(where + " is inside a page that the lease published whole already");
+  }
   if (slot && !holds_slot(lease, *slot)) {
     throw InvalidArgument("publish: slot " + std::to_string(raw(*slot)) +
                           " is neither a working nor a destination slot of the lease");
