@@ -257,7 +257,7 @@ class WriterFenced:
 
 @dataclass(frozen=True)
 class TokenOut:
-    """margin: top-1 minus top-2 logit, which tells how near a tie the choice was."""
+    """margin: how far, in logits, the choice was from a tie (model/sampler.py)."""
 
     request_id: RequestId
     token: int

@@ -17,8 +17,9 @@ from .sampling import SamplingParams
 @dataclass(frozen=True)
 class Sampled:
     """logprob: natural, of the token under the unmodified distribution (temperature 1, no cut).
-    margin: top-1 minus top-2 of the unmodified logits; infinite when the vocabulary has one
-    token."""
+    margin: how far, in units of a logit, the choice was from a tie: best minus second-best score,
+    where the score is the logit, plus the noise scaled by the temperature if there is one; infinite
+    when one token was left to choose."""
 
     token: int
     logprob: float
@@ -30,17 +31,19 @@ def sample(
 ) -> list[Sampled]:
     """One token a row. logits [B, vocab] float32; positions: where each drawn token will stand."""
     best = logits.topk(min(2, logits.shape[-1]), dim=-1)
-    tokens = [
-        int(best.indices[row, 0]) if item.temperature == 0 else _draw(logits[row], item, position)
-        for row, (item, position) in enumerate(zip(params, positions, strict=True))
+    greedy = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    chosen = [
+        _best_two(indices, values)
+        if item.temperature == 0
+        else _draw(logits[row], item, positions[row])
+        for row, (item, (indices, values)) in enumerate(zip(params, greedy, strict=True))
     ]
-    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
-    logprobs = (chosen - logits.logsumexp(dim=-1)).tolist()
-    if best.values.shape[-1] == 2:
-        margins = (best.values[:, 0] - best.values[:, 1]).tolist()
-    else:
-        margins = [float("inf")] * len(tokens)
-    return [Sampled(*item) for item in zip(tokens, logprobs, margins, strict=True)]
+    tokens = torch.tensor([token for token, _ in chosen], device=logits.device)
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)
+    return [
+        Sampled(token, logprob, margin)
+        for (token, margin), logprob in zip(chosen, logprobs.tolist(), strict=True)
+    ]
 
 
 def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
@@ -48,13 +51,21 @@ def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
 
 
-def _draw(logits: Tensor, params: SamplingParams, position: int) -> int:
-    """The Gumbel-max trick: argmax of scaled logits plus noise is a draw from their softmax."""
+def _best_two(indices: Sequence[int], values: Sequence[float]) -> tuple[int, float]:
+    """(index, margin) of the best of at most two, best first."""
+    return indices[0], values[0] - values[1] if len(values) == 2 else float("inf")
+
+
+def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, float]:
+    """(token, margin) by the Gumbel-max trick: argmax of scaled logits plus noise is a draw from
+    their softmax."""
     scaled = _restrict(logits.double().cpu() / params.temperature, params)
     generator = torch.Generator().manual_seed(_noise_seed(params.seed, position))
     uniform = torch.rand(scaled.shape, generator=generator, dtype=torch.float64)
     gumbel = -(-uniform.clamp_min(torch.finfo(torch.float64).tiny).log()).log()
-    return int((scaled + gumbel).argmax())
+    best = (scaled + gumbel).topk(min(2, len(scaled)))
+    token, margin = _best_two(best.indices.tolist(), best.values.tolist())
+    return token, margin * params.temperature
 
 
 def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:

@@ -22,13 +22,26 @@ def test_greedy_reports_logprob_and_margin() -> None:
     assert drawn.logprob == pytest.approx(float(LOGITS[0].log_softmax(0)[0]), abs=1e-6)
 
 
-def test_logprob_and_margin_ignore_temperature_and_cuts() -> None:
+def test_logprob_ignores_temperature_and_cuts() -> None:
     params = SamplingParams(temperature=5.0, top_k=3, seed=4)
     for position in range(20):
         (drawn,) = sample(LOGITS, [params], [position])
-        assert drawn.margin == 1.0
         want = float(LOGITS[0].log_softmax(0)[drawn.token])
         assert drawn.logprob == pytest.approx(want, abs=1e-6)
+
+
+def test_no_change_of_logits_below_half_the_margin_changes_the_draw() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for position in range(50):
+        params = SamplingParams(temperature=0.7, seed=9)
+        (drawn,) = sample(LOGITS, [params], [position])
+        nudge = (2 * torch.rand(LOGITS.shape, generator=generator) - 1) * 0.49 * drawn.margin
+        (nudged,) = sample(LOGITS + nudge, [params], [position])
+        assert nudged.token == drawn.token
+        down = LOGITS.clone()
+        down[0, drawn.token] -= 1.01 * drawn.margin
+        (changed,) = sample(down, [params], [position])
+        assert changed.token != drawn.token
 
 
 def test_same_seed_and_position_same_token_whatever_the_batch() -> None:
