@@ -25,10 +25,10 @@ class IntegrityError(CacheError):
     """check_integrity() found a broken invariant; the message names it."""
 
 class CheckpointKind(Enum):
-    PROMPT_END = ...
-    TURN_END = ...
-    BRANCH = ...
-    MARK = ...
+    PROMPT_END = "prompt_end"
+    TURN_END = "turn_end"
+    BRANCH = "branch"
+    MARK = "mark"
 
 class TreeConfig:
     """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one
@@ -119,7 +119,7 @@ class Lease:
         """The first so many of pages belong to the tree (pinned, read-only)."""
     @property
     def pages(self) -> NDArray[np.int32]:
-        """Page ids in logical order: tree pages, then own pages."""
+        """Page ids in logical order: tree pages, then own. Read-only; only extend() adds to them."""
     @property
     def working_slots(self) -> list[int]: ...
     @property
@@ -196,7 +196,10 @@ class HybridTree:
     def match(
         self, tokens: NDArray[np.int32], salt: bytes = b"", cursor: int | None = None
     ) -> Match:
-        """Changes nothing but statistics. Raises InvalidArgument on an empty prompt."""
+        """Changes nothing. Raises InvalidArgument on an empty prompt or a cursor of another salt.
+
+        A cursor vouches that tokens extend what was published under it: the walk starts at its
+        place and compares only the page before it again. Never pass one with an edited history."""
     def capacity_tokens(self, working_slots: int) -> int:
         """Most tokens one request can ever hold beside that many working slots."""
     def stats(self) -> TreeStats: ...

@@ -18,7 +18,7 @@ from tests.tree_oracle import Held, Oracle, Prefix, array, whole
 # The first two share half a page, so that prompts part inside a page.
 PAGES = ([1] * PAGE_TOKENS, [1] * 32 + [2] * 32, [3] * PAGE_TOKENS)
 SALTS = st.sampled_from([b"", b"", b"tenant"])
-EXAMPLES = int(os.environ.get("TASUKI_TREE_EXAMPLES", "70"))
+EXAMPLES = int(os.environ.get("TASUKI_TREE_EXAMPLES", "300"))
 
 
 @st.composite

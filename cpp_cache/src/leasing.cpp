@@ -11,7 +11,7 @@ namespace {
 
 std::int64_t pages_for(std::int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-// Some hundred slabs of tokens fit any arena; this only keeps sums of sizes from overflowing.
+// Far beyond any arena: keeps sums of sizes from overflowing.
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 48;
 
 void require_at_least(std::string_view name, std::int64_t value, std::int64_t least) {

@@ -1,0 +1,106 @@
+// The parts below HybridTree, one by one.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <vector>
+
+#include "cpp_cache/errors.h"
+#include "cpp_cache/ghosts.h"
+#include "cpp_cache/lru_policy.h"
+#include "cpp_cache/radix_tree.h"
+#include "cpp_cache/slab_allocator.h"
+#include "tree_life.h"
+
+using namespace tasuki::cache;
+
+TEST_CASE("SlabAllocator fills whole slabs first, then gaps, smallest id first") {
+  SlabAllocator slabs(small_arena(4));
+  const auto first = slabs.take_pages(4);
+  CHECK(first == std::vector{PageId{0}, PageId{1}, PageId{2}, PageId{4}});
+  CHECK(slabs.take_pages(1).front() == PageId{5});
+  CHECK(slabs.take_slot() == SlotId{2});
+  CHECK(slabs.fits(4, 0));
+  CHECK_FALSE(slabs.fits(2, 1));
+  CHECK(slabs.fits(1, 1));
+  slabs.check();
+}
+
+TEST_CASE("SlabAllocator: a slab changes kind when its last page comes back") {
+  SlabAllocator slabs(small_arena(1));
+  const auto pages = slabs.take_pages(3);
+  CHECK_FALSE(slabs.fits(0, 1));
+  for (const PageId page : pages) slabs.give_back(page, Owner::kWorking);
+  CHECK(slabs.take_slot() == SlotId{0});
+  CHECK(slabs.slabs_of_slots() == 1);
+  CHECK(slabs.page_counts().total == 0);
+  slabs.check();
+}
+
+TEST_CASE("SlabAllocator refuses an owner that does not hold the id") {
+  SlabAllocator slabs(small_arena(1));
+  const PageId page = slabs.take_pages(1).front();
+  CHECK_THROWS_AS(slabs.hand_over(page, Owner::kTree, Owner::kGranted), IntegrityError);
+  CHECK_THROWS_AS(slabs.give_back(page, Owner::kQuarantined), IntegrityError);
+  CHECK(slabs.owner(page) == Owner::kWorking);
+}
+
+TEST_CASE("LruPolicy: worthless KV, then the least recently used, ties by id") {
+  LruPolicy policy;
+  const EvictionItem old_state{EvictionKind::kCheckpoint, 1, NodeId{5}, std::nullopt};
+  const EvictionItem twin_state{EvictionKind::kCheckpoint, 1, NodeId{4}, std::nullopt};
+  const EvictionItem young_leaf{EvictionKind::kLeafPages, 9, NodeId{6}, std::nullopt};
+  for (const auto& item : {old_state, twin_state, young_leaf}) policy.add(item);
+  CHECK(policy.victim() == young_leaf);
+  policy.remove(young_leaf);
+  CHECK(policy.victim() == twin_state);
+  policy.remove(twin_state);
+  CHECK(policy.victim() == old_state);
+  policy.remove(old_state);
+  CHECK_FALSE(policy.victim());
+}
+
+TEST_CASE("GhostList is bounded in number and in tokens") {
+  GhostList ghosts(2);
+  const Ghost first{1, NodeId{1}, std::nullopt};
+  const Ghost second{2, NodeId{2}, std::nullopt};
+  ghosts.add(second, 64);
+  ghosts.add(first, 64);
+  CHECK_FALSE(ghosts.excess());
+  ghosts.add({3, NodeId{3}, std::nullopt}, 64);
+  CHECK(ghosts.excess() == first);
+  ghosts.remove(first, 64);
+  CHECK_FALSE(ghosts.excess());
+  ghosts.remove(second, 64);
+  ghosts.add(second, 2 * GhostList::kTokensPerGhost);
+  CHECK(ghosts.excess() == second);
+}
+
+TEST_CASE("RadixTree: a split keeps id, state and pins on the deeper part") {
+  RadixTree tree(std::make_unique<LruPolicy>(), 8);
+  const NodeId root = tree.open_root("");
+  const auto tokens = prompt({1, 2, 3}, 0);
+  const NodeId node = tree.add_child(root, tokens, {PageId{0}, PageId{1}, PageId{2}}, 1);
+  tree.attach_checkpoint(node, SlotId{7}, CheckpointKind::kMark, 2);
+  tree.pin(node, LeaseId{1}, 3);
+  CHECK(tree.pinned_pages() == 3);
+  const NodeId upper = tree.split(node, 64);
+  CHECK(tree.node(upper).depth == 64);
+  CHECK(tree.node(node).parent == upper);
+  CHECK(tree.node(node).checkpoint->slot == SlotId{7});
+  CHECK(tree.pinned_pages() == 3);
+  CHECK(tree.pages_to({node, 192}) == std::vector{PageId{0}, PageId{1}, PageId{2}});
+  CHECK(tree.cover(node, 64).node == upper);
+  tree.check(3);
+  tree.unpin(node, LeaseId{1});
+  CHECK(tree.pinned_pages() == 0);
+  tree.check(3);
+}
+
+TEST_CASE("common_tokens compares as memory and stops at the first difference") {
+  const std::vector<Token> left{1, 2, 3, 4};
+  const std::vector<Token> right{1, 2, 9, 4, 5};
+  CHECK(common_tokens(left, right) == 2);
+  CHECK(common_tokens(left, left) == 4);
+  CHECK(common_tokens({}, left) == 0);
+  CHECK(common_tokens(right, Tokens(right).subspan(1)) == 0);
+}
