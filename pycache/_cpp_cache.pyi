@@ -119,7 +119,7 @@ class Lease:
         """The first so many of pages belong to the tree (pinned, read-only)."""
     @property
     def pages(self) -> NDArray[np.int32]:
-        """Page ids in logical order: tree pages, then own. Read-only; only extend() adds to them."""
+        """Page ids in logical order: tree pages, then own. Read-only; only extend() adds some."""
     @property
     def working_slots(self) -> list[int]: ...
     @property
