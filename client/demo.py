@@ -13,7 +13,7 @@ from ..engine.config import option
 from ..front.flags import parse_config
 from . import demo_script
 from .answer import Answer
-from .demo_model import model_folder
+from .embedded import embedded_model
 from .launcher import disaggregated, fused
 from .session import Client, Prompt, SamplingOptions
 from .verdict import compare
@@ -33,12 +33,12 @@ class DemoConfig:
 def main(argv: Sequence[str]) -> int:
     """0 only if both runs gave equal tokens."""
     config = parse_config("tasuki demo", "Ten turns of an agent.", argv, DemoConfig)
-    with model_folder(config.model) as folder:
-        flags = ["--model", str(folder), "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
-        say(f"Model {folder}\nStarting a prefill daemon and a decode daemon ...")
-        pair = play(disaggregated, flags, config.answer_tokens)
-        say("\nThe same session in one fused process ...")
-        alone = play(fused, flags, config.answer_tokens)
+    model = config.model or str(embedded_model())
+    flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
+    say(f"Model {model}\nStarting a prefill daemon and a decode daemon ...")
+    pair = play(disaggregated, flags, config.answer_tokens)
+    say("\nThe same session in one fused process ...")
+    alone = play(fused, flags, config.answer_tokens)
     verdict = compare(pair, alone)
     say(f"\nThe last answer: {' '.join(pair[-1].text.split()) or '(no readable text)'}")
     say(f"\nTwo daemons against one process, fp32: {verdict}")

@@ -67,6 +67,15 @@ class HandoverClient:
             self._loop.create_task(link.run(), name=f"link-{link.target}") for link in self.links
         ]
 
+    async def first_contact(self) -> None:
+        """Wait until every prefill node was reached or not: a prompt that comes at once is then
+        not prefilled here by accident."""
+        attempts = [asyncio.create_task(link.tried.wait()) for link in self.links]
+        if attempts:
+            _, late = await asyncio.wait(attempts, timeout=self._settings.connect)
+            for attempt in late:
+                attempt.cancel()
+
     async def stop(self) -> None:
         """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
         for room in self._rooms.values():

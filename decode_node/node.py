@@ -62,6 +62,7 @@ class DecodeNode:
         """Returns HOST:PORT."""
         self._receiver.start()
         self.links.start()
+        await self.links.first_contact()
         return await self.front.startup()
 
     async def shutdown(self) -> None:

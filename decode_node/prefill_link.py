@@ -89,6 +89,8 @@ class PrefillLink:
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
         """Why the last attempt was refused; empty where it was not."""
+        self.tried = asyncio.Event()
+        """The first attempt to connect is over, one way or the other."""
         self._contract = contract
         self._node = node
         self._retry_seconds = retry_seconds
@@ -107,6 +109,7 @@ class PrefillLink:
                     connection = await self._connect(stub)
                 except (grpc.aio.AioRpcError, TransferError) as error:
                     self._explain(error)
+                    self.tried.set()
                 else:
                     pause = self._settings.retry_first
                     await self._live(connection)
@@ -147,6 +150,7 @@ class PrefillLink:
         dropping = asyncio.create_task(connection.lost.wait())
         try:
             self._on_change()
+            self.tried.set()
             await asyncio.wait({beating, dropping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             beating.cancel()

@@ -13,7 +13,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.client import demo_script
-from tasuki.client.demo_model import model_folder, write_random_model
 from tasuki.client.errors import ClientError, LaunchError
 from tasuki.client.launcher import Daemon, fused
 from tasuki.client.session import Client, Prompt
@@ -23,6 +22,7 @@ from tasuki.front.chat_template import ChatMessage
 from tasuki.front.text_codec import TextCodec
 
 from tests.goldens import MODELS, reference_dir
+from tests.random_checkpoint import write_random_model
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +161,3 @@ def test_the_script_is_ten_turns_of_several_hundred_tokens(folder: Path) -> None
     for turn in turns:
         messages = [ChatMessage(message["role"], message["content"]) for message in turn]
         assert len(template.continuation(messages).token_ids) >= 300
-
-
-def test_a_made_model_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasuki.client.demo_model.embedded_model", lambda: None)
-    with model_folder("") as made:
-        assert (made / "model.safetensors").exists()
-    assert not made.exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tasuki.client.demo_model import embedded_model
+from tasuki.client.embedded import embedded_model
 from tasuki.front.chat_template import ChatMessage, ChatTemplate
 from tasuki.front.tokenizer import Tokenizer
 from tasuki.model.batch import Batch
@@ -20,9 +20,7 @@ from tasuki.model.qwen3_5 import Qwen35Model
 
 from tests.goldens import Request, Workspace
 
-FOUND = embedded_model()
-assert FOUND is not None, "the package carries no model: model/embedded is missing"
-FOLDER = FOUND
+FOLDER = embedded_model()
 RECORD: dict[str, Any] = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
 QUESTION = "She was resolved to refuse him."
 # Of a model that takes all 2048 tokens for equally likely.
