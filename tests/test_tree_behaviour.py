@@ -294,3 +294,15 @@ def test_same_calls_give_the_same_ids() -> None:
         return seen
 
     assert life() == life()
+
+
+def test_a_lease_inside_a_run_is_still_met_after_a_split() -> None:
+    tree, run = make_tree(), text(192)
+    serve(tree, run)
+    computing = np.concatenate([run[:128], text(100, seed=1)])
+    lease = tree.lease_receive(computing, capacity_tokens=256, working_slots=1)
+    assert lease is not None and lease.cached_tokens == 128
+    serve(tree, np.concatenate([run[:128], text(64, seed=2)]))
+    causes = tree.match(computing).causes
+    assert (causes.never_checkpointed, causes.in_flight) == (128, 100)
+    tree.release(lease)
