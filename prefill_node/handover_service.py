@@ -211,7 +211,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             del self._rooms[room.room]
             if not room.ended.done():
                 room.ended.set_result(Drain.FORCED)
-            self._remember(room.room, room.generation, room.ended.result())
+            drain = room.ended.result()
+            self._remember(room.room, room.generation, drain)
+            if drain is Drain.FORCED:
+                # What is stuck once stays stuck: the receiver connects anew, over a new endpoint.
+                self._connections.drop(room.connection)
 
     def _remember(self, room: int, generation: int, drain: Drain) -> None:
         self._ended[room, generation] = drain

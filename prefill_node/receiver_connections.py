@@ -91,7 +91,7 @@ class ReceiverConnections:
         reader = asyncio.create_task(self._read(name, connection, renewals))
         sequence = 0
         try:
-            while not reader.done():
+            while name in self and not reader.done():
                 now = time.monotonic()
                 if now - connection.heard > self._silence_seconds:
                     log.warning("receiver %s answers no beats", connection.node.name)

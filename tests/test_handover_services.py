@@ -177,6 +177,9 @@ def test_a_cancelled_room_ends_on_both_sides(phase: str) -> None:
             await {"reserve": both.reserve, "accept": both.accept}.get(phase, both.grant)(ROOM)
             if phase in ("compute", "token"):
                 both.compute(ROOM)
+                async with asyncio.timeout(5):
+                    while not both.pair.fabric.held:
+                        await asyncio.sleep(0.002)
             if phase == "token":
                 both.say_token(ROOM)
                 await both.decode.wait(m.RemoteReady)
@@ -324,6 +327,29 @@ def test_a_server_that_goes_away_is_noticed_and_fenced_by_its_lease(phase: str) 
             both.client.deliver(wanted(ROOM + 1))
             await both.decode.wait(m.HandoverLost, ROOM + 1)
             await quiet(both)
+
+    run(scenario())
+
+
+def test_a_stuck_connection_is_replaced() -> None:
+    async def scenario() -> None:
+        quick = SenderSettings(lease_seconds=1.0, stall_seconds=0.2, drain_seconds=0.2)
+        async with nodes(faults=lambda i: Fault.HOLD if i == 3 else Fault.NONE, sender=quick) as n:
+            await n.connected()
+            first = n.client.links[0].connection
+            await n.grant(ROOM)
+            n.compute(ROOM)
+            lost = await n.decode.wait(m.HandoverLost)
+            assert "flushed" in lost.reason
+            await n.decode.wait(m.WriterFenced)
+            await n.prefill.wait(m.PrefillEnd)
+            async with asyncio.timeout(5):
+                while n.client.links[0].connection in (None, first):
+                    await asyncio.sleep(0.01)
+            await n.grant(ROOM + 1)
+            n.compute(ROOM + 1)
+            n.say_token(ROOM + 1)
+            await n.decode.wait(m.RemoteDone, ROOM + 1)
 
     run(scenario())
 

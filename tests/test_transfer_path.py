@@ -204,6 +204,15 @@ def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
         assert pair.sender.abort(ROOM).result(5) is Drain.FORCED, "a retry must not say drained"
 
 
+def test_a_room_that_stalls_breaks_and_is_given_up() -> None:
+    quick = SenderSettings(stall_seconds=0.2, drain_seconds=0.1)
+    with loopback_pair(faults=only(3, Fault.HOLD), settings=quick) as pair:
+        hand_over(pair)
+        end = pair.ends.wait(ROOM)
+        assert isinstance(end, RoomBroke) and "flushed" in end.reason
+        assert end.drain is Drain.FORCED
+
+
 def test_posting_stops_when_the_receiver_does_not_renew_and_never_resumes() -> None:
     short = SenderSettings(lease_seconds=0.15)
     with loopback_pair(settings=short) as pair:

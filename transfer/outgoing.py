@@ -74,6 +74,7 @@ class OutgoingRoom:
     next_sequence: int = 0
     _planned_end: int | None = None
     _last_planned: bool = False
+    _last_flush: float = float("-inf")
     _bytes: int = 0
     _digests: list[WindowDigest] = field(default_factory=list)
     _timeline: list[WindowTiming] = field(default_factory=list)
@@ -138,9 +139,16 @@ class OutgoingRoom:
 
     def flushed(self, posted: Posted, now: float) -> None:
         header = posted.window.header
+        self._last_flush = now
         self._bytes += posted.bytes
         self._digests.append(WindowDigest(header, posted.digest))
         self._timeline.append(WindowTiming(header.sequence, posted.finished, posted.begun, now))
+
+    def stalled_seconds(self, now: float) -> float:
+        """Seconds since something in flight moved; 0 with nothing in flight."""
+        if not self.posted:
+            return 0.0
+        return now - max(self._last_flush, self.posted[0].begun)
 
     @property
     def complete(self) -> bool:

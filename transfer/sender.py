@@ -39,12 +39,14 @@ _IDLE_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class SenderSettings:
-    """lease_seconds: posting for a peer stops that long after its last renewal. drain_seconds: how
+    """stall_seconds: a room of which nothing in flight is flushed for that long stops.
+    lease_seconds: posting for a peer stops that long after its last renewal. drain_seconds: how
     long a stopped room waits for what it posted. posted_windows: how many windows of a room may be
     in flight."""
 
     layers_per_window: int = 1
     lease_seconds: float = 2.0
+    stall_seconds: float = 5.0
     drain_seconds: float = 2.0
     posted_windows: int = 8
 
@@ -222,6 +224,8 @@ class Sender:
         moved = self._reap(room)
         if not room.stopped and self._leases.writable(room.peer) is None:
             self._stop(room, f"not renewed by the receiver for {self.settings.lease_seconds} s")
+        if room.stalled_seconds(self._clock()) > self.settings.stall_seconds:
+            self._stop(room, f"no window was flushed for {self.settings.stall_seconds} s")
         if len(room.posted) < self.settings.posted_windows:
             with self._lock:
                 window = room.take_ready(self.steps.value)
