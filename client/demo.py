@@ -52,12 +52,13 @@ def play(
 ) -> list[Answer]:
     """The whole session through daemons of its own, a table row as each turn ends."""
     answers = []
+    sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
     with start(flags) as address, Client(address) as client:
         say(f"Ready at {address}\n\n{table.header()}")
         with client.open_session() as session:
             for number, messages in enumerate(demo_script.turns(), 1):
                 session.append(Prompt(messages=messages))
-                answer = session.generate(max_new_tokens=answer_tokens, **SAMPLING).result()
+                answer = session.generate(**sampling).result()
                 answers.append(answer)
                 say(table.row(number, answer.usage))
     return answers
