@@ -26,14 +26,15 @@ _TAIL_LINES = 40
 class Daemon:
     """One child. `wait_ready` once, then `stop` once; both from the thread that started it."""
 
-    def __init__(self, command: str, flags: Sequence[str]) -> None:
-        """Starts `tasuki COMMAND FLAGS` on a free loopback port."""
+    def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
+        """Starts `tasuki COMMAND FLAGS`; bind: HOST:PORT, a free loopback port where none is
+        given."""
         self._command = command
         self._process = subprocess.Popen(
             [
                 sys.executable,
                 *("-m", f"{PACKAGE}.front.cli", command, *flags),
-                *("--bind", "127.0.0.1:0", "--exit-with-parent"),
+                *("--bind", bind, "--exit-with-parent"),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -54,6 +55,11 @@ class Daemon:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        """The end of what it has written to stderr so far, in lines."""
+        return tuple(self._tail)
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> str:
         """HOST:PORT, once the child takes calls. Raises LaunchError with the end of its stderr."""

@@ -4,6 +4,7 @@ Owns the receiver and the node. Life: startup, then whatever the daemon waits fo
 """
 
 import asyncio
+from dataclasses import asdict
 from functools import partial
 
 from ..engine.build import EngineParts, build_engine
@@ -11,6 +12,7 @@ from ..engine.config import EngineConfig
 from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
+from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.services import front_services
 from ..front.text_codec import TextCodec
@@ -41,7 +43,7 @@ class DecodeNode:
         self.front = Node(
             engine,
             front_config,
-            partial(front_services, codec=codec, config=front_config),
+            partial(front_services, codec=codec, config=front_config, handover=self._status),
             handover=self._handover,
         )
         self.links = HandoverClient(
@@ -57,6 +59,11 @@ class DecodeNode:
 
     def _handover(self, message: Outbox) -> None:
         self.links.deliver(message)
+
+    def _status(self) -> HandoverStatus:
+        return HandoverStatus(
+            tuple(link.status() for link in self.links.links), asdict(self._receiver.counters)
+        )
 
     async def startup(self) -> str:
         """Returns HOST:PORT."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import grpc
 
+from ..front.handover_status import PrefillNodeState, PrefillNodeStatus
 from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer.contract import Contract, ContractMismatch, Difference
@@ -91,6 +92,7 @@ class PrefillLink:
         """Why the last attempt was refused; empty where it was not."""
         self.tried = asyncio.Event()
         """The first attempt to connect is over, one way or the other."""
+        self._name: str | None = None
         self._contract = contract
         self._node = node
         self._retry_seconds = retry_seconds
@@ -98,6 +100,14 @@ class PrefillLink:
         self._settings = settings
         self._on_change = on_change
         self._credentials = credentials
+
+    def status(self) -> PrefillNodeStatus:
+        state = PrefillNodeState.LOST
+        if self.connection is not None and self.connection.alive:
+            state = PrefillNodeState.CONNECTED
+        elif self.refused:
+            state = PrefillNodeState.REFUSED
+        return PrefillNodeStatus(self.target, self._name, state, self.refused)
 
     async def run(self) -> None:
         """Connect, beat, and again, until cancelled."""
@@ -139,12 +149,14 @@ class PrefillLink:
 
     def _explain(self, error: Exception) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
+            self.refused = ()
             log.debug("prefill node %s: %s %s", self.target, error.code(), error.details())
         else:
             log.warning("prefill node %s: %s", self.target, error)
 
     async def _live(self, connection: PrefillConnection) -> None:
         self.connection = connection
+        self._name = connection.node.name
         log.info("prefill node %s (%s) is connected", connection.node.name, self.target)
         beating = asyncio.create_task(self._beat(connection))
         dropping = asyncio.create_task(connection.lost.wait())

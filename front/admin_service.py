@@ -4,20 +4,28 @@ from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .engine_client import EngineClient
 from .errors import CallContext, refusals
+from .handover_status import HandoverStatus, HandoverStatusSource
 from .session_store import SessionStore
 
 
 class AdminService(pb_grpc.CacheAdminServicer):
     """Knows counters only. Lives on the event loop's thread. A prefill node has no sessions:
-    store None."""
+    store None. `handover`: what a decode node tells of its prefill nodes."""
 
-    def __init__(self, engine: EngineClient, store: SessionStore | None) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        store: SessionStore | None,
+        handover: HandoverStatusSource = HandoverStatus,
+    ) -> None:
         self._engine = engine
         self._store = store
+        self._handover = handover
 
     async def Stats(self, request: pb.StatsRequest, context: CallContext) -> pb.StatsResponse:
         async with refusals(context):
             stats = await self._engine.stats()
+        handover = self._handover()
         return pb.StatsResponse(
             pages=stats.pages,
             slots=stats.slots,
@@ -27,6 +35,8 @@ class AdminService(pb_grpc.CacheAdminServicer):
             requests=stats.requests,
             integrity=stats.integrity,
             sessions=0 if self._store is None else len(self._store),
+            prefill_nodes=[node.message() for node in handover.prefill_nodes],
+            windows=handover.windows,
         )
 
     async def Flush(self, request: pb.FlushRequest, context: CallContext) -> pb.FlushResponse:

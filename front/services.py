@@ -7,6 +7,7 @@ from ..proto import inference_pb2_grpc as pb_grpc
 from .admin_service import AdminService
 from .config import FrontConfig
 from .engine_client import EngineClient
+from .handover_status import HandoverStatus, HandoverStatusSource
 from .inference_service import InferenceService
 from .server import Service
 from .session_service import SessionService
@@ -15,9 +16,12 @@ from .text_codec import TextCodec
 
 
 def front_services(
-    engine: EngineClient, codec: TextCodec, config: FrontConfig
+    engine: EngineClient,
+    codec: TextCodec,
+    config: FrontConfig,
+    handover: HandoverStatusSource = HandoverStatus,
 ) -> tuple[Service, ...]:
-    """Inference, Session and CacheAdmin over one engine."""
+    """Inference, Session and CacheAdmin over one engine; handover: as AdminService says."""
     store = SessionStore(engine, time.monotonic, config.max_sessions, config.session_idle_seconds)
     inference = InferenceService(engine, codec)
     session = SessionService(engine, codec, store)
@@ -30,11 +34,15 @@ def front_services(
             "tasuki.v1.Session",
             partial(pb_grpc.add_SessionServicer_to_server, session),
         ),
-        admin_service(engine, store),
+        admin_service(engine, store, handover),
     )
 
 
-def admin_service(engine: EngineClient, store: SessionStore | None) -> Service:
+def admin_service(
+    engine: EngineClient,
+    store: SessionStore | None,
+    handover: HandoverStatusSource = HandoverStatus,
+) -> Service:
     """CacheAdmin alone; store is None where there are no sessions."""
-    admin = AdminService(engine, store)
+    admin = AdminService(engine, store, handover)
     return Service("tasuki.v1.CacheAdmin", partial(pb_grpc.add_CacheAdminServicer_to_server, admin))

@@ -12,10 +12,21 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORT: _ClassVar[FinishReason]
+
+class PrefillNodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREFILL_NODE_STATE_UNSPECIFIED: _ClassVar[PrefillNodeState]
+    PREFILL_NODE_STATE_CONNECTED: _ClassVar[PrefillNodeState]
+    PREFILL_NODE_STATE_LOST: _ClassVar[PrefillNodeState]
+    PREFILL_NODE_STATE_REFUSED: _ClassVar[PrefillNodeState]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
+PREFILL_NODE_STATE_UNSPECIFIED: PrefillNodeState
+PREFILL_NODE_STATE_CONNECTED: PrefillNodeState
+PREFILL_NODE_STATE_LOST: PrefillNodeState
+PREFILL_NODE_STATE_REFUSED: PrefillNodeState
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -235,7 +246,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("pages", "slots", "slabs", "tree", "lost", "requests", "integrity", "sessions")
+    __slots__ = ("pages", "slots", "slabs", "tree", "lost", "requests", "integrity", "sessions", "prefill_nodes", "windows")
     class PagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +289,13 @@ class StatsResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class WindowsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PAGES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     SLABS_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +304,8 @@ class StatsResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     INTEGRITY_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NODES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
     pages: _containers.ScalarMap[str, int]
     slots: _containers.ScalarMap[str, int]
     slabs: _containers.ScalarMap[str, int]
@@ -294,7 +314,31 @@ class StatsResponse(_message.Message):
     requests: _containers.ScalarMap[str, int]
     integrity: str
     sessions: int
-    def __init__(self, pages: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., slabs: _Optional[_Mapping[str, int]] = ..., tree: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Mapping[str, int]] = ..., integrity: _Optional[str] = ..., sessions: _Optional[int] = ...) -> None: ...
+    prefill_nodes: _containers.RepeatedCompositeFieldContainer[PrefillNode]
+    windows: _containers.ScalarMap[str, int]
+    def __init__(self, pages: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., slabs: _Optional[_Mapping[str, int]] = ..., tree: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Mapping[str, int]] = ..., integrity: _Optional[str] = ..., sessions: _Optional[int] = ..., prefill_nodes: _Optional[_Iterable[_Union[PrefillNode, _Mapping]]] = ..., windows: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class PrefillNode(_message.Message):
+    __slots__ = ("address", "name", "state", "differences")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    name: str
+    state: PrefillNodeState
+    differences: _containers.RepeatedCompositeFieldContainer[ContractDifference]
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PrefillNodeState, str]] = ..., differences: _Optional[_Iterable[_Union[ContractDifference, _Mapping]]] = ...) -> None: ...
+
+class ContractDifference(_message.Message):
+    __slots__ = ("field", "ours", "theirs")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    OURS_FIELD_NUMBER: _ClassVar[int]
+    THEIRS_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    ours: str
+    theirs: str
+    def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
 
 class FlushRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,59 @@
+"""What a front tells of the hand-overs behind it: which prefill nodes there are, what landed.
+
+Plain values that a decode node fills in; a front without hand-overs tells nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from ..proto import inference_pb2 as pb
+from ..transfer.contract import Difference
+
+
+class PrefillNodeState(Enum):
+    CONNECTED = "connected"
+    LOST = "lost"
+    REFUSED = "refused"
+
+
+_STATE = {
+    PrefillNodeState.CONNECTED: pb.PREFILL_NODE_STATE_CONNECTED,
+    PrefillNodeState.LOST: pb.PREFILL_NODE_STATE_LOST,
+    PrefillNodeState.REFUSED: pb.PREFILL_NODE_STATE_REFUSED,
+}
+
+
+@dataclass(frozen=True)
+class PrefillNodeStatus:
+    """address: as configured. name: its own, None until it was connected once. differences: why it
+    was refused."""
+
+    address: str
+    name: str | None
+    state: PrefillNodeState
+    differences: tuple[Difference, ...] = ()
+
+    def message(self) -> pb.PrefillNode:
+        return pb.PrefillNode(
+            address=self.address,
+            name=self.name or "",
+            state=_STATE[self.state],
+            differences=[
+                pb.ContractDifference(field=d.field, ours=d.ours, theirs=d.theirs)
+                for d in self.differences
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class HandoverStatus:
+    """windows: those sent here, counted by what became of them."""
+
+    prefill_nodes: tuple[PrefillNodeStatus, ...] = ()
+    windows: Mapping[str, int] = field(default_factory=dict)
+
+
+HandoverStatusSource: TypeAlias = Callable[[], HandoverStatus]
+"""Asked on the event loop at each Stats; must not block."""
