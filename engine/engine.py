@@ -73,8 +73,6 @@ class Engine:
         self._scheduler = Scheduler(cache, config, self._admit)
         self._hand_on = None if sender is None else HandOn(cache, sender, emit)
 
-    # --- the loop --------------------------------------------------------------------------------
-
     def step(self) -> bool:
         """One forward; False when nothing could run."""
         self._take_over.grant_waiting()
@@ -87,7 +85,9 @@ class Engine:
                 sampled = self._runner.run(work)
             except Exception as error:
                 log.exception("a forward failed; its requests end with an error")
-                self._fail(work, f"the forward failed: {error}")
+                failure = m.RequestError(m.ErrorKind.INTERNAL, f"the forward failed: {error}")
+                for item in work:
+                    self._reject(item.request, failure)
             else:
                 self._commit(work, sampled)
         self._answer_drains()
@@ -161,30 +161,25 @@ class Engine:
             seconds=now - request.created,
         )
 
-    def _fail(self, work: Sequence[Work], reason: str) -> None:
-        for item in work:
-            if self._hand_on is not None:
-                self._scheduler.drop(item.request)
-                self._hand_on.fail(item.request, reason)
-                continue
-            self._cache.release(item.active.lease)
-            item.request.move(Aborted())
-            self._reject(item.request, m.ErrorKind.INTERNAL, reason)
-
-    def _reject(self, request: Request, kind: m.ErrorKind, reason: str) -> None:
-        self._scheduler.drop(request)
-        self._requests.pop(request.id, None)
-        self._outbox.append(m.Rejected(request.id, m.RequestError(kind, reason)))
-
     def _admit(self, request: Request) -> bool:
         try:
             return self._admission.admit(request)
         except ImpossibleRequest as error:
-            request.move(Aborted())
-            self._reject(request, m.ErrorKind.TOO_LONG, str(error))
+            self._reject(request, m.RequestError(m.ErrorKind.TOO_LONG, str(error)))
             return False
 
-    # --- messages --------------------------------------------------------------------------------
+    def _reject(self, request: Request, error: m.RequestError) -> None:
+        """End a request without an answer; a room is only said to be over, its lease stays until
+        PrefillEnd."""
+        self._scheduler.drop(request)
+        if self._hand_on is not None:
+            self._hand_on.fail(request, error)
+            return
+        if isinstance(request.state, Active):
+            self._cache.release(request.state.lease)
+        request.move(Aborted())
+        del self._requests[request.id]
+        self._outbox.append(m.Rejected(request.id, error))
 
     def handle(self, message: m.Inbox) -> None:
         match message:

@@ -126,11 +126,10 @@ class HandOn:
             )
         )
 
-    def fail(self, request: Request, reason: str) -> None:
-        """The forward broke: say so; the lease stays until end(), since windows may be in
+    def fail(self, request: Request, error: m.RequestError) -> None:
+        """Say that the room cannot go on; its lease stays until end(), since windows may be in
         flight."""
         assert request.ticket is not None
-        error = m.RequestError(m.ErrorKind.INTERNAL, reason)
         self._emit(m.PrefillRefused(request.ticket.room, error))
 
     def end(self, message: m.PrefillEnd) -> Request | None:

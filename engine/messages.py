@@ -87,9 +87,6 @@ class Usage:
     seconds: float
 
 
-# --- to the engine, every role -------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Submit:
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
@@ -145,9 +142,6 @@ class Drain:
     """Refuse new requests; answered once everything in flight has ended."""
 
     query_id: int
-
-
-# --- to the engine, hand-over --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -250,9 +244,6 @@ class WriterFenced:
     """(decode) The room's writer can write no more: quarantined ids of the room are free."""
 
     room: RoomId
-
-
-# --- from the engine -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
