@@ -1,0 +1,223 @@
+"""Real daemons as child processes that a test may kill and start again, and what it asks of them.
+
+A Node is one daemon with a client of it; it keeps its address over its lives. Everything that
+waits has a deadline and ends as soon as what it waits for holds.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from tasuki.client.answer import Answer, AnswerStream
+from tasuki.client.embedded import embedded_model
+from tasuki.client.launcher import Daemon
+from tasuki.client.session import Client, Prompt
+from tasuki.client.verdict import TIE_MARGIN
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+
+OWNERS = ("free", "working", "tree", "granted", "quarantined")
+HELD = ("working", "granted", "quarantined", "pinned")
+NEW_TOKENS = 40
+
+
+def flags(model: Path | None = None, dtype: str = "float32", arena_mib: int = 64) -> list[str]:
+    return [
+        *("--model", str(embedded_model() if model is None else model)),
+        *("--dtype", dtype, "--arena-mib", str(arena_mib)),
+    ]
+
+
+def until(holds: Callable[[], bool], what: object, seconds: float = 10.0) -> float:
+    """Seconds until it held. Fails with `what`, or what it returns, after `seconds`."""
+    begun = time.monotonic()
+    while not holds():
+        if time.monotonic() - begun > seconds:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {seconds} s: {told}")
+        time.sleep(0.005)
+    return time.monotonic() - begun
+
+
+class Node:
+    """start, then kill or stop, and start again."""
+
+    def __init__(self, command: str, *flags: str) -> None:
+        self._command = command
+        self._flags = flags
+        self._daemon = Daemon(command, flags)
+        self._running = True
+        self.address = ""
+        self._admin: grpc.Channel
+        self.client: Client
+
+    @property
+    def pid(self) -> int:
+        return self._daemon.pid
+
+    @property
+    def running(self) -> bool:
+        return self._running
+
+    def wait_ready(self) -> "Node":
+        self.address = self._daemon.wait_ready()
+        # A client of its own for each life: gRPC's reconnect backoff is not what is tested here.
+        self.client = Client(self.address)
+        self._admin = grpc.insecure_channel(
+            self.address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        return self
+
+    def start_again(self) -> None:
+        """At the same address. REQUIRES: it was killed or stopped."""
+        self._daemon = Daemon(self._command, self._flags, bind=self.address)
+        self._running = True
+        self.wait_ready()
+
+    def kill(self) -> float:
+        """SIGKILL; returns when, on the monotonic clock."""
+        os.kill(self.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        assert self._ended() == -signal.SIGKILL
+        return killed
+
+    def ask_to_stop(self) -> None:
+        self._daemon.ask_to_stop()
+
+    def stop(self) -> int:
+        """SIGTERM where it was not asked yet; the exit status."""
+        return self._ended() if self._running else 0
+
+    def _ended(self) -> int:
+        self._running = False
+        if self.address:
+            self.client.close()
+            self._admin.close()
+        status = self._daemon.stop()
+        assert "Traceback" not in "\n".join(self._daemon.last_words), self._daemon.last_words
+        return status
+
+    def stats(self) -> pb.StatsResponse:
+        stub = pb_grpc.CacheAdminStub(self._admin)
+        reply: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=5)
+        return reply
+
+    def story(self) -> dict[str, object]:
+        """The part of stats() that a failure should show."""
+        stats = self.stats()
+        return {
+            "requests": dict(stats.requests),
+            "pages": dict(stats.pages),
+            "slots": dict(stats.slots),
+            "windows": dict(stats.windows),
+            "leases": stats.tree["leases"],
+        }
+
+    def requests(self, state: str) -> int:
+        """How many requests are in that state of the engine."""
+        return self.stats().requests[state]
+
+    def landed(self) -> int:
+        """Windows that have landed here in this life."""
+        return self.stats().windows["landed"]
+
+    def at_rest(self) -> bool:
+        """Nothing is held. Fails at once where an id is not accounted for."""
+        stats = self.stats()
+        assert stats.integrity == "ok"
+        pools = (stats.pages, stats.slots)
+        for pool in pools:
+            assert sum(pool[owner] for owner in OWNERS) == pool["total"], self.story()
+        held = sum(pool[owner] for pool in pools for owner in HELD)
+        return held == 0 and stats.tree["leases"] == 0 and not stats.requests
+
+    def assert_at_rest(self, seconds: float = 5.0) -> None:
+        until(self.at_rest, self.story, seconds)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt and the tokens that an undisturbed fused process answers it with."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+def questions(lengths: tuple[int, ...]) -> tuple[Question, ...]:
+    """Random prompts whose answers are far from any near tie, so that equality means something."""
+    node = Node("serve", *flags(), "--prefill-chunk-tokens", "64").wait_ready()
+    found = []
+    try:
+        for length in lengths:
+            for seed in range(20):
+                prompt = random_prompt(length, seed)
+                answer = asked(node, prompt, b"").result()
+                if min(answer.margins) > TIE_MARGIN:
+                    found.append(Question(prompt, answer.token_ids))
+                    break
+            else:
+                raise AssertionError(f"no prompt of {length} tokens without a near tie")
+    finally:
+        assert node.stop() == 0
+    return tuple(found)
+
+
+def random_prompt(length: int, seed: int) -> tuple[int, ...]:
+    rng = random.Random(length * 1000 + seed)
+    return tuple(rng.randrange(2000) for _ in range(length))
+
+
+def asked(node: Node, prompt: tuple[int, ...], salt: bytes) -> AnswerStream:
+    return node.client.generate(
+        Prompt(token_ids=prompt), max_new_tokens=NEW_TOKENS, ignore_eos=True, cache_salt=salt
+    )
+
+
+class Pair:
+    """A prefill and a decode node. The prefill node computes one prompt at a time, in small
+    chunks, so that there is time to disturb it; each question has a salt of its own, so that none
+    is answered from the cache of the one before."""
+
+    def __init__(self, questions: tuple[Question, ...]) -> None:
+        self._questions = questions
+        self._salts = 0
+        self.prefill = Node(
+            "prefill", *flags(), "--prefill-chunk-tokens", "64", "--max-batch", "1"
+        ).wait_ready()
+        self.decode = Node("decode", *flags(), "--prefill", self.prefill.address).wait_ready()
+
+    def ask(self, number: int) -> AnswerStream:
+        self._salts += 1
+        return asked(self.decode, self._questions[number].prompt, str(self._salts).encode())
+
+    def right(self, number: int, stream: AnswerStream) -> Answer:
+        """The whole answer, which must be the undisturbed one."""
+        answer = stream.result()
+        assert answer.token_ids == self._questions[number].tokens
+        return answer
+
+    def prefill_state(self) -> int:
+        """What the decode node knows of the prefill node."""
+        (node,) = self.decode.stats().prefill_nodes
+        assert node.address == self.prefill.address
+        return node.state
+
+    def mend(self) -> None:
+        """Start whichever node is dead, at its old address, and wait until the two have met."""
+        for node in (self.prefill, self.decode):
+            if not node.running:
+                node.start_again()
+        until(lambda: self.prefill_state() == pb.PREFILL_NODE_STATE_CONNECTED, "not connected")
+
+    def assert_at_rest(self) -> None:
+        for node in (self.prefill, self.decode):
+            if node.running:
+                node.assert_at_rest()
+
+    def stop(self) -> None:
+        assert [self.decode.stop(), self.prefill.stop()] == [0, 0]
