@@ -13,8 +13,10 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         for target in self.targets:
             host, separator, port = target.rpartition(":")
-            if not separator or not host or not port.isdecimal():
-                raise ValueError(f"prefill: {target!r} is not HOST:PORT")
+            if not separator or not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+                raise ValueError(
+                    f"prefill: {target!r} is not HOST:PORT: write for example 127.0.0.1:50052"
+                )
 
     @property
     def targets(self) -> list[str]:

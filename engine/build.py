@@ -48,9 +48,15 @@ def build_parts(config: EngineConfig) -> EngineParts:
             f"arena_mib {config.arena_mib} holds {slabs} slabs of {layout.slab_bytes} bytes; "
             f"give at least {need}"
         )
+    try:
+        arena = Arena(layout, slabs)
+    except RuntimeError as error:
+        raise EngineConfigError(
+            f"arena_mib {config.arena_mib} cannot be allocated: give less, or free memory"
+        ) from error
     weights = load_weights(config.model, model_config, dtype)
     model = Qwen35Model(model_config, weights)
-    return EngineParts(model_config, model, Arena(layout, slabs), StepCounter())
+    return EngineParts(model_config, model, arena, StepCounter())
 
 
 def build_engine(
