@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import grpc
 
 from ..engine import messages as m
+from ..front.errors import InvalidRequest
 from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer.contract import Contract, diff
@@ -235,6 +236,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                         room.put(AbortAsked())
                     case other:
                         room.put(Stopped(f"{other} is not expected on a room that is open"))
+        except InvalidRequest as error:
+            room.put(Stopped(str(error)))
         finally:
             room.put(ReceiverLost())
 
