@@ -1,4 +1,5 @@
-"""One node's way into hand-overs: its registered arena, the digester over it, its contract and name."""
+"""One node's way into hand-overs: its registered arena, the digester over it, its contract and
+name."""
 
 from dataclasses import dataclass
 

@@ -26,11 +26,18 @@ from .base import Endpoint, Region, Transfer, TransferState, Transport
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 
 ENVIRONMENT = {
-    "UCX_TLS": "cuda_copy,cuda_ipc,rc,posix,sysv,cma,tcp,self",
-    # Without these two, agents on one host cannot be made or silently fall back to TCP.
+    # No shared memory and no cma by default: with posix a receiver segfaults inside UCX when its
+    # peer is killed while the two connect, with sysv connecting was seen to hang, with cma a sender
+    # aborts on close after its peer was killed in mid-transfer (NIXL 1.5.1). tcp is slower on one
+    # host, survives all of it, and sees a peer's death at once.
+    "UCX_TLS": "cuda_copy,cuda_ipc,rc,tcp,self",
+    # UCX authenticates nobody: other interfaces than this one are declared as trusted by setting it.
+    "UCX_NET_DEVICES": "lo",
+    # For whoever adds them: without these two, agents on one host cannot be made.
     "UCX_POSIX_ERROR_HANDLING": "y",
     "UCX_SYSV_ERROR_HANDLING": "y",
     "UCX_KEEPALIVE_INTERVAL": "1s",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
 }
