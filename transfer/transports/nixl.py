@@ -31,7 +31,7 @@ ENVIRONMENT = {
     # aborts on close after its peer was killed in mid-transfer (NIXL 1.5.1). tcp is slower on one
     # host, survives all of it, and sees a peer's death at once.
     "UCX_TLS": "cuda_copy,cuda_ipc,rc,tcp,self",
-    # UCX authenticates nobody: other interfaces than this one are declared as trusted by setting it.
+    # UCX authenticates nobody: whoever sets another interface declares it as trusted.
     "UCX_NET_DEVICES": "lo",
     # For whoever adds them: without these two, agents on one host cannot be made.
     "UCX_POSIX_ERROR_HANDLING": "y",
