@@ -172,9 +172,11 @@ def random_prompt(length: int, seed: int) -> tuple[int, ...]:
     return tuple(rng.randrange(2000) for _ in range(length))
 
 
-def asked(node: Node, prompt: tuple[int, ...], salt: bytes) -> AnswerStream:
+def asked(
+    node: Node, prompt: tuple[int, ...], salt: bytes, new_tokens: int = NEW_TOKENS
+) -> AnswerStream:
     return node.client.generate(
-        Prompt(token_ids=prompt), max_new_tokens=NEW_TOKENS, ignore_eos=True, cache_salt=salt
+        Prompt(token_ids=prompt), max_new_tokens=new_tokens, ignore_eos=True, cache_salt=salt
     )
 
 
@@ -191,9 +193,10 @@ class Pair:
         ).wait_ready()
         self.decode = Node("decode", *flags(), "--prefill", self.prefill.address).wait_ready()
 
-    def ask(self, number: int) -> AnswerStream:
+    def ask(self, number: int, new_tokens: int = NEW_TOKENS) -> AnswerStream:
         self._salts += 1
-        return asked(self.decode, self._questions[number].prompt, str(self._salts).encode())
+        prompt, salt = self._questions[number].prompt, str(self._salts).encode()
+        return asked(self.decode, prompt, salt, new_tokens)
 
     def right(self, number: int, stream: AnswerStream) -> Answer:
         """The whole answer, which must be the undisturbed one."""

@@ -25,6 +25,8 @@ LONG, MIDDLE, SHORT = range(3)
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 REFUSED = pb.PREFILL_NODE_STATE_REFUSED
 LAYERS = 8
+ENDLESS = 5000
+"""Tokens of an answer that would outlast every deadline here, were it not ended."""
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +166,10 @@ def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
 
 
 def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
+    leased = pair.prefill.stats().tree["leased_requests"]
     first = pair.ask(MIDDLE)
     until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
-    second = pair.ask(LONG)
+    second = pair.ask(LONG, ENDLESS)
     until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
     second.cancel()
     until(lambda: pair.prefill.requests("Waiting") == 0, pair.prefill.story, 2.0)
@@ -174,20 +177,23 @@ def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
     # Whoever was not cancelled is not disturbed.
     assert not pair.right(MIDDLE, first).usage.local_fallback
     pair.assert_at_rest()
+    assert pair.prefill.stats().tree["leased_requests"] == leased + 1
 
 
 def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
-    before = pair.decode.landed()
-    stream = pair.ask(LONG)
+    before, kept = pair.decode.landed(), pair.prefill.stats().tree["checkpoints"]
+    stream = pair.ask(LONG, ENDLESS)
     until(lambda: pair.decode.landed() > before + 2 * LAYERS, pair.decode.story)
     assert pair.decode.requests("Receiving") == 1
     stream.cancel()
     until(pair.prefill.at_rest, pair.prefill.story, 2.0)
+    # It did not go on to the prompt's end.
+    assert pair.prefill.stats().tree["checkpoints"] == kept
     until(pair.decode.at_rest, pair.decode.story, 2.0)
 
 
 def test_a_client_leaves_while_its_answer_is_made(pair: Pair) -> None:
-    stream = pair.ask(SHORT)
+    stream = pair.ask(SHORT, ENDLESS)
     read(stream, 3)
     assert pair.decode.requests("Decoding") == 1
     stream.cancel()
@@ -197,7 +203,7 @@ def test_a_client_leaves_while_its_answer_is_made(pair: Pair) -> None:
 
 def test_clients_leave_at_many_moments(pair: Pair) -> None:
     for moment in range(16):
-        stream = pair.ask(SHORT)
+        stream = pair.ask(SHORT, ENDLESS)
         time.sleep(0.004 * moment)
         stream.cancel()
     pair.assert_at_rest()
@@ -208,8 +214,11 @@ def test_sigterm_lets_what_is_in_flight_end(pair: Pair) -> None:
     stream = pair.ask(LONG)
     until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
     pair.prefill.ask_to_stop()
+    late = pair.ask(SHORT)
     usage = pair.right(LONG, stream).usage
     assert usage.prefilled_on == "prefill" and not usage.local_fallback
+    # Whether it came before the signal or was refused after it, it is answered.
+    pair.right(SHORT, late)
     assert pair.prefill.stop() == 0
     assert gone(pair.prefill.pid)
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 1.0)
