@@ -72,13 +72,13 @@ def gone(pid: int) -> bool:
 
 
 def test_prefill_dies_while_one_prompt_is_in_its_first_chunk_and_one_queues(pair: Pair) -> None:
-    first = pair.ask(MIDDLE)
+    first = pair.ask(LONG)
     until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
     second = pair.ask(SHORT)
     until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
     assert pair.decode.requests("AwaitingPrefill") == 1
     kill_prefill(pair)
-    for number, stream in ((MIDDLE, first), (SHORT, second)):
+    for number, stream in ((LONG, first), (SHORT, second)):
         usage = pair.right(number, stream).usage
         assert usage.local_fallback and usage.prefilled_on == "local" and usage.transfer is None
     pair.decode.assert_at_rest()
@@ -115,7 +115,7 @@ def test_prefill_dies_after_the_first_token(pair: Pair, tokens: int) -> None:
 
 
 def test_prefill_dies_under_many_requests(pair: Pair) -> None:
-    numbers = [SHORT, LONG, MIDDLE, SHORT, MIDDLE]
+    numbers = [MIDDLE, LONG, MIDDLE, SHORT, SHORT]
     with ThreadPoolExecutor(len(numbers)) as pool:
         streams = [pair.ask(numbers[0])]
         until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
@@ -153,7 +153,7 @@ def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
     until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
     streams.append(pair.ask(MIDDLE))
     until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
-    assert pair.prefill.requests("Waiting") == 1
+    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
     pair.decode.kill()
     for stream in streams:
         with pytest.raises(ClientError):
@@ -167,15 +167,15 @@ def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
 
 def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
     leased = pair.prefill.stats().tree["leased_requests"]
-    first = pair.ask(MIDDLE)
+    first = pair.ask(LONG)
     until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
-    second = pair.ask(LONG, ENDLESS)
+    second = pair.ask(MIDDLE, ENDLESS)
     until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
     second.cancel()
     until(lambda: pair.prefill.requests("Waiting") == 0, pair.prefill.story, 2.0)
     until(lambda: pair.decode.requests("AwaitingPrefill") == 0, pair.decode.story, 2.0)
     # Whoever was not cancelled is not disturbed.
-    assert not pair.right(MIDDLE, first).usage.local_fallback
+    assert not pair.right(LONG, first).usage.local_fallback
     pair.assert_at_rest()
     assert pair.prefill.stats().tree["leased_requests"] == leased + 1
 

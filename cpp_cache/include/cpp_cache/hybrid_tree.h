@@ -5,13 +5,12 @@
 // Invariants, all checked by check_integrity():
 //  1. free + working + tree + granted + quarantined == total, for slots, pages and slabs; no id is
 //     in two places; pinned is a count on tree items.
-//  2. Every checkpoint reachable from the tree holds the state of exactly the tokens on its path:
-//  it
-//     stays at the boundary it was published at, whatever splits around it.
+//  2. Every checkpoint reachable from the tree holds the state of exactly the tokens on its
+//     path: it stays at the boundary it was published at, whatever splits around it.
 //  3. A leased node, page or checkpoint is never evicted; evicting a checkpoint frees no KV. KV
 //     below the last checkpoint of a path goes first.
-//  4. match() changes nothing. lease() takes all it needs or nothing. Nothing asserts on
-//  exhaustion.
+//  4. match() changes nothing. lease() takes all it needs or nothing. Nothing asserts when
+//     something is exhausted.
 //  5. Same calls, same decisions: time is a counter of calls, ties are broken by id.
 //  6. A match ends at most at prompt_len - 1: the last token is always computed.
 //
