@@ -3,76 +3,55 @@ left behind."""
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tasuki.client.answer import Answer
-from tasuki.client.launcher import Daemon, fused
 from tasuki.client.session import Client, Prompt
 from tasuki.client.verdict import TIE_MARGIN, TIE_SHARE
-from tasuki.proto import inference_pb2 as pb
 
+from tests.daemons import Node, flags
 from tests.goldens import MODELS, reference_dir
 from tests.random_checkpoint import write_random_model
 
-OWNERS = ("free", "working", "tree", "granted", "quarantined")
+
+@contextmanager
+def running(node: Node) -> Iterator[Node]:
+    try:
+        yield node.wait_ready()
+    finally:
+        assert node.stop() == 0
 
 
-@dataclass
-class Pair:
-    """Both daemons, each with a client."""
-
-    prefill: Client
-    decode: Client
-
-    def assert_at_rest(self, seconds: float = 5.0) -> None:
-        """Within that time nothing is held on either side, and every id is accounted for."""
-        deadline = time.monotonic() + seconds
-        while not (at_rest(self.prefill.stats()) and at_rest(self.decode.stats())):
-            assert time.monotonic() < deadline, (self.prefill.stats(), self.decode.stats())
-            time.sleep(0.05)
-
-
-def at_rest(stats: pb.StatsResponse) -> bool:
-    assert stats.integrity == "ok"
-    for pool in (stats.pages, stats.slots):
-        assert sum(pool[owner] for owner in OWNERS) == pool["total"]
-    held = sum(
-        pool[owner]
-        for pool in (stats.pages, stats.slots)
-        for owner in ("working", "granted", "quarantined", "pinned")
-    )
-    return held == 0 and stats.tree["leases"] == 0 and not stats.requests
-
-
-def start_pair(stack: ExitStack, model: Path, arena_mib: int, *decode_flags: str) -> Pair:
-    flags = ["--model", str(model), "--dtype", "float32", "--arena-mib", str(arena_mib)]
-    prefill = Daemon("prefill", [*flags, "--prefill-chunk-tokens", "128"])
-    stack.callback(prefill.stop)
-    address = prefill.wait_ready()
-    decode = Daemon("decode", [*flags, "--prefill", address, *decode_flags])
-    stack.callback(decode.stop)
-    pair = Pair(Client(address), Client(decode.wait_ready()))
-    stack.callback(pair.prefill.close)
-    stack.callback(pair.decode.close)
-    return pair
+@contextmanager
+def pair(model: Path, arena_mib: int, *decode_flags: str) -> Iterator[tuple[Node, Node]]:
+    """A prefill and a decode node; at the end neither holds anything."""
+    shared = flags(model, arena_mib=arena_mib)
+    with ExitStack() as stack:
+        prefill = stack.enter_context(
+            running(Node("prefill", *shared, "--prefill-chunk-tokens", "128"))
+        )
+        decode = stack.enter_context(
+            running(Node("decode", *shared, "--prefill", prefill.address, *decode_flags))
+        )
+        yield prefill, decode
+        prefill.assert_at_rest()
+        decode.assert_at_rest()
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_golden_through_two_daemons(model: str) -> None:
     folder = reference_dir(model)
     cases = json.loads((folder / "golden.json").read_text())["cases"]
-    with ExitStack() as stack:
-        # Nothing is short enough to stay.
-        pair = start_pair(stack, folder, 64, "--local-prefill-tokens", "0")
+    # Nothing is short enough to stay.
+    with pair(folder, 64, "--local-prefill-tokens", "0") as (_, decode):
 
         def answer(case: dict[str, list[int]]) -> Answer:
-            return pair.decode.generate(
+            return decode.client.generate(
                 Prompt(token_ids=case["prompt"]),
                 max_new_tokens=len(case["greedy"]),
                 ignore_eos=True,
@@ -81,15 +60,13 @@ def test_every_golden_through_two_daemons(model: str) -> None:
         with ThreadPoolExecutor(len(cases)) as pool:
             answers = [*pool.map(answer, cases)]
         again = [answer(case) for case in cases]
-        for got in (answers, again):
-            for case, found in zip(cases, got, strict=True):
-                assert list(found.token_ids) == case["greedy"], case["name"]
-        for found in [*answers, *again]:
+    for got in (answers, again):
+        for case, found in zip(cases, got, strict=True):
+            assert list(found.token_ids) == case["greedy"], case["name"]
             assert found.usage.prefilled_on == "prefill" and found.usage.transfer is not None
-        for case, found in zip(cases, again, strict=True):
-            assert found.usage.hit is not None
-            assert found.usage.hit.usable_tokens == (len(case["prompt"]) - 1) // 64 * 64
-        pair.assert_at_rest()
+    for case, found in zip(cases, again, strict=True):
+        assert found.usage.hit is not None
+        assert found.usage.hit.usable_tokens == (len(case["prompt"]) - 1) // 64 * 64
 
 
 @dataclass(frozen=True)
@@ -142,22 +119,22 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_200_mixed_requests_give_equal_tokens_fused_and_disaggregated(random_model: Path) -> None:
-    flags = ["--model", str(random_model), "--dtype", "float32", "--arena-mib", "96"]
-    with fused(flags) as address, Client(address) as oracle, ThreadPoolExecutor(6) as pool:
-        expected = [*pool.map(lambda number: conversation(number, oracle), range(50))]
+    with running(Node("serve", *flags(random_model, arena_mib=96))) as oracle:
+        with ThreadPoolExecutor(6) as pool:
+            expected = [*pool.map(lambda n: conversation(n, oracle.client), range(50))]
+        oracle.assert_at_rest()
     turns = [turn for turns in expected for turn in turns]
     assert len(turns) == 200
     assert sum(turn.leaves_after is not None for turn, _, _ in turns) > 20
-    with ExitStack() as stack:
-        pair = start_pair(stack, random_model, 96)
+    with pair(random_model, 96) as (prefill, decode):
 
         def replay(turns: list[tuple[Turn, tuple[int, ...], list[float]]]) -> list[tuple[int, ...]]:
-            return [ask(pair.decode, turn)[0] for turn, _, _ in turns]
+            return [ask(decode.client, turn)[0] for turn, _, _ in turns]
 
         with ThreadPoolExecutor(6) as pool:
             replayed = [tokens for each in pool.map(replay, expected) for tokens in each]
-        pair.assert_at_rest()
-        assert pair.prefill.stats().tree["leased_requests"] > 50, "too few went through prefill"
+        leased = prefill.stats().tree["leased_requests"]
+    assert leased > 50, "too few went through the prefill node"
     ties = 0
     compared = 0
     for (turn, want, margins), got in zip(turns, replayed, strict=True):
