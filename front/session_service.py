@@ -65,7 +65,7 @@ class SessionService(pb_grpc.SessionServicer):
                     prompt=session.log.tokens(),
                     sampling=sampling,
                     salt=session.salt,
-                    cursor=session.cursor,
+                    cursor=await self._store.cursor(session),
                     marks=session.log.marks,
                 )
                 events = self._engine.generate(submit)

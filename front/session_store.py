@@ -2,7 +2,8 @@
 
 Owns the token logs and the engine's cursors that belong to them. Does not know proto, text or
 templates. One event loop's thread. Invariants: a log only grows, except that a turn which did not
-finish is taken back; one turn at a time per session; every cursor opened is closed once.
+finish is taken back; one turn at a time per session; every cursor opened is closed once; a cursor
+vouches for tokens of its log alone, so it ends with a turn that is taken back.
 """
 
 import secrets
@@ -31,12 +32,13 @@ class Tail(Enum):
 
 @dataclass
 class Session:
-    """busy: a turn is being answered, and nothing else may touch the log until it ends."""
+    """busy: a turn is being answered, and nothing else may touch the log until it ends. cursor:
+    None until the next turn, after one that was taken back."""
 
     id: SessionId
     log: TokenLog
     salt: bytes
-    cursor: int
+    cursor: int | None
     tail: Tail
     last_used: float
     busy: bool = False
@@ -46,7 +48,8 @@ class Turn:
     """One answer in the making. The session is busy inside `with`; what the log gained is taken
     back at its end unless `keep` was called."""
 
-    def __init__(self, session: Session, finish: Callable[[Session], None]) -> None:
+    def __init__(self, session: Session, finish: Callable[[Session, bool], None]) -> None:
+        """finish(session, kept) is called at the end."""
         self.session = session
         self._length = session.log.length
         self._tail = session.tail
@@ -68,7 +71,7 @@ class Turn:
         if not self._kept:
             self.session.log.truncate(self._length)
             self.session.tail = self._tail
-        self._finish(self.session)
+        self._finish(self.session, self._kept)
 
 
 class SessionStore:
@@ -106,7 +109,10 @@ class SessionStore:
         self._make_room()
         self._opening += 1
         try:
-            cursor = await self._engine.fork_cursor(origin.cursor)
+            if origin.cursor is None:
+                cursor = await self._engine.open_cursor(origin.salt)
+            else:
+                cursor = await self._engine.fork_cursor(origin.cursor)
         finally:
             self._opening -= 1
         return self._add(log, origin.salt, cursor, tail)
@@ -125,12 +131,18 @@ class SessionStore:
         """Enter it to hold the session while its log is answered."""
         return Turn(self.idle(session_id), self._turn_ended)
 
+    async def cursor(self, session: Session) -> int:
+        """The session's place in the engine's tree. REQUIRES: its turn is entered."""
+        if session.cursor is None:
+            session.cursor = await self._engine.open_cursor(session.salt)
+        return session.cursor
+
     def close(self, session_id: str) -> None:
         """A turn in progress goes on to its end, and the cursor closes with it."""
         session = self._find(session_id)
         del self._sessions[session.id]
         if not session.busy:
-            self._engine.close_cursor(session.cursor)
+            self._drop_cursor(session)
 
     def _find(self, session_id: str) -> Session:
         session = self._sessions.get(SessionId(session_id))
@@ -147,10 +159,16 @@ class SessionStore:
         self._sessions[session_id] = session
         return session
 
-    def _turn_ended(self, session: Session) -> None:
+    def _turn_ended(self, session: Session, kept: bool) -> None:
         session.last_used = self._clock()
-        if session.id not in self._sessions:
+        if not kept or session.id not in self._sessions:
+            # The engine may have published what the log has just lost.
+            self._drop_cursor(session)
+
+    def _drop_cursor(self, session: Session) -> None:
+        if session.cursor is not None:
             self._engine.close_cursor(session.cursor)
+            session.cursor = None
 
     def _make_room(self) -> None:
         if len(self._sessions) + self._opening < self._max_sessions:

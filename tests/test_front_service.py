@@ -459,6 +459,24 @@ def test_a_session_closed_during_its_turn_closes_the_cursor_afterwards(
     assert front.engine.wait_for(m.CloseCursor)[0].cursor == 1
 
 
+def test_a_turn_taken_back_takes_its_cursor_along(
+    front: Front, sessions: pb_grpc.SessionStub, inference: pb_grpc.InferenceStub
+) -> None:
+    """The engine may have published the lost answer under it, and a cursor vouches unread."""
+    front.engine.hold = True
+    session = sessions.Open(pb.SessionOpenRequest()).session_id
+    sessions.Append(pb.SessionAppendRequest(session_id=session, token_ids=ids(1)))
+    call = sessions.Generate(pb.SessionGenerateRequest(session_id=session, request_id="r"))
+    next(call)
+    inference.Abort(pb.AbortRequest(request_id="r"))
+    list(call)
+    assert front.engine.wait_for(m.CloseCursor)[0].cursor == 1
+    front.engine.hold = False
+    list(sessions.Generate(pb.SessionGenerateRequest(session_id=session)))
+    list(sessions.Generate(pb.SessionGenerateRequest(session_id=session)))
+    assert [submit.cursor for submit in front.engine.of(m.Submit)] == [1, 2, 2]
+
+
 def test_sessions_are_limited(codec: TextCodec) -> None:
     with (
         running_front(codec, FrontConfig(max_sessions=1)) as front,
