@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tasuki.front.chat_template import ChatMessage, ChatTemplate, ChatTemplateError
+from tasuki.front.chat_message import ChatMessage, ChatTemplateError
+from tasuki.front.chat_template import ChatTemplate
 from tasuki.front.text_codec import TextCodec
 from tasuki.front.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
 
