@@ -33,7 +33,7 @@ class ToolCallScanner:
         while (start := self._held.find(_OPEN)) >= 0:
             end = self._held.find(_CLOSE, start)
             if end < 0:
-                self._prose(found, self._take(start).rstrip())
+                self._prose(found, self._take(len(self._held[:start].rstrip())))
                 return found
             call = read_tool_call(self._held[start + len(_OPEN) : end], self._tools)
             if call is None:

@@ -1,4 +1,4 @@
-"""The HTTP front over a scripted engine, and a client that sees raw replies: for HTTP tests only."""
+"""The HTTP front over a scripted engine, and a client that sees raw replies, for HTTP tests."""
 
 import asyncio
 import http.client
