@@ -49,7 +49,7 @@ def fused() -> Iterator[Front]:
 def pair() -> Iterator[Front]:
     if installed_package() is None:
         pytest.skip("NIXL is not installed")
-    prefill = Node("prefill", *flags()).wait_ready()
+    prefill = Node("prefill", *flags(), *HTTP).wait_ready()
     decode = Node(
         "decode", *flags(), *HTTP, "--prefill", prefill.address, "--local-prefill-tokens", "16"
     ).wait_ready()
@@ -152,6 +152,48 @@ def test_a_client_that_closes_its_stream_frees_what_it_held(front: Front) -> Non
     stream.close()
     for node in front.nodes:
         node.assert_at_rest()
+
+
+def test_a_prefill_node_answers_probes_alone(pair: Front) -> None:
+    _, prefill = pair.nodes
+    with connected(prefill) as client:
+        assert client.get("../ready", cast_to=object) == {"status": "ok"}
+        with pytest.raises(openai.NotFoundError):
+            client.models.list()
+
+
+def test_a_drain_lets_the_answer_in_flight_end() -> None:
+    node = Node("serve", *flags(), *HTTP).wait_ready()
+    try:
+        with connected(node) as client:
+            chat = client.chat.completions.create
+            stream = chat(
+                model="embedded",
+                messages=USER,
+                stream=True,
+                stream_options={"include_usage": True},
+                max_tokens=200,
+                extra_body={"ignore_eos": True},
+            )
+            next(iter(stream))
+            node.ask_to_stop()
+            until(lambda: refused(client, "../ready"), "still ready")
+            assert client.get("../health", cast_to=object) == {"status": "ok"}
+            with pytest.raises(openai.InternalServerError) as caught:
+                chat(model="embedded", messages=USER, **GREEDY)
+            assert (caught.value.status_code, caught.value.code) == (503, "draining")
+            *_, last = stream
+            assert last.usage.completion_tokens == 200
+    finally:
+        assert node.stop() == 0
+
+
+def refused(client: "openai.OpenAI", path: str) -> bool:
+    try:
+        client.get(path, cast_to=object)
+    except openai.InternalServerError as error:
+        return error.status_code == 503
+    return False
 
 
 def test_a_bad_http_bind_is_one_line(fused: Front) -> None:
