@@ -8,6 +8,7 @@ from typing import Any
 
 from .chat_message import ChatMessage, ToolCall
 from .errors import InvalidField
+from .json_depth import MAX_DEPTH, nested_too_deeply
 from .request_fields import RequestFields
 
 # OpenAI's newer name for what templates call system.
@@ -81,6 +82,8 @@ def _tool_call(call: Any, place: str) -> ToolCall:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
             raise InvalidField(f"{place}.function.arguments", f"is not JSON: {error}") from error
-    if not isinstance(arguments, dict):
-        raise InvalidField(f"{place}.function.arguments", "must be a JSON object")
+    if not isinstance(arguments, dict) or nested_too_deeply(arguments):
+        raise InvalidField(
+            f"{place}.function.arguments", f"must be a JSON object of {MAX_DEPTH} levels"
+        )
     return ToolCall(function["name"], arguments)

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from .errors import InvalidField, InvalidRequest
 from .http_errors import HttpRefusal
+from .json_depth import MAX_DEPTH, nested_too_deeply
 
 
 class RequestFields:
@@ -81,26 +82,10 @@ async def read_fields(request: web.Request) -> RequestFields:
         raise InvalidRequest(f"body is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise InvalidRequest("body must be a JSON object")
-    if _depth_exceeds(values, 64):
-        raise InvalidRequest("body is nested too deeply: use at most 64 levels")
+    if nested_too_deeply(values):
+        raise InvalidRequest(f"body is nested too deeply: use at most {MAX_DEPTH} levels")
     return RequestFields(values)
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    """Level by level, so that no depth can exhaust the stack."""
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True

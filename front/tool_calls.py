@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .chat_message import ToolCall
+from .json_depth import nested_too_deeply
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>(.*)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
@@ -39,7 +40,7 @@ def _from_json(body: str) -> ToolCall | None:
     except (ValueError, RecursionError):
         return None
     name, arguments = call.get("name"), call.get("arguments", {})
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+    if not isinstance(name, str) or not isinstance(arguments, dict) or nested_too_deeply(arguments):
         return None
     return ToolCall(name, arguments)
 
@@ -67,6 +68,7 @@ def _value(text: str, kind: Any) -> Any:
     if kind == "string":
         return text
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return text if nested_too_deeply(value) else value

@@ -240,6 +240,19 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
             },
             "messages[0].tool_calls[0].function.arguments",
         ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {"function": {"name": "f", "arguments": '{"a":' * 99 + "1" + "}" * 99}}
+                        ],
+                    }
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"n": 2}, "n"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

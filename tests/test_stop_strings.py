@@ -80,6 +80,7 @@ def test_what_is_no_call_stays_text(cuts: list[int]) -> None:
         "<tool_call>no</tool_call> and <tool",
         "<tool_call>[1]</tool_call>",
         '<tool_call>{"name": 1}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 99 + "]" * 99 + "}}</tool_call>",
         "a <tool_call> that never ends \n",
     ):
         assert scan(cut(text, cuts)) == (text, [])
@@ -94,3 +95,9 @@ def test_parameters_without_a_schema_are_json_where_they_can_be() -> None:
     parameters = '<parameter=a>\n{"b": 1}\n</parameter>\n<parameter=c>\nx\ny\n</parameter>'
     body = f"<function=f>\n{parameters}\n</function>"
     assert read_tool_call(body, []) == ToolCall("f", {"a": {"b": 1}, "c": "x\ny"})
+
+
+def test_a_parameter_that_nests_too_deeply_stays_text() -> None:
+    deep = "[" * 99 + "]" * 99
+    body = f"<function=f>\n<parameter=a>\n{deep}\n</parameter>\n</function>"
+    assert read_tool_call(body, []) == ToolCall("f", {"a": deep})
