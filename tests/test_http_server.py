@@ -180,6 +180,17 @@ def test_an_id_in_flight_is_refused(http: HttpFront) -> None:
     connection.close()
 
 
+def test_a_reader_that_falls_behind_is_cut_off(codec: TextCodec) -> None:
+    with running_http(codec, queue_limit=16) as http:
+        http.engine.hold = True
+        http.engine.answer = lambda submit: [7] * 20_000
+        error = http.complete(stream=True).events[-1]["error"]
+        assert (error["code"], error["type"]) == ("slow_reader", "rate_limit_error")
+        reply = http.complete()
+        assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
+        assert len(http.engine.wait_for(m.Abort, 2)) >= 2
+
+
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "example.test:0", "127.0.0.1"])
 def test_bad_binds_are_refused(bind: str) -> None:
     with pytest.raises(BindError):
