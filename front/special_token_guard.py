@@ -7,7 +7,7 @@ count, since the others (<think>, <tool_call>) are text that the model itself wr
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .chat_message import ROLES, ChatMessage, ChatTemplateError
@@ -68,7 +68,7 @@ class SpecialTokenGuard:
         return f"\ue000{self._serial}:{len(self._hidden) - 1}\ue001"
 
 
-def any_of(names: Sequence[str] | Mapping[str, int] | frozenset[str]) -> "re.Pattern[str]":
+def any_of(names: Iterable[str]) -> "re.Pattern[str]":
     """Matches the longest of the names at a place; nothing where there are none."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
