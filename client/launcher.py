@@ -44,6 +44,7 @@ class Daemon:
             # A terminal's Ctrl-C goes to the caller alone, which then stops its children in order.
             start_new_session=True,
         )
+        self._http: str | None = None
         self._asked = False
         self._said: SimpleQueue[str | None] = SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -55,6 +56,11 @@ class Daemon:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def http_address(self) -> str | None:
+        """HOST:PORT of its HTTP server, if it has one. REQUIRES: wait_ready."""
+        return self._http
 
     @property
     def last_words(self) -> tuple[str, ...]:
@@ -73,9 +79,10 @@ class Daemon:
                 self._process.wait()
                 self._readers[1].join()
                 raise self._failure(f"ended with status {self._process.returncode}")
-            address = _ready_address(line)
-            if address is not None:
-                return address
+            said = _announcement(line)
+            if said is not None:
+                self._http = said.get("http")
+                return said["ready"]
 
     def ask_to_stop(self) -> None:
         """SIGTERM, once: the child drains and ends. A second one would end it at once."""
@@ -144,10 +151,12 @@ def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:
     return daemon
 
 
-def _ready_address(line: str) -> str | None:
+def _announcement(line: str) -> dict[str, str] | None:
+    """The line with which a daemon says that it is ready; None for any other."""
     try:
         said = json.loads(line)
     except ValueError:
         return None
-    address = said.get("ready") if isinstance(said, dict) else None
-    return address if isinstance(address, str) else None
+    if not isinstance(said, dict) or not isinstance(said.get("ready"), str):
+        return None
+    return said

@@ -44,7 +44,7 @@ async def run(engine_config: EngineConfig, front_config: FrontConfig, config: De
         )
         node = DecodeNode(engine_config, front_config, config, parts, plane, codec)
         async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
-            announce_ready(await node.startup())
+            announce_ready(await node.startup(), node.front.http_address)
             await stop.wait()
             await node.shutdown()
     finally:

@@ -14,6 +14,7 @@ from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
+from ..front.openai_routes import openai_routes, served_model
 from ..front.services import front_services
 from ..front.text_codec import TextCodec
 from ..pycache.prefix_cache import FreshIds, leave_as_is
@@ -45,6 +46,10 @@ class DecodeNode:
             front_config,
             partial(front_services, codec=codec, config=front_config, handover=self._status),
             handover=self._handover,
+            routes=partial(
+                openai_routes,
+                model=served_model(engine_config.model, front_config, engine, codec),
+            ),
         )
         self.links = HandoverClient(
             self.front.post,

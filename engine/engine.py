@@ -244,6 +244,11 @@ class Engine:
                 if request is not None:
                     self._scheduler.drop(request)
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and answer together, as far as the model and the arena allow. Any thread."""
+        return min(self._max_position, self._cache.capacity_tokens(self._role.working_slots))
+
     def _refusal(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
         """Why a prompt can never be served here, with the number that would fit."""
         if self._draining:
@@ -254,7 +259,7 @@ class Engine:
             return m.RequestError(
                 m.ErrorKind.INVALID, f"prompt holds a token outside [0, {self._vocab_size})"
             )
-        limit = min(self._max_position, self._cache.capacity_tokens(self._role.working_slots))
+        limit = self.max_request_tokens
         if final_length > limit:
             return m.RequestError(
                 m.ErrorKind.TOO_LONG,

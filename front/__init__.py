@@ -1,1 +1,1 @@
-"""What users touch: command line, gRPC servers, tokenizer and chat template."""
+"""What users touch: command line, gRPC and HTTP servers, tokenizer and chat template."""

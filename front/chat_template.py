@@ -7,8 +7,7 @@ cached.
 """
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,23 +15,13 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from .chat_message import ChatMessage, ChatTemplateError
+from .special_token_guard import SpecialTokenGuard, any_of
 from .tokenizer import Tokenizer
 
 # Stands for an answer whose text does not matter; private-use characters, so that no template
 # trims it.
 _PROBE = "\ue000answer\ue001"
-
-ROLES = ("system", "user", "assistant", "tool")
-
-
-class ChatTemplateError(ValueError):
-    """The messages cannot be rendered; the message says why."""
-
-
-@dataclass(frozen=True)
-class ChatMessage:
-    role: str
-    content: str
 
 
 @dataclass(frozen=True)
@@ -58,8 +47,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"chat_template does not compile: {error}") from error
         self._variables = variables
         self._tokenizer = tokenizer
-        names = sorted(tokenizer.added_tokens, key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self._added = any_of(tokenizer.added_tokens)
 
     @staticmethod
     def load(model_dir: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -80,14 +68,23 @@ class ChatTemplate:
             return None
         return ChatTemplate(source, tokenizer, _special_names(config))
 
-    def prompt(self, messages: Sequence[ChatMessage], *, open_answer: bool) -> RenderedPrompt:
-        """A whole conversation. open_answer: end with the opening of the assistant's turn."""
-        guard = _Guard(messages, self._added)
-        text = self._render(guard.messages, open_answer)
+    def prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        open_answer: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> RenderedPrompt:
+        """A whole conversation. open_answer: end with the opening of the assistant's turn.
+
+        tools: definitions as OpenAI's clients send them, for the template's `tools` variable.
+        """
+        guard = SpecialTokenGuard(messages, tools, self._tokenizer)
+        text = self._render(guard.messages, open_answer, guard.tools)
         ends = set()
         for count in range(1, len(messages) + 1):
             try:
-                part = self._render(guard.messages[:count], False)
+                part = self._render(guard.messages[:count], False, guard.tools)
             except ChatTemplateError:
                 continue  # templates may refuse a part of a conversation, which then has no mark
             if text.startswith(part):
@@ -96,7 +93,7 @@ class ChatTemplate:
 
     def continuation(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
         """What `messages` add to a conversation whose last turn is closed, whatever it was."""
-        guard = _Guard(messages, self._added)
+        guard = self._guard(messages)
         closing = self._after_answer([], False)
         text = self._after_answer(guard.messages, False)
         if not text.startswith(closing):
@@ -111,14 +108,17 @@ class ChatTemplate:
         closed, opened = (self._after_answer(question, flag) for flag in (False, True))
         if not opened.startswith(closed):
             raise ChatTemplateError("the chat template has no opening for an answer: append tokens")
-        return self._encode(opened[len(closed) :], set(), _Guard([], self._added)).token_ids
+        return self._encode(opened[len(closed) :], set(), self._guard([])).token_ids
 
     def answer_closing(self) -> list[int]:
         """Tokens that stand after an answer's text, the end token that a model samples among
         them."""
-        return self._encode(self._after_answer([], False), set(), _Guard([], self._added)).token_ids
+        return self._encode(self._after_answer([], False), set(), self._guard([])).token_ids
 
-    def _after_answer(self, messages: list[dict[str, str]], open_answer: bool) -> str:
+    def _guard(self, messages: Sequence[ChatMessage]) -> SpecialTokenGuard:
+        return SpecialTokenGuard(messages, (), self._tokenizer)
+
+    def _after_answer(self, messages: list[dict[str, Any]], open_answer: bool) -> str:
         """What the template writes after an answer's text when `messages` follow it."""
         answer = {"role": "assistant", "content": _PROBE}
         text = self._render([{"role": "user", "content": "?"}, answer, *messages], open_answer)
@@ -127,15 +127,21 @@ class ChatTemplate:
             raise ChatTemplateError("the chat template drops an answer's text: append tokens")
         return after
 
-    def _render(self, messages: list[dict[str, str]], open_answer: bool) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], open_answer: bool, tools: Sequence[Any] = ()
+    ) -> str:
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=open_answer, tools=None, **self._variables
+                messages=messages,
+                add_generation_prompt=open_answer,
+                # Templates ask whether there are any tools by asking whether there is a list.
+                tools=list(tools) or None,
+                **self._variables,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
 
-    def _encode(self, text: str, ends: set[int], guard: "_Guard") -> RenderedPrompt:
+    def _encode(self, text: str, ends: set[int], guard: SpecialTokenGuard) -> RenderedPrompt:
         token_ids: list[int] = []
         marks = []
         position = 0
@@ -154,35 +160,6 @@ class ChatTemplate:
         return RenderedPrompt(token_ids, tuple(sorted(set(marks) - {0})))
 
 
-class _Guard:
-    """Hides the names of added tokens in messages while the template runs, so that none is taken
-    for one."""
-
-    def __init__(self, messages: Sequence[ChatMessage], added: "re.Pattern[str]") -> None:
-        for index, message in enumerate(messages):
-            if message.role not in ROLES:
-                raise ChatTemplateError(
-                    f"messages[{index}].role is {message.role!r}: use one of {', '.join(ROLES)}"
-                )
-        serial = 0
-        while any(f"\ue000{serial}:" in message.content for message in messages):
-            serial += 1
-        self._hidden: list[str] = []
-        self._mark = re.compile(f"\ue000{serial}:([0-9]+)\ue001")
-
-        def hide(match: "re.Match[str]") -> str:
-            self._hidden.append(match.group())
-            return f"\ue000{serial}:{len(self._hidden) - 1}\ue001"
-
-        self.messages = [
-            {"role": message.role, "content": added.sub(hide, message.content)}
-            for message in messages
-        ]
-
-    def restore(self, text: str) -> str:
-        return self._mark.sub(lambda match: self._hidden[int(match.group(1))], text)
-
-
 def _special_names(config: dict[str, Any]) -> dict[str, str]:
     names = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
@@ -193,8 +170,21 @@ def _special_names(config: dict[str, Any]) -> dict[str, str]:
     return names
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The arguments that checkpoints' templates may give it."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

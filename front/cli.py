@@ -1,13 +1,14 @@
 """The `tasuki` command: a table of subcommands, each a module with `main(argv) -> int`.
 
-Modules are imported by name and only when asked for, so that this file depends on none of them.
+Commands are imported by name and only when asked for, so that this file depends on none of them.
 """
 
 import importlib
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import metadata
+
+from .version import package_version
 
 PACKAGE = (__package__ or "tasuki").split(".")[0]
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command, *rest = arguments
     if command in ("version", "--version"):
-        print(f"tasuki {_version()}")
+        print(f"tasuki {package_version()}")
         return 0
     if command not in COMMANDS:
         known = ", ".join([*COMMANDS, "version"])
@@ -60,13 +61,6 @@ def _help() -> str:
     rows = [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
     rows.append(f"  {'version':<10}the installed version")
     return "\n".join(["usage: tasuki COMMAND [FLAGS] (COMMAND --help lists them)", "", *rows])
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tasuki")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

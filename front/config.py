@@ -1,6 +1,6 @@
 """Everything that shapes a front, fixed before it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..engine.config import option
 
@@ -8,6 +8,14 @@ from ..engine.config import option
 @dataclass(frozen=True)
 class FrontConfig:
     bind: str = option("127.0.0.1:50051", "HOST:PORT to serve; port 0 picks one")
+    http_bind: str = option("", "HOST:PORT of the HTTP API beside gRPC; none: off")
+    # Not option(): a secret stays out of repr.
+    api_key: str = field(
+        default="",
+        repr=False,
+        metadata={"help": "HTTP requests must bear this key; none: all may ask"},
+    )
+    served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
     allow_insecure: bool = option(False, "serve a non-loopback address although there is no TLS")
     drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
     max_sessions: int = option(1024, "sessions open at a time")

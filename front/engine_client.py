@@ -82,6 +82,11 @@ class EngineClient:
         self._streams.clear()
         self._queries.clear()
 
+    @property
+    def lost(self) -> str | None:
+        """Why the engine has died; None while it lives."""
+        return None if self._lost is None else self._lost.message
+
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenOut | Finished, None]:
         """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader.
 

@@ -2,7 +2,7 @@
 
 | error | status | trailing `tasuki-error-kind` |
 | --- | --- | --- |
-| InvalidRequest | INVALID_ARGUMENT | invalid |
+| InvalidRequest, InvalidField | INVALID_ARGUMENT | invalid |
 | PromptTooLong | INVALID_ARGUMENT | too_long |
 | RequestRejected(INVALID) | INVALID_ARGUMENT | invalid |
 | RequestRejected(TOO_LONG) | INVALID_ARGUMENT | too_long |
@@ -13,6 +13,9 @@
 | SessionLimit | RESOURCE_EXHAUSTED | session_limit |
 | DuplicateRequest | ALREADY_EXISTS | duplicate_request |
 | SlowReader | RESOURCE_EXHAUSTED | slow_reader |
+| RequestAborted (HTTP only: gRPC's Finished says so) | ABORTED | aborted |
+
+The HTTP status of each gRPC status stands in http_errors.py.
 """
 
 from collections.abc import AsyncIterator
@@ -45,6 +48,14 @@ class FrontError(Exception):
 class InvalidRequest(FrontError):
     status = grpc.StatusCode.INVALID_ARGUMENT
     kind = "invalid"
+
+
+class InvalidField(InvalidRequest):
+    """One named field of the request is to blame."""
+
+    def __init__(self, field: str, complaint: str) -> None:
+        super().__init__(f"{field} {complaint}")
+        self.field = field
 
 
 class PromptTooLong(InvalidRequest):
@@ -86,6 +97,13 @@ class SlowReader(FrontError):
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     kind = "slow_reader"
+
+
+class RequestAborted(FrontError):
+    """Somebody else ended the request, and the API has no finish reason for it."""
+
+    status = grpc.StatusCode.ABORTED
+    kind = "aborted"
 
 
 @asynccontextmanager

@@ -60,7 +60,9 @@ class StopRequest:
             self.ask()
 
 
-def announce_ready(address: str, **details: str) -> None:
-    """The one line a daemon writes to stdout: {"ready": "HOST:PORT", ...}, once it takes calls."""
-    sys.stdout.write(json.dumps({"ready": address, **details}) + "\n")
+def announce_ready(address: str, http: str | None = None) -> None:
+    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. http:
+    HOST:PORT of its HTTP server, where it has one."""
+    said = {"ready": address} if http is None else {"ready": address, "http": http}
+    sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What every daemon with a client side shares: engine thread, its client, services, server.
+"""What every daemon shares: engine thread, its client, services, the gRPC and the HTTP server.
 
 Does not know roles or hand-overs. One event loop's thread; the engine has its own. Life: startup,
 then whatever the daemon waits for, then shutdown, once each.
@@ -8,12 +8,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from aiohttp import web
+
 from ..engine.engine import Engine
 from ..engine.messages import Inbox, Outbox
 from ..engine.thread import EngineThread
 from .config import FrontConfig
 from .engine_client import EngineClient
-from .server import Server, Service, start_server
+from .http_server import HttpServer, start_http_server
+from .server import BindError, Server, Service, start_server
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +24,13 @@ log = logging.getLogger(__name__)
 _LAST_WRITES_SECONDS = 1.0
 
 
+def no_routes(engine: EngineClient) -> Sequence[web.RouteDef]:
+    """HTTP answers probes only."""
+    return ()
+
+
 class Node:
-    """Owns the engine thread and the server. Build it inside a running event loop."""
+    """Owns the engine thread and the servers. Build it inside a running event loop."""
 
     def __init__(
         self,
@@ -30,15 +38,18 @@ class Node:
         config: FrontConfig,
         services: Callable[[EngineClient], Sequence[Service]],
         handover: Callable[[Outbox], None] | None = None,
+        routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
     ) -> None:
-        """services: what this role serves over its engine. handover: takes the engine's hand-over
-        messages, on the engine's thread."""
+        """services, routes: what this role serves over its engine by gRPC and by HTTP. handover:
+        takes the engine's hand-over messages, on the engine's thread."""
         self._config = config
         self._loop = asyncio.get_running_loop()
         self.engine = EngineClient(self.post, self._loop, handover)
         self._thread = EngineThread(engine, self.engine.deliver, self._engine_lost)
         self._services = services(self.engine)
+        self._routes = routes(self.engine)
         self._server: Server | None = None
+        self._http: HttpServer | None = None
 
     def _engine_lost(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self.engine.engine_lost, reason)
@@ -47,16 +58,37 @@ class Node:
         """To the engine, from any thread."""
         self._thread.post(message)
 
+    @property
+    def http_address(self) -> str | None:
+        """HOST:PORT of the HTTP server; None where there is none."""
+        return None if self._http is None else self._http.address
+
     async def startup(self, more: Sequence[Service] = ()) -> str:
-        """Start the engine, then the server with `more` services beside the front's. Returns
-        HOST:PORT."""
+        """Start the servers, gRPC with `more` services beside the front's, and the engine. Returns
+        the HOST:PORT of gRPC."""
         self._server = await start_server(
             self._config.bind,
             [*self._services, *more],
             allow_insecure=self._config.allow_insecure,
         )
+        try:
+            await self._start_http()
+        except BindError:
+            await self._server.drain(0)
+            raise
         self._thread.start()
         return self._server.address
+
+    async def _start_http(self) -> None:
+        if self._config.http_bind:
+            self._http = await start_http_server(
+                self._config.http_bind,
+                self._routes,
+                lambda: self.engine.lost,
+                api_key=self._config.api_key,
+                allow_insecure=self._config.allow_insecure,
+                last_writes_seconds=_LAST_WRITES_SECONDS,
+            )
 
     async def shutdown(self) -> None:
         """refuse_and_drain(), then stop()."""
@@ -68,13 +100,17 @@ class Node:
         if self._server is None:
             return
         await self._server.refuse_traffic()
+        if self._http is not None:
+            self._http.refuse_traffic()
         try:
             await asyncio.wait_for(self.engine.drain(), self._config.drain_timeout)
         except TimeoutError:
             log.warning("requests still in flight after %s s are cut", self._config.drain_timeout)
 
     async def stop(self) -> None:
-        """End the server, then the engine. What is still in flight is cut."""
+        """End the servers, then the engine. What is still in flight is cut."""
+        if self._http is not None:
+            await self._http.drain()
         if self._server is not None:
             await self._server.drain(_LAST_WRITES_SECONDS)
         await asyncio.to_thread(self._thread.stop)

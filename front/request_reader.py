@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from ..engine.messages import RequestId, Tokens
 from ..model.sampling import SamplingParams
 from ..proto import inference_pb2 as pb
-from .chat_template import ChatMessage, ChatTemplateError, RenderedPrompt
+from .chat_message import ChatMessage, ChatTemplateError
+from .chat_template import RenderedPrompt
 from .errors import InvalidRequest, PromptTooLong
 from .text_codec import TextCodec
 
@@ -49,7 +50,7 @@ def read_plain_input(
     if request.WhichOneof("input") == "text":
         return np.array(codec.require_tokenizer().encode(request.text), dtype=np.int32)
     tokens = np.array(request.token_ids.ids, dtype=np.int32)
-    _check_vocabulary("token_ids", tokens, codec.vocab_size)
+    check_vocabulary("token_ids", tokens, codec.vocab_size)
     return tokens
 
 
@@ -81,7 +82,7 @@ def read_sampling(sampling: pb.Sampling, codec: TextCodec) -> SamplingParams:
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
     stops = np.array(sampling.stop_token_ids, dtype=np.int64)
-    _check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
+    check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
     try:
         return replace(
             SamplingParams(ignore_eos=sampling.ignore_eos, stop_token_ids=tuple(stops.tolist())),
@@ -123,7 +124,16 @@ def _render_conversation(messages: pb.Messages, codec: TextCodec) -> RenderedPro
         raise InvalidRequest(str(error)) from error
 
 
-def _check_vocabulary(
+def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
+    """int32 of a JSON list. Raises InvalidRequest where it holds anything but integers of that
+    size."""
+    for token in ids:
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise InvalidRequest(f"{field} must hold token ids, not {token!r:.40}")
+    return np.array(ids, dtype=np.int32)
+
+
+def check_vocabulary(
     field: str, tokens: NDArray[np.int32] | NDArray[np.int64], vocab_size: int
 ) -> None:
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]

@@ -13,6 +13,7 @@ from .config import FrontConfig
 from .flags import parse_configs
 from .lifecycle import StopRequest, announce_ready
 from .node import Node
+from .openai_routes import openai_routes, served_model
 from .services import front_services
 from .text_codec import TextCodec
 
@@ -32,8 +33,14 @@ async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
     engine = build_engine(engine_config, Role.FUSED, parts)
-    node = Node(engine, front_config, partial(front_services, codec=codec, config=front_config))
+    served = served_model(engine_config.model, front_config, engine, codec)
+    node = Node(
+        engine,
+        front_config,
+        partial(front_services, codec=codec, config=front_config),
+        routes=partial(openai_routes, model=served),
+    )
     async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
-        announce_ready(await node.startup())
+        announce_ready(await node.startup(), node.http_address)
         await stop.wait()
         await node.shutdown()

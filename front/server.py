@@ -63,7 +63,7 @@ class Server:
         self._server = server
         self._health = health_servicer
         self.port = port
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = join_address(host, port)
 
     async def refuse_traffic(self) -> None:
         """Health says NOT_SERVING from now on, for every service; calls are still answered."""
@@ -83,12 +83,7 @@ async def start_server(
 
     Without TLS only loopback is served, unless allow_insecure.
     """
-    host, _ = parse_bind(bind)
-    if not (_is_loopback(host) or allow_insecure):
-        raise BindError(
-            f"bind {bind} is not a loopback address and this server has no TLS: "
-            "bind to 127.0.0.1, or pass --allow-insecure on a private network"
-        )
+    host, _ = parse_bind(bind, allow_insecure=allow_insecure)
     server = grpc.aio.server(interceptors=[MalformedRequests()], options=_OPTIONS)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
@@ -108,12 +103,24 @@ async def start_server(
     return Server(server, host, bound, health_servicer)
 
 
-def parse_bind(bind: str) -> tuple[str, int]:
-    """HOST:PORT as (host without brackets, port). Raises BindError."""
+def parse_bind(bind: str, *, allow_insecure: bool) -> tuple[str, int]:
+    """HOST:PORT as (host without brackets, port). Raises BindError, also for an address other than
+    loopback unless allow_insecure."""
     host, separator, port = bind.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise BindError(f"bind {bind!r} is not HOST:PORT: write for example 127.0.0.1:0")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    if not (_is_loopback(host) or allow_insecure):
+        raise BindError(
+            f"bind {bind} is not a loopback address and this server has no TLS: "
+            "bind to 127.0.0.1, or pass --allow-insecure on a private network"
+        )
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@ from ..engine.messages import FinishReason, Submit
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer_stream import REQUEST_ID_KEY, write_tokens
-from .chat_template import ChatTemplateError
+from .chat_message import ChatTemplateError
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
 from .request_reader import (

@@ -40,7 +40,9 @@ class Tokenizer:
             vocabulary: dict[str, int] = dict(model["vocab"])
             added = specification.get("added_tokens") or []
             self.added_tokens = {str(item["content"]): int(item["id"]) for item in added}
-            special = {int(item["id"]) for item in added if item.get("special")}
+            self.special_tokens = frozenset(
+                str(item["content"]) for item in added if item.get("special")
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise TokenizerError(
                 f"{source} lacks or garbles the field {error}: copy the checkpoint's file again"
@@ -54,7 +56,7 @@ class Tokenizer:
             vocabulary.pop(content, None)
         self._bytes = _bytes_by_id(vocabulary, source)
         for content, token in self.added_tokens.items():
-            self._bytes[token] = b"" if token in special else content.encode()
+            self._bytes[token] = b"" if content in self.special_tokens else content.encode()
         model["vocab"] = vocabulary
         plain = {**specification, "model": model, "added_tokens": [], "post_processor": None}
         try:

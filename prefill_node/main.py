@@ -42,7 +42,7 @@ async def run(
         )
         node = PrefillNode(engine_config, front_config, config, parts, plane)
         async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
-            announce_ready(await node.startup())
+            announce_ready(await node.startup(), node.front.http_address)
             await stop.wait()
             await node.shutdown()
     finally:

@@ -64,6 +64,12 @@ class Node:
     def running(self) -> bool:
         return self._running
 
+    @property
+    def http_address(self) -> str:
+        address = self._daemon.http_address
+        assert address is not None, "started without --http-bind"
+        return address
+
     def wait_ready(self) -> "Node":
         self.address = self._daemon.wait_ready()
         # A client of its own for each life: gRPC's reconnect backoff is not what is tested here.

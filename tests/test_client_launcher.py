@@ -18,7 +18,7 @@ from tasuki.client.launcher import Daemon, fused
 from tasuki.client.session import Client, Prompt
 from tasuki.engine import messages as m
 from tasuki.front import cli
-from tasuki.front.chat_template import ChatMessage
+from tasuki.front.chat_message import ChatMessage
 from tasuki.front.text_codec import TextCodec
 
 from tests.goldens import MODELS, reference_dir

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tasuki.client.embedded import embedded_model
-from tasuki.front.chat_template import ChatMessage, ChatTemplate
+from tasuki.front.chat_message import ChatMessage
+from tasuki.front.chat_template import ChatTemplate
 from tasuki.front.tokenizer import Tokenizer
 from tasuki.model.batch import Batch
 from tasuki.model.checkpoint import load_weights

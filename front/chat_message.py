@@ -1,0 +1,38 @@
+"""One message of a conversation, as a chat template sees it. Plain values, any thread."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class ChatTemplateError(ValueError):
+    """The messages cannot be rendered; the message says why."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """What a model asks its caller to run. arguments: name to JSON value."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """tool_calls: of an assistant's message only."""
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def variables(self) -> dict[str, Any]:
+        """As templates expect it: `tool_calls` only where there are any."""
+        shown: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            shown["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return shown

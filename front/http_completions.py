@@ -1,0 +1,51 @@
+"""POST /v1/completions. Lives on the event loop's thread."""
+
+import numpy as np
+from aiohttp import web
+
+from ..engine.messages import Tokens
+from .completion_reply import CompletionReply
+from .engine_client import EngineClient
+from .errors import InvalidField
+from .http_generation import ServedModel, answer, read_prompt_request
+from .openai_reply import ReplyHead
+from .openai_sampling import check_alternatives, read_options
+from .request_fields import RequestFields, read_fields
+from .request_reader import check_vocabulary, to_tokens
+from .text_codec import TextCodec
+
+# OpenAI's own for this endpoint.
+_DEFAULT_NEW_TOKENS = 16
+
+
+class CompletionHandler:
+    def __init__(self, engine: EngineClient, model: ServedModel) -> None:
+        self._engine = engine
+        self._model = model
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        fields = await read_fields(request)
+        model = self._model
+        model.check_name(fields)
+        tokens = read_prompt(fields, model.codec)
+        prompt = read_prompt_request(request, fields, tokens, (), model)
+        options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS)
+        top = fields.integer("logprobs")
+        check_alternatives("logprobs", top or 0, options)
+        head = ReplyHead(f"cmpl-{prompt.request_id}", model.name)
+        shape = CompletionReply(head, model.codec.tokenizer, top)
+        return await answer(request, self._engine, model, prompt, options, shape)
+
+
+def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
+    """int32 [T]: a string, token ids, or a list of one such."""
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        (prompt,) = prompt
+    if isinstance(prompt, str):
+        return np.array(codec.require_tokenizer().encode(prompt), dtype=np.int32)
+    if not isinstance(prompt, list) or any(isinstance(item, str | list) for item in prompt):
+        raise InvalidField("prompt", "must be one string or one list of token ids")
+    tokens = to_tokens("prompt", prompt)
+    check_vocabulary("prompt", tokens, codec.vocab_size)
+    return tokens

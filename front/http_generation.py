@@ -1,0 +1,96 @@
+"""What chats and completions over HTTP share: the model they serve, and a prompt becoming a reply.
+
+Knows no messages and no JSON shapes. One event loop's thread.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from aiohttp import web
+
+from ..engine.messages import RequestId, Submit, Tokens
+from .engine_client import EngineClient
+from .errors import InvalidField
+from .http_errors import HttpRefusal
+from .openai_reply import ReplyShape, send_stream, send_whole
+from .openai_sampling import AnswerOptions
+from .request_fields import RequestFields
+from .request_reader import check_length, read_request_id, read_salt
+from .stop_strings import StopStrings
+from .text_answer import text_answer
+from .text_codec import TextCodec
+
+REQUEST_ID_HEADER = "x-request-id"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """max_tokens: prompt and answer together, as far as the model and the arena allow."""
+
+    name: str
+    created: int
+    max_tokens: int
+    codec: TextCodec
+
+    def check_name(self, fields: RequestFields) -> None:
+        """A request may leave the model's name out, but not name another."""
+        name = fields.text("model")
+        if name is not None and name != self.name:
+            raise HttpRefusal(
+                404, "model_not_found", f"model {name!r} is not served here: use {self.name!r}"
+            )
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """salt isolates tenants; marks are token counts at which a checkpoint is wanted."""
+
+    request_id: RequestId
+    tokens: Tokens
+    marks: tuple[int, ...]
+    salt: bytes
+
+
+def read_prompt_request(
+    request: web.Request,
+    fields: RequestFields,
+    tokens: Tokens,
+    marks: tuple[int, ...],
+    model: ServedModel,
+) -> PromptRequest:
+    """What belongs to the request whatever its prompt came from. Affinity hints are checked and
+    otherwise left to gateways: no answer depends on them."""
+    if not len(tokens):
+        raise InvalidField("prompt", "is empty: send at least one token")
+    check_length("prompt", len(tokens), model.codec)
+    fields.text("prompt_cache_key")
+    fields.fields("metadata").text("x-session-id")
+    salt = read_salt((fields.text("cache_salt") or "").encode())
+    request_id = read_request_id(request.headers.get(REQUEST_ID_HEADER, ""))
+    return PromptRequest(request_id, tokens, marks, salt)
+
+
+async def answer(
+    request: web.Request,
+    engine: EngineClient,
+    model: ServedModel,
+    prompt: PromptRequest,
+    options: AnswerOptions,
+    shape: ReplyShape,
+) -> web.StreamResponse:
+    submit = Submit(
+        request_id=prompt.request_id,
+        prompt=prompt.tokens,
+        sampling=options.sampling,
+        salt=prompt.salt,
+        marks=prompt.marks,
+    )
+    items = text_answer(
+        engine.generate(submit),
+        model.codec.detokenizer(),
+        StopStrings(options.stops),
+        partial(engine.abort, prompt.request_id),
+    )
+    if options.stream:
+        return await send_stream(request, items, shape, include_usage=options.include_usage)
+    return await send_whole(request, items, shape)

@@ -1,0 +1,52 @@
+"""GET /v1/models and POST /tokenize: what is served, and how it reads text."""
+
+from typing import Any
+
+from aiohttp import web
+
+from .http_chat import render_chat
+from .http_completions import read_prompt
+from .http_errors import HttpRefusal
+from .http_generation import ServedModel
+from .request_fields import read_fields
+
+
+class ModelHandlers:
+    """Knows the model only, no engine."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def list(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def one(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name != self._model.name:
+            raise HttpRefusal(404, "model_not_found", f"model {name!r} is not served here")
+        return web.json_response(self._card())
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """`prompt` as completions take it, or `messages` as chats do."""
+        fields = await read_fields(request)
+        self._model.check_name(fields)
+        codec = self._model.codec
+        if fields.get("messages") is None:
+            tokens = read_prompt(fields, codec).tolist()
+        else:
+            opened = fields.get("add_generation_prompt") is None or fields.flag(
+                "add_generation_prompt"
+            )
+            tokens = render_chat(fields, codec, open_answer=opened).token_ids
+        return web.json_response(
+            {"count": len(tokens), "max_model_len": self._model.max_tokens, "tokens": tokens}
+        )
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created,
+            "owned_by": "tasuki",
+            "max_model_len": self._model.max_tokens,
+        }

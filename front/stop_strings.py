@@ -1,0 +1,48 @@
+"""Ends an answer's text before the first of the client's stop strings, whatever the token borders.
+
+Owns the text that is held back because a stop string could begin in it. Knows no tokens. One
+answer, one thread. Invariant: what was given out never holds a stop string, nor any part of the one
+that ended the answer.
+"""
+
+from collections.abc import Iterable, Sequence
+
+
+class StopStrings:
+    """found: a stop string has come; every later piece is empty."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """stops: not empty strings."""
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """The text that is certain now."""
+        if self.found:
+            return ""
+        text = self._held + text
+        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        if starts:
+            self.found = True
+            self._held = ""
+            return text[: min(starts)]
+        certain = len(text) - held_back(text, self._stops)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def finish(self) -> str:
+        """What was held back, when no more comes."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+def held_back(text: str, markers: Iterable[str]) -> int:
+    """Characters at the end of `text` that could be the beginning of a marker."""
+    longest = 0
+    for marker in markers:
+        for length in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:length]):
+                longest = length
+                break
+    return longest
