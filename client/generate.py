@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -64,8 +65,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki generate", "Answer prompts.", argv, GenerateConfig)
     prompts = read_prompts(config)
     print("starting daemons ...", file=sys.stderr, flush=True)
-    start = disaggregated if config.disaggregated else fused
-    with start(config.daemon_flags()) as address, Client(address) as client:
+    with daemons(config) as address, Client(address) as client:
         print(f"answering {len(prompts)} prompts ...", file=sys.stderr, flush=True)
         answers = answer_all(client, prompts, config.sampling())
     if config.json:
@@ -74,6 +74,13 @@ def main(argv: Sequence[str]) -> int:
         for index, answer in enumerate(answers):
             print(as_text(index, answer))
     return 0
+
+
+def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
+    """Who asks for two daemons wants every prompt handed over, however short."""
+    if config.disaggregated:
+        return disaggregated(config.daemon_flags(), ["--local-prefill-tokens", "0"])
+    return fused(config.daemon_flags())
 
 
 def read_prompts(config: GenerateConfig) -> list[Prompt]:

@@ -136,11 +136,13 @@ def fused(flags: Sequence[str]) -> Iterator[str]:
 
 
 @contextmanager
-def disaggregated(flags: Sequence[str]) -> Iterator[str]:
-    """A prefill and a decode daemon; yields the decode daemon's HOST:PORT, the front door."""
+def disaggregated(flags: Sequence[str], decode_flags: Sequence[str] = ()) -> Iterator[str]:
+    """A prefill and a decode daemon, `flags` for both; yields the decode daemon's HOST:PORT, the
+    front door."""
     with ExitStack() as stack:
         prefill = _started(stack, "prefill", flags).wait_ready()
-        yield _started(stack, "decode", [*flags, "--prefill", prefill]).wait_ready()
+        flags = [*flags, *decode_flags, "--prefill", prefill]
+        yield _started(stack, "decode", flags).wait_ready()
 
 
 def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:

@@ -135,9 +135,10 @@ def test_a_failing_caller_stops_its_daemons(flags: list[str]) -> None:
         client.stats()
 
 
+@pytest.mark.parametrize("where", ["local", "prefill"])
 @pytest.mark.parametrize("name", MODELS)
 def test_generate_prints_the_golden_tokens(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = reference_dir(name)
     cases = json.loads((folder / "golden.json").read_text())["cases"]
@@ -146,12 +147,14 @@ def test_generate_prints_the_golden_tokens(
     longest = max(len(case["greedy"]) for case in cases)
     argv = ["generate", "--model", str(folder), "--prompt-ids", str(path), "--json"]
     argv += ["--max-new-tokens", str(longest), "--dtype", "float32", "--ignore-eos"]
+    argv += ["--disaggregated"] if where == "prefill" else []
     assert cli.main(argv) == 0
     answers = json.loads(capsys.readouterr().out)
     for case, answer in zip(cases, answers, strict=True):
         greedy = case["greedy"]
         assert answer["token_ids"][: len(greedy)] == greedy, case["name"]
         assert answer["usage"]["prompt_tokens"] == len(case["prompt"])
+        assert answer["usage"]["prefilled_on"] == where
 
 
 def test_the_script_is_ten_turns_of_several_hundred_tokens(folder: Path) -> None:
