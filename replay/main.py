@@ -14,7 +14,7 @@ from .prompts import Prompts
 from .report import as_json, as_text
 from .trace import load_trace
 
-POLICIES = ("lru", "marconi", "value", "auto")
+POLICIES = ("lru", "marconi", "value", "hazard", "auto")
 _GIB = 1 << 30
 
 
@@ -35,18 +35,20 @@ def main(argv: Sequence[str]) -> int:
     trace = load_trace(values.file, values.limit)
     prompts = Prompts(trace)
     flops = PrefillFlops.for_model(config)
-    tree = HybridTree(tree_config(layout, values.gb, values.policy))
+    tree = HybridTree(tree_config(layout, flops, values.gb, values.policy))
     tally = Player(tree, flops).play(trace, prompts)
     render = as_json if values.json else as_text
     sys.stdout.write(render(trace, prompts, values.model, values.gb, values.policy, tally))
     return 0
 
 
-def tree_config(layout: CacheLayout, gib: float, policy: str) -> TreeConfig:
+def tree_config(layout: CacheLayout, flops: PrefillFlops, gib: float, policy: str) -> TreeConfig:
     slabs = max(1, int(gib * _GIB) // layout.slab_bytes)
     return TreeConfig(
         slabs=slabs,
         blocks_per_slab=layout.blocks_per_slab,
         pages_per_slab=layout.pages_per_slab,
         max_ghost_nodes=max(4096, 8 * slabs),
+        policy=policy,
+        attention_cost=flops.quadratic / flops.linear,
     )

@@ -16,6 +16,8 @@ from .flops import PrefillFlops
 from .prompts import Prompts
 from .trace import Trace, TraceRequest
 
+_HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
+
 
 @dataclass
 class Tally:
@@ -44,19 +46,25 @@ class Player:
         tally = Tally()
         for index, request in enumerate(trace.requests):
             tokens = prompts.tokens(index)
+            whole = min(request.prompt_tokens // trace.block_tokens, len(request.block_ids))
             started = time.thread_time()
-            self._serve(request, tokens, tally)
+            self._serve(request, tokens, whole * trace.block_tokens, tally)
             tally.cpu_seconds += time.thread_time() - started
         return tally
 
-    def _serve(self, request: TraceRequest, tokens: NDArray[np.int32], tally: Tally) -> None:
+    def _serve(
+        self, request: TraceRequest, tokens: NDArray[np.int32], known: int, tally: Tally
+    ) -> None:
+        """`known`: prompt tokens in whole blocks. Where in a last partial block two prompts part is
+        not told by a trace, so the prompt's end is kept before it."""
         tree = self._tree
         prompt = tokens[: request.prompt_tokens]
         tally.requests += 1
         tally.prompt_tokens += len(prompt)
         tally.flops += self._flops.of(len(prompt))
+        tree.advance_to(request.timestamp_ms)
         match = tree.match(prompt)
-        plan = plan_checkpoints(len(prompt), match.usable_tokens, match, ())
+        plan = plan_checkpoints(min(known + 1, len(prompt)), match.usable_tokens, match, ())
         try:
             lease = tree.lease(
                 prompt, capacity_tokens=len(tokens), working_slots=1, checkpoint_slots=len(plan)
@@ -78,8 +86,9 @@ class Player:
                 tree.publish(lease, planned.position, slot, planned.kind)
         forwarded = max(len(tokens) - 1, len(prompt))
         tree.append(lease, tokens[len(prompt) :])
+        hint = _HINTS.get(request.stop, "unknown")
         if forwarded > lease.match.usable_tokens:
-            tree.publish(lease, forwarded, lease.working_slots[0], CheckpointKind.TURN_END)
+            tree.publish(lease, forwarded, lease.working_slots[0], CheckpointKind.TURN_END, hint)
         tree.release(lease)
 
 

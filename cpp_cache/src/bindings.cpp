@@ -121,6 +121,13 @@ CheckpointKind kind_of(const py::object& kinds, const py::object& kind) {
   throw InvalidArgument("kind must be a CheckpointKind");
 }
 
+TurnHint hint_of(const std::string& name) {
+  if (name == "unknown") return TurnHint::kUnknown;
+  if (name == "tool_call") return TurnHint::kToolCall;
+  if (name == "end_of_turn") return TurnHint::kEndOfTurn;
+  throw InvalidArgument("hint must be unknown, tool_call or end_of_turn, not " + name);
+}
+
 void bind_errors(py::module_& module) {
   const auto base = py::register_exception<CacheError>(module, "CacheError");
   py::register_exception<ImpossibleRequest>(module, "ImpossibleRequest", base);
@@ -131,17 +138,24 @@ void bind_errors(py::module_& module) {
 void bind_values(py::module_& module, const py::object& kinds) {
   py::class_<TreeConfig>(module, "TreeConfig")
       .def(py::init([](std::int64_t slabs, std::int64_t blocks, std::int64_t pages,
-                       std::int64_t ghosts) {
-             const TreeConfig config{slabs, blocks, pages, ghosts};
+                       std::int64_t ghosts, const std::string& policy, double attention_cost) {
+             const auto kind = policy_named(policy);
+             if (!kind) {
+               throw InvalidArgument("policy must be lru, value, hazard or auto, not " + policy);
+             }
+             const TreeConfig config{slabs, blocks, pages, ghosts, *kind, attention_cost};
              config.validate();
              return config;
            }),
            py::kw_only(), "slabs"_a, "blocks_per_slab"_a, "pages_per_slab"_a,
-           "max_ghost_nodes"_a = 4096)
+           "max_ghost_nodes"_a = 4096, "policy"_a = "lru", "attention_cost"_a = 0.0)
       .def_readonly("slabs", &TreeConfig::slabs)
       .def_readonly("blocks_per_slab", &TreeConfig::blocks_per_slab)
       .def_readonly("pages_per_slab", &TreeConfig::pages_per_slab)
-      .def_readonly("max_ghost_nodes", &TreeConfig::max_ghost_nodes);
+      .def_readonly("max_ghost_nodes", &TreeConfig::max_ghost_nodes)
+      .def_property_readonly(
+          "policy", [](const TreeConfig& config) { return std::string(name_of(config.policy)); })
+      .def_readonly("attention_cost", &TreeConfig::attention_cost);
 
   py::class_<Causes>(module, "Causes")
       .def_readonly("new", &Causes::fresh)
@@ -302,6 +316,7 @@ void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
             self->release(lease_id(self, lease));
           },
           "lease"_a)
+      .def("advance_to", &HybridTree::advance_to, "now_ms"_a)
       .def("flush", &HybridTree::flush);
 }
 
@@ -309,12 +324,13 @@ void bind_handing_over(py::class_<HybridTree, TreePtr>& tree, const py::object& 
   tree.def(
           "publish",
           [kinds](const TreePtr& self, const LeaseHandle& lease, std::int64_t boundary,
-                  std::optional<std::int32_t> slot, const py::object& kind) {
+                  std::optional<std::int32_t> slot, const py::object& kind,
+                  const std::string& hint) {
             std::optional<SlotId> id;
             if (slot) id = static_cast<SlotId>(*slot);
-            self->publish(lease_id(self, lease), boundary, id, kind_of(kinds, kind));
+            self->publish(lease_id(self, lease), boundary, id, kind_of(kinds, kind), hint_of(hint));
           },
-          "lease"_a, "boundary"_a, "slot"_a, "kind"_a)
+          "lease"_a, "boundary"_a, "slot"_a, "kind"_a, "hint"_a = "unknown")
       .def(
           "grant",
           [](const TreePtr& self, const LeaseHandle& lease) { self->grant(lease_id(self, lease)); },

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "cpp_cache/errors.h"
-#include "cpp_cache/lru_policy.h"
+#include "cpp_cache/policies.h"
 
 namespace tasuki::cache {
 
@@ -19,9 +19,12 @@ const TreeConfig& validated(const TreeConfig& config) {
 }  // namespace
 
 HybridTree::HybridTree(const TreeConfig& config)
-    : config_(validated(config)),
-      allocator_(config),
-      tree_(std::make_unique<LruPolicy>(), config.max_ghost_nodes) {}
+    : config_(validated(config)), allocator_(config), tree_(make_policy(config.policy), config) {}
+
+void HybridTree::advance_to(std::int64_t now_ms) {
+  told_time_ = true;
+  now_ms_ = std::max(now_ms_, now_ms);
+}
 
 std::optional<Position> HybridTree::start_of(Tokens prompt, std::string_view salt,
                                              std::optional<CursorId> id) const {

@@ -99,6 +99,7 @@ bool HybridTree::fits_alone(const LeaseTerms& terms, const Plan& plan) const {
 std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
                                          const LeaseTerms& terms, const Plan& plan) {
   ++clock_;
+  tree_.policy().advance(now_ms_);
   const NodeId root = tree_.open_root(salt);
   const Position standing = plan.standing.value_or(Position{root, 0});
   const std::int64_t own = own_pages(terms, plan);
@@ -120,7 +121,8 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
               .cached_tokens = plan.cached_tokens,
               .standing = standing,
               .first_kept = standing.depth,
-              .cursor = terms.cursor};
+              .cursor = terms.cursor,
+              .latest_state = plan.source};
   lease.kept.assign(prompt.begin() + standing.depth, prompt.end());
   lease.pages = tree_.pages_to(standing);
   lease.shared_pages = static_cast<std::int64_t>(lease.pages.size());
@@ -170,12 +172,28 @@ std::optional<LeaseId> HybridTree::lease(Tokens prompt, std::string_view salt,
     id = admit(prompt, salt, terms, plan);
   }
   if (id) {
+    live(*id).turns = note_use(found, plan);
+    if (!told_time_) now_ms_ += 1000;
     ++leased_requests_;
     prompt_tokens_ += plan.match.prompt_tokens;
     usable_tokens_ += plan.match.usable_tokens;
     lost_ += plan.match.causes;
   }
   return id;
+}
+
+std::int64_t HybridTree::note_use(const Found& found, const Plan& plan) {
+  EvictionPolicy& policy = tree_.policy();
+  if (!policy.learns()) return 0;
+  std::int64_t turns = 0;
+  const auto use = [&](const StateRef& ref) {
+    const StateKey key{ref.node, ref.tail};
+    policy.used(key);
+    turns = std::max(turns, policy.turns(key));
+  };
+  if (plan.source) use(*plan.source);
+  if (found.lost) use(*found.lost);
+  return turns;
 }
 
 std::optional<LeaseId> HybridTree::lease_receive(Tokens prompt, std::string_view salt,

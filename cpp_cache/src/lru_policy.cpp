@@ -5,8 +5,8 @@
 namespace tasuki::cache {
 
 bool LruPolicy::OlderFirst::operator()(const EvictionItem& left, const EvictionItem& right) const {
-  return std::tie(left.last_use, left.node, left.kind, left.tail) <
-         std::tie(right.last_use, right.node, right.kind, right.tail);
+  return std::tuple(!left.probationary, left.last_use, left.node, left.kind, left.tail) <
+         std::tuple(!right.probationary, right.last_use, right.node, right.kind, right.tail);
 }
 
 bool LruPolicy::contains(const EvictionItem& item) const {

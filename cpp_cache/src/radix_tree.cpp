@@ -38,8 +38,8 @@ void erase_child(Node& parent, NodeId child) {
 
 }  // namespace
 
-RadixTree::RadixTree(std::unique_ptr<EvictionPolicy> policy, std::int64_t max_ghosts)
-    : policy_(std::move(policy)), ghosts_(max_ghosts) {}
+RadixTree::RadixTree(std::unique_ptr<EvictionPolicy> policy, const TreeConfig& shape)
+    : shape_(shape), policy_(std::move(policy)), ghosts_(shape.max_ghost_nodes) {}
 
 bool RadixTree::alive(NodeId id, std::uint64_t serial) const {
   const auto& slot = nodes_[static_cast<std::size_t>(raw(id))];
@@ -115,6 +115,7 @@ NodeId RadixTree::add_child(NodeId parent_id, Tokens run, std::vector<PageId> pa
   ++resident_nodes_;
   pages_ += static_cast<std::int64_t>(child.pages.size());
   list(child);
+  if (parent.resident_children == 2) weigh_below(parent);
   return child.id;
 }
 
@@ -179,6 +180,7 @@ void RadixTree::revive(NodeId ghost, std::vector<PageId> pages, Tick now) {
   ++resident_nodes_;
   pages_ += static_cast<std::int64_t>(node.pages.size());
   list(node);
+  if (parent.resident_children == 2) weigh_below(parent);
 }
 
 Node& RadixTree::new_node() {
@@ -199,6 +201,7 @@ Node& RadixTree::new_node() {
 
 void RadixTree::drop_node(NodeId id) {
   const Node& gone = node(id);
+  policy_->forgotten({id, std::nullopt});
   if (!gone.is_root()) erase_child(at(*gone.parent), id);
   nodes_[static_cast<std::size_t>(raw(id))].reset();
   spare_ids_.push_back(id);
@@ -211,6 +214,7 @@ void RadixTree::forget(const Ghost& ghost) {
     Node& host = at(ghost.node);
     const auto tokens = static_cast<std::int64_t>(tail_at(host, *ghost.tail).tokens.size());
     ghosts_.remove(ghost, tokens);
+    policy_->forgotten({ghost.node, ghost.tail});
     std::erase_if(host.tails, [&](const Tail& tail) { return tail.id == *ghost.tail; });
     parent = host.id;
   } else {
@@ -230,6 +234,7 @@ void RadixTree::forget_subtree(NodeId id) {
     for (const Tail& tail : gone.tails) {
       ghosts_.remove({tail.ghost_since, gone.id, tail.id},
                      static_cast<std::int64_t>(tail.tokens.size()));
+      policy_->forgotten({gone.id, tail.id});
     }
     ghosts_.remove({gone.ghost_since, gone.id, std::nullopt}, gone.depth - gone.start());
     drop_node(*each);
@@ -243,7 +248,9 @@ void RadixTree::trim_ghosts() {
 void RadixTree::forget_ghosts() {
   while (const auto ghost = ghosts_.oldest()) forget(*ghost);
   for (const auto& node : nodes_) {
-    if (node) node->checkpoint_evicted = false;
+    if (!node || !node->checkpoint_evicted) continue;
+    node->checkpoint_evicted = false;
+    policy_->forgotten({node->id, std::nullopt});
   }
 }
 

@@ -43,6 +43,7 @@ void TreeConfig::validate() const {
   if (slabs > kMaxIds / blocks_per_slab) {
     throw InvalidArgument("slabs * blocks_per_slab must stay below 2^31: page ids are int32");
   }
+  if (!(attention_cost >= 0)) throw InvalidArgument("attention_cost must be 0 or more");
   if (max_ghost_nodes < 0) {
     throw InvalidArgument("max_ghost_nodes must be 0 or more, not " +
                           std::to_string(max_ghost_nodes));

@@ -60,6 +60,10 @@ class HybridTree {
   const Lease& lease_of(LeaseId id) const;
   void check_integrity() const;
 
+  // The time, in milliseconds from any origin, for a policy that learns. Earlier times are ignored.
+  // A tree that is never told lets a second pass with every request.
+  void advance_to(std::int64_t now_ms);
+
   // Sessions. A cursor vouches that prompts given with it extend what was published under it: only
   // the page before its place is compared again.
   CursorId open_cursor(std::string_view salt);
@@ -76,7 +80,9 @@ class HybridTree {
   // REQUIRES: boundary <= tokens and capacity; slot is a working or destination slot of the lease
   // that holds exactly the state after boundary tokens; inside a page a slot is needed. ENSURES:
   // the slot is the tree's, or free where the same checkpoint stands already.
-  void publish(LeaseId id, std::int64_t boundary, std::optional<SlotId> slot, CheckpointKind kind);
+  // `hint` is what the end of the answer tells; it is remembered of the prompt's end too.
+  void publish(LeaseId id, std::int64_t boundary, std::optional<SlotId> slot, CheckpointKind kind,
+               TurnHint hint = TurnHint::kUnknown);
   void release(LeaseId id);
 
   // Hand-over.
@@ -131,7 +137,12 @@ class HybridTree {
   NodeId split(NodeId id, std::int64_t depth);
   std::vector<PageId> give_pages(Lease& lease, std::int64_t from, std::int64_t to);
   void publish_state(Lease& lease, NodeId node, std::int64_t boundary, SlotId slot,
-                     CheckpointKind kind);
+                     CheckpointKind kind, TurnHint hint);
+  // Tells the policy what a new state means for those that stand before it.
+  void follow_up(Lease& lease, const StateRef& state, std::int64_t boundary, CheckpointKind kind,
+                 TurnHint hint);
+  // Tells the policy of the states a request used, or would have used were they still there.
+  std::int64_t note_use(const Found& found, const Plan& plan);
   void stand_at(Lease& lease, Position place);
   void give_slot(Lease& lease, SlotId slot);
   bool holds_slot(const Lease& lease, SlotId slot) const;
@@ -144,6 +155,8 @@ class HybridTree {
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;
   Tick clock_ = 0;
+  std::int64_t now_ms_ = 0;
+  bool told_time_ = false;
   std::int64_t next_lease_ = 1;
   std::int64_t next_cursor_ = 1;
   std::int64_t next_quarantine_ = 1;

@@ -7,11 +7,13 @@
 
 namespace tasuki::cache {
 
-// Order: KV below the last state of its path, then states and tails, each by last use, ties by id.
-// O(log n) an operation.
+// Order: KV below the last state of its path, then states and tails on probation, then the others,
+// each by last use, ties by id. O(log n) an operation.
 class LruPolicy final : public EvictionPolicy {
  public:
-  void add(const EvictionItem& item) override { order_of(item).insert(item); }
+  void add(const EvictionItem& item, const Worth& /*worth*/ = {}) override {
+    order_of(item).insert(item);
+  }
   void remove(const EvictionItem& item) override { order_of(item).erase(item); }
   bool contains(const EvictionItem& item) const override;
   std::optional<EvictionItem> victim() const override;

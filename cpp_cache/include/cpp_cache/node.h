@@ -18,7 +18,8 @@ struct Checkpoint {
   CheckpointKind kind;
   std::int64_t boundary;
   Tick last_use;
-  std::int64_t pins;  // leases that fork from it (of a tail: or whose page it took)
+  bool probationary = false;  // see EvictionItem
+  std::int64_t pins = 0;      // leases that fork from it (of a tail: or whose page it took)
 };
 
 // Fewer than a page of tokens after a node's end: their KV in one page, and the state after the

@@ -13,6 +13,7 @@
 #include "cpp_cache/ghosts.h"
 #include "cpp_cache/ids.h"
 #include "cpp_cache/node.h"
+#include "cpp_cache/tree_config.h"
 
 namespace tasuki::cache {
 
@@ -32,7 +33,8 @@ struct Freed {
 // children on the deeper part.
 class RadixTree {
  public:
-  RadixTree(std::unique_ptr<EvictionPolicy> policy, std::int64_t max_ghosts);
+  // REQUIRES: shape passed validate().
+  RadixTree(std::unique_ptr<EvictionPolicy> policy, const TreeConfig& shape);
 
   // Structure, asked.
   const Node& node(NodeId id) const { return *nodes_[static_cast<std::size_t>(raw(id))]; }
@@ -64,10 +66,14 @@ class RadixTree {
   void revive(NodeId ghost, std::vector<PageId> pages, Tick now);
 
   // States. attach_* REQUIRE: the node is resident and has no such state.
-  void attach_checkpoint(NodeId id, SlotId slot, CheckpointKind kind, Tick now);
-  TailId attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot, CheckpointKind kind,
+  void attach_checkpoint(NodeId id, SlotId slot, const Birth& birth, Tick now);
+  TailId attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot, const Birth& birth,
                      Tick now);
   void touch(const StateRef& ref, Tick now);
+  // A neighbour serves nearly as well: it goes first until a request uses it.
+  void put_on_probation(const StateRef& ref);
+  // For the policy: time, lives of states (ghosts too) and what they tell of a conversation.
+  EvictionPolicy& policy() { return *policy_; }
 
   // Pins. A lease stands in one node; that protects the KV of every ancestor.
   // Cost: the nodes up to the first ancestor that is protected already.
@@ -107,8 +113,18 @@ class RadixTree {
   // Around any change to what decides candidate(node): withdraw before, list after.
   void withdraw(const Node& node);
   void list(const Node& node);
+  bool lists(const Node& node, const Checkpoint& state) const;
+  bool lists(const Node& node, const Tail& tail) const;
+  // What the loss of the state would cost and free, for a policy that learns.
+  Worth worth(const Node& node, const Checkpoint& state, bool is_tail) const;
+  std::int64_t state_above(const Node& node) const;
+  std::int64_t pages_alone(const Node& node) const;
+  std::optional<StateKey> heir_of(const Node& node, bool is_tail) const;
+  // Lists the nearest states below again, whose worth a change here altered.
+  void weigh_below(const Node& node);
   void check_node(const Node& node, Tick now) const;
 
+  TreeConfig shape_;
   std::unique_ptr<EvictionPolicy> policy_;
   GhostList ghosts_;
   std::vector<std::unique_ptr<Node>> nodes_;
