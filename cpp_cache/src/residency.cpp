@@ -60,6 +60,7 @@ TailId RadixTree::attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot
   ++states_;
   ++pages_;
   list(node);
+  weigh_below(node);
   return tail;
 }
 
@@ -213,6 +214,7 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
       ghosts_.add({now, node.id, tail.id}, static_cast<std::int64_t>(tail.tokens.size()));
       --states_;
       --pages_;
+      weigh_below(node);
       break;
     }
     case EvictionKind::kLeafPages: {

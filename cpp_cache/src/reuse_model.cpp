@@ -9,7 +9,7 @@ namespace tasuki::cache {
 namespace {
 
 constexpr double kWeight = 3;    // events that the wider group counts for
-constexpr double kFade = 0.998;  // of all evidence at each learning
+constexpr double kFade = 0.9995;  // of all evidence at each learning
 
 double seconds_in(std::int32_t bucket) {
   return bucket == 0 ? 1.0 : 0.5 * std::exp2(static_cast<double>(bucket));

@@ -11,15 +11,27 @@ namespace {
 // Nodes looked at below a change: a wide subtree keeps a worth that is slightly old.
 constexpr std::size_t kMostWeighed = 64;
 
+bool continues(Tokens run, Tokens start) {
+  return run.size() >= start.size() && std::ranges::equal(run.first(start.size()), start);
+}
+
 }  // namespace
 
-std::int64_t RadixTree::state_above(const Node& node) const {
-  const Node* above = &node;
-  while (!above->is_root()) {
-    above = &this->node(*above->parent);
-    if (above->checkpoint) return above->depth;
+// The deepest state above the node that a request for the node's path could resume from.
+std::optional<StateRef> RadixTree::state_above(const Node& node) const {
+  const Node* below = &node;
+  while (!below->is_root()) {
+    const Node* above = &this->node(*below->parent);
+    const Tail* deepest = nullptr;
+    for (const Tail& tail : above->tails) {
+      if (!tail.resident() || !continues(below->tokens, tail.tokens)) continue;
+      if (deepest == nullptr || tail.tokens.size() > deepest->tokens.size()) deepest = &tail;
+    }
+    if (deepest != nullptr) return StateRef{above->id, deepest->id};
+    if (above->checkpoint) return StateRef{above->id, std::nullopt};
+    below = above;
   }
-  return 0;
+  return std::nullopt;
 }
 
 // Pages that only the path to this node's end needs: its own, and those above up to the next state
@@ -42,7 +54,11 @@ Worth RadixTree::worth(const Node& node, const Checkpoint& state, bool is_tail) 
   Worth worth;
   if (!policy_->learns()) return worth;
   const bool hosts_state = is_tail && node.checkpoint;
-  const auto from = static_cast<double>(hosts_state ? node.depth : state_above(node));
+  std::int64_t above = hosts_state ? node.depth : 0;
+  if (!hosts_state) {
+    if (const auto fallback = state_above(node)) above = this->state(*fallback).boundary;
+  }
+  const auto from = static_cast<double>(above);
   const auto to = static_cast<double>(state.boundary);
   worth.gain = (to - from) * (1 + shape_.attention_cost * (to + from) / 2);
   worth.pages = shape_.pages_per_slab;
@@ -60,13 +76,14 @@ std::optional<StateKey> RadixTree::heir_of(const Node& node, bool is_tail) const
   if (!policy_->learns() || node.resident_children > 0) return std::nullopt;
   if (node.resident_tails() > (is_tail ? 1 : 0)) return std::nullopt;
   if (is_tail && node.checkpoint) return StateKey{node.id, std::nullopt};
+  const auto fallback = state_above(node);
+  if (!fallback) return std::nullopt;
   const Node* above = &node;
-  while (!above->is_root()) {
+  while (above->id != fallback->node) {
     above = &this->node(*above->parent);
-    if (above->resident_children > 1 || above->resident_tails() > 0) return std::nullopt;
-    if (above->checkpoint) return StateKey{above->id, std::nullopt};
+    if (above->resident_children > 1) return std::nullopt;
   }
-  return std::nullopt;
+  return StateKey{fallback->node, fallback->tail};
 }
 
 void RadixTree::weigh_below(const Node& top) {

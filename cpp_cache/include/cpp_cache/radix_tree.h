@@ -117,7 +117,7 @@ class RadixTree {
   bool lists(const Node& node, const Tail& tail) const;
   // What the loss of the state would cost and free, for a policy that learns.
   Worth worth(const Node& node, const Checkpoint& state, bool is_tail) const;
-  std::int64_t state_above(const Node& node) const;
+  std::optional<StateRef> state_above(const Node& node) const;
   std::int64_t pages_alone(const Node& node) const;
   std::optional<StateKey> heir_of(const Node& node, bool is_tail) const;
   // Lists the nearest states below again, whose worth a change here altered.
