@@ -192,7 +192,10 @@ std::int64_t HybridTree::note_use(const Found& found, const Plan& plan) {
     turns = std::max(turns, policy.turns(key));
   };
   if (plan.source) use(*plan.source);
-  if (found.lost) use(*found.lost);
+  if (found.lost) {
+    use(*found.lost);
+    policy.superseded({found.lost->node, found.lost->tail});
+  }
   return turns;
 }
 
