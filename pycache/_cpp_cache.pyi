@@ -289,6 +289,10 @@ class HybridTree:
         """The writer is fenced: the ids are free."""
 
     # maintenance
+    def drain_moves(self) -> list[tuple[int, int]]:
+        """Pages (from, to) whose KV the tree moved to empty a slab, in order. Copy them at once
+        after lease(), lease_receive(), extend() and take_checkpoint_slot(), before anything is
+        written to the ids that the call handed out. A page under a lease is never moved."""
     def advance_to(self, now_ms: int) -> None:
         """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
         is never told lets a second pass with every request."""

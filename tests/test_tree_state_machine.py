@@ -137,6 +137,7 @@ class TreeMachine(RuleBasedStateMachine):
             self.refused()
             return None
         self.requests += 1
+        self.oracle.follow_moves(self.tree)
         assert lease.cached_tokens in (0, usable)
         held = self.oracle.leased(lease, salt, prompt, lease.cached_tokens)
         if lease.cached_tokens < usable:
@@ -164,6 +165,7 @@ class TreeMachine(RuleBasedStateMachine):
         if lease is None:
             self.refused()
             return
+        self.oracle.follow_moves(self.tree)
         assert lease.cached_tokens in (0, cached)
         assert lease.cow_source_slot is None and lease.tail_copy is None
         self.oracle.leases.append(

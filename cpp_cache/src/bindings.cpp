@@ -317,6 +317,12 @@ void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
           },
           "lease"_a)
       .def("advance_to", &HybridTree::advance_to, "now_ms"_a)
+      .def("drain_moves",
+           [](HybridTree& self) {
+             std::vector<std::pair<std::int32_t, std::int32_t>> out;
+             for (const auto& [from, to] : self.drain_moves()) out.emplace_back(raw(from), raw(to));
+             return out;
+           })
       .def("flush", &HybridTree::flush);
 }
 

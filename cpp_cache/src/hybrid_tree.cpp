@@ -156,6 +156,7 @@ bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
   if (allocator_.fits(pages, slots)) return true;
   if (!reclaimable(pages, slots)) return false;
   while (!allocator_.fits(pages, slots)) {
+    if (slots > allocator_.slabs_free() && empty_a_slab()) continue;
     const auto item = tree_.victim();
     if (!item) throw IntegrityError("invariant 3: room was counted that no eviction can make");
     evict(*item);

@@ -39,7 +39,10 @@ void erase_child(Node& parent, NodeId child) {
 }  // namespace
 
 RadixTree::RadixTree(std::unique_ptr<EvictionPolicy> policy, const TreeConfig& shape)
-    : shape_(shape), policy_(std::move(policy)), ghosts_(shape.max_ghost_nodes) {}
+    : shape_(shape),
+      policy_(std::move(policy)),
+      ghosts_(shape.max_ghost_nodes),
+      homes_(static_cast<std::size_t>(shape.slabs * shape.pages_per_slab)) {}
 
 bool RadixTree::alive(NodeId id, std::uint64_t serial) const {
   const auto& slot = nodes_[static_cast<std::size_t>(raw(id))];
@@ -114,6 +117,7 @@ NodeId RadixTree::add_child(NodeId parent_id, Tokens run, std::vector<PageId> pa
   list(parent);
   ++resident_nodes_;
   pages_ += static_cast<std::int64_t>(child.pages.size());
+  settle_pages(child);
   list(child);
   if (parent.resident_children == 2) weigh_below(parent);
   return child.id;
@@ -133,6 +137,7 @@ void RadixTree::grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, 
   node.last_use = now;
   pages_ += static_cast<std::int64_t>(pages.size());
   if (node.is_protected()) protected_pages_ += static_cast<std::int64_t>(pages.size());
+  for (const PageId page : pages) homes_[dense(page)] = leaf;
   list(node);
 }
 
@@ -153,6 +158,7 @@ NodeId RadixTree::split(NodeId id, std::int64_t depth) {
     upper.pages.assign(lower.pages.begin(), lower.pages.begin() + pages);
     lower.pages.erase(lower.pages.begin(), lower.pages.begin() + pages);
     upper.resident_children = 1;
+    settle_pages(upper);
     ++resident_nodes_;
   } else {
     upper.ghost_since = lower.ghost_since;
@@ -179,6 +185,7 @@ void RadixTree::revive(NodeId ghost, std::vector<PageId> pages, Tick now) {
   node.last_use = now;
   ++resident_nodes_;
   pages_ += static_cast<std::int64_t>(node.pages.size());
+  settle_pages(node);
   list(node);
   if (parent.resident_children == 2) weigh_below(parent);
 }

@@ -59,6 +59,7 @@ TailId RadixTree::attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot
       tail, {tokens.begin(), tokens.end()}, page, Checkpoint{slot, birth.kind, boundary, now}});
   ++states_;
   ++pages_;
+  homes_[dense(page)] = id;
   list(node);
   weigh_below(node);
   return tail;

@@ -119,6 +119,31 @@ SlotId SlabAllocator::take_slot() {
   return static_cast<SlotId>(slab);
 }
 
+std::vector<std::int64_t> SlabAllocator::slabs_to_empty() const {
+  const std::int64_t gaps = page_counts().free - slabs_free() * config_.pages_per_slab;
+  if (gaps < config_.pages_per_slab) return {};
+  std::vector<std::int64_t> slabs(part_slabs_.begin(), part_slabs_.end());
+  std::ranges::stable_sort(
+      slabs, {}, [this](std::int64_t slab) { return page_count_[static_cast<std::size_t>(slab)]; });
+  return slabs;
+}
+
+std::vector<PageId> SlabAllocator::pages_in(std::int64_t slab) const {
+  std::vector<PageId> pages;
+  for (std::int64_t k = 0; k < config_.pages_per_slab; ++k) {
+    if (owner(page_id(slab, k)) != Owner::kFree) pages.push_back(page_id(slab, k));
+  }
+  return pages;
+}
+
+PageId SlabAllocator::take_page_outside(std::int64_t slab) {
+  auto other = part_slabs_.begin();
+  if (*other == slab) ++other;
+  std::vector<PageId> taken;
+  take_from_slab(*other, 1, taken);
+  return taken.front();
+}
+
 void SlabAllocator::hand_over(PageId page, Owner from, Owner to) {
   Owner& owner = page_owner_[dense(page)];
   if (owner != from) broken("page " + std::to_string(raw(page)) + " has another owner");

@@ -45,6 +45,12 @@ struct LeaseTerms {
   std::optional<CursorId> cursor;
 };
 
+// The KV of `from` now belongs at `to`.
+struct PageMove {
+  PageId from;
+  PageId to;
+};
+
 // Owns allocator, radix tree, leases, cursors and quarantines, and joins them. Knows ids, never
 // memory. Every method throws InvalidArgument on an id that is not alive; nothing has changed when
 // one throws.
@@ -91,6 +97,10 @@ class HybridTree {
   QuarantineId quarantine(LeaseId id);
   void free_quarantined(QuarantineId id);
 
+  // Moves decided since the last call, in order: to be copied before anything is written to an id
+  // that the call which decided them handed out.
+  std::vector<PageMove> drain_moves();
+
   // Evicts all that is unpinned and forgets every ghost. Returns nodes dropped.
   std::int64_t flush();
 
@@ -132,6 +142,8 @@ class HybridTree {
   // Evicts until it fits; false, with nothing evicted, where it cannot.
   bool make_room(std::int64_t pages, std::int64_t slots);
   void evict(const EvictionItem& item);
+  // Moves the pages of one slab into gaps of others; false where no slab can be emptied so.
+  bool empty_a_slab();
 
   NodeId insert_path(Lease& lease, std::int64_t end);
   NodeId split(NodeId id, std::int64_t depth);
@@ -154,6 +166,7 @@ class HybridTree {
   LeaseBook leases_;
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;
+  std::vector<PageMove> moves_;
   Tick clock_ = 0;
   std::int64_t now_ms_ = 0;
   bool told_time_ = false;

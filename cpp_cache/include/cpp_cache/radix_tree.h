@@ -82,6 +82,11 @@ class RadixTree {
   void pin_state(const StateRef& ref);
   void unpin_state(const StateRef& ref);
 
+  // Moving: the same KV under another id. A page under a lease stays where it is.
+  bool movable(PageId page) const;
+  // REQUIRES: movable(from).
+  void move_page(PageId from, PageId to);
+
   // Eviction.
   std::optional<EvictionItem> victim() const { return policy_->victim(); }
   Freed evict(const EvictionItem& item, Tick now);
@@ -122,6 +127,8 @@ class RadixTree {
   std::optional<StateKey> heir_of(const Node& node, bool is_tail) const;
   // Lists the nearest states below again, whose worth a change here altered.
   void weigh_below(const Node& node);
+  std::size_t dense(PageId page) const;
+  void settle_pages(const Node& node);
   void check_node(const Node& node, Tick now) const;
 
   TreeConfig shape_;
@@ -129,6 +136,7 @@ class RadixTree {
   GhostList ghosts_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<NodeId> spare_ids_;
+  std::vector<NodeId> homes_;  // by dense page: where a page of the tree stands
   std::map<std::string, NodeId, std::less<>> roots_;
   std::uint64_t next_serial_ = 1;
   std::int64_t next_tail_ = 1;

@@ -35,6 +35,14 @@ class SlabAllocator {
   // REQUIRES: fits(0, 1). ENSURES: its owner is kWorking.
   SlotId take_slot();
 
+  // Part-used page slabs, fewest pages first, where the free pages of all of them could hold those
+  // of one; else none.
+  std::vector<std::int64_t> slabs_to_empty() const;
+  // Pages of the slab that are not free.
+  std::vector<PageId> pages_in(std::int64_t slab) const;
+  // A free page of another part-used slab. ENSURES: its owner is kWorking.
+  PageId take_page_outside(std::int64_t slab);
+
   // Throws IntegrityError where the id is not `from`'s. REQUIRES: neither is kFree.
   void hand_over(PageId page, Owner from, Owner to);
   void hand_over(SlotId slot, Owner from, Owner to);
