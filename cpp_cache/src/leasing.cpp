@@ -186,16 +186,17 @@ std::int64_t HybridTree::note_use(const Found& found, const Plan& plan) {
   EvictionPolicy& policy = tree_.policy();
   if (!policy.learns()) return 0;
   std::int64_t turns = 0;
-  const auto use = [&](const StateRef& ref) {
-    const StateKey key{ref.node, ref.tail};
+  const auto use = [&](const StateKey& key) {
     policy.used(key);
     turns = std::max(turns, policy.turns(key));
   };
-  if (plan.source) use(*plan.source);
-  if (found.lost) {
-    use(*found.lost);
-    policy.superseded({found.lost->node, found.lost->tail});
-  }
+  const auto key_of = [](const StateRef& ref) { return StateKey{ref.node, ref.tail}; };
+  if (plan.source) use(key_of(*plan.source));
+  if (!found.lost) return turns;
+  const StateKey lost = policy.waiting_for(key_of(*found.lost));
+  if (plan.source && lost == key_of(*plan.source)) return turns;
+  use(lost);
+  policy.superseded(lost);
   return turns;
 }
 

@@ -112,6 +112,7 @@ void ValuePolicy::advance(std::int64_t now_ms) {
 
 void ValuePolicy::born(const StateKey& key, const Birth& birth) {
   ++events_;
+  heirs_.erase(key);
   const auto found = lives_.find(key);
   if (found == lives_.end()) {
     life_of(key, birth);
@@ -172,9 +173,22 @@ void ValuePolicy::inherited(const StateKey& dropped, const StateKey& heir) {
   life.traits.boundary = boundary;
   life.since_ms = from->second.since_ms;
   start_risk(heir, life);
+  // One wait for one request is counted once.
+  end_risk(from->second);
+  lives_.erase(from);
+  heirs_.insert_or_assign(dropped, heir);
+}
+
+StateKey ValuePolicy::waiting_for(const StateKey& key) const {
+  StateKey waiting = key;
+  for (auto next = heirs_.find(key); next != heirs_.end(); next = heirs_.find(waiting)) {
+    waiting = next->second;
+  }
+  return waiting;
 }
 
 void ValuePolicy::forgotten(const StateKey& key) {
+  heirs_.erase(key);
   const auto found = lives_.find(key);
   if (found == lives_.end()) return;
   end_risk(found->second);

@@ -72,6 +72,8 @@ class EvictionPolicy {
   virtual void hinted(const StateKey& /*key*/, TurnHint /*hint*/) {}
   // The path of a dropped state now ends at `heir`, which waits for the same request.
   virtual void inherited(const StateKey& /*dropped*/, const StateKey& /*heir*/) {}
+  // The state that stands in for a dropped one after inherited(); else the key itself.
+  virtual StateKey waiting_for(const StateKey& key) const { return key; }
   virtual void forgotten(const StateKey& /*key*/) {}
   // Requests in its conversation so far; 0 where unknown.
   virtual std::int64_t turns(const StateKey& /*key*/) const { return 0; }

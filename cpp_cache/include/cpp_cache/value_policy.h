@@ -39,6 +39,7 @@ class ValuePolicy final : public EvictionPolicy {
   void inherited(const StateKey& dropped, const StateKey& heir) override;
   void forgotten(const StateKey& key) override;
   std::int64_t turns(const StateKey& key) const override;
+  StateKey waiting_for(const StateKey& key) const override;
 
   // Keeps what was learnt; the next victim follows the new index.
   void choose(ValueIndex index) { index_ = index; }
@@ -76,6 +77,7 @@ class ValuePolicy final : public EvictionPolicy {
   LruPolicy recency_;  // of every item, so that worthless KV goes by age
   std::int64_t worthless_ = 0;
   Lives lives_;
+  std::map<StateKey, StateKey> heirs_;  // of states without a life of their own
   std::map<std::pair<std::int32_t, std::int32_t>, Heads> shelves_;  // by (group, bucket)
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
   std::int64_t now_ms_ = 0;
