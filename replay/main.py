@@ -7,7 +7,7 @@ from pathlib import Path
 from ..front.flags import FlagParser
 from ..pycache._cpp_cache import HybridTree, TreeConfig
 from ..pycache.layout import CacheLayout
-from .flops import PrefillFlops
+from ..model.prefill_cost import PrefillFlops
 from .models import PUBLISHED, load_model
 from .player import Player
 from .prompts import Prompts

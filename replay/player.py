@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..engine.checkpoints import plan_checkpoints
 from ..pycache._cpp_cache import CheckpointKind, HybridTree, ImpossibleRequest
-from .flops import PrefillFlops
+from ..model.prefill_cost import PrefillFlops
 from .prompts import Prompts
 from .trace import Trace, TraceRequest
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..model.config import DenseShape, ModelConfig
+from .config import DenseShape, ModelConfig
 
 
 @dataclass(frozen=True)
