@@ -199,6 +199,10 @@ class HybridTree:
     @property
     def config(self) -> TreeConfig: ...
 
+    @property
+    def policy(self) -> str:
+        """Who chooses victims now: under auto, lru or value, whichever does best."""
+
     # ask
     def match(
         self, tokens: NDArray[np.int32], salt: bytes = b"", cursor: int | None = None

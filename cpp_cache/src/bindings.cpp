@@ -316,6 +316,8 @@ void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
             self->release(lease_id(self, lease));
           },
           "lease"_a)
+      .def_property_readonly(
+          "policy", [](const HybridTree& self) { return std::string(name_of(self.policy())); })
       .def("advance_to", &HybridTree::advance_to, "now_ms"_a)
       .def("drain_moves",
            [](HybridTree& self) {

@@ -19,7 +19,21 @@ const TreeConfig& validated(const TreeConfig& config) {
 }  // namespace
 
 HybridTree::HybridTree(const TreeConfig& config)
-    : config_(validated(config)), allocator_(config), tree_(make_policy(config.policy), config) {}
+    : config_(validated(config)), allocator_(config), tree_(make_policy(config.policy), config) {
+  if (config.policy == PolicyKind::kAuto) trials_ = std::make_unique<PolicyTrials>(config);
+}
+
+PolicyKind HybridTree::policy() const { return trials_ ? trials_->best() : config_.policy; }
+
+void HybridTree::try_policies(const Lease& lease) {
+  if (!trials_ || lease.published.empty()) return;
+  Served served{
+      tree_.node(lease.root).salt, {}, lease.match.prompt_tokens, lease.published, now_ms_};
+  served.tokens = tree_.tokens_to({lease.standing.node, lease.first_kept});
+  served.tokens.insert(served.tokens.end(), lease.kept.begin(), lease.kept.end());
+  trials_->serve(served);
+  tree_.policy().follow(trials_->best());
+}
 
 void HybridTree::advance_to(std::int64_t now_ms) {
   told_time_ = true;
@@ -177,6 +191,7 @@ std::int64_t HybridTree::flush() {
   const std::int64_t before = tree_.resident_nodes();
   while (const auto item = tree_.victim()) evict(*item);
   tree_.forget_ghosts();
+  if (trials_) trials_->flush();
   return before - tree_.resident_nodes();
 }
 

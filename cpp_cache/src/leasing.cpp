@@ -255,6 +255,7 @@ void HybridTree::release(LeaseId id) {
   Lease& lease = live(id);
   if (lease.state == LeaseState::kGranted) working(id, "release");
   ++clock_;
+  try_policies(lease);
   for (std::size_t i = 0; i < lease.pages.size(); ++i) {
     if (lease.own[i]) allocator_.give_back(lease.pages[i], Owner::kWorking);
   }

@@ -54,6 +54,7 @@ void HybridTree::publish(LeaseId id, std::int64_t boundary, std::optional<SlotId
   if (slot) {
     if (tree_.node(node).depth > whole) node = split(node, whole);
     publish_state(lease, node, boundary, *slot, kind, hint);
+    if (trials_) lease.published.push_back({boundary, kind, hint});
   }
   if (whole >= lease.standing.depth) stand_at(lease, {node, whole});
   const auto count = static_cast<std::int64_t>(lease.pages.size());
@@ -179,13 +180,16 @@ void HybridTree::follow_up(Lease& lease, const StateRef& state, std::int64_t bou
     policy.superseded(key(*lease.latest_state));
   }
   lease.latest_state = state;
+  // Below half a slot's worth of tokens the slot saves less than the KV it displaces.
+  const std::int64_t few = config_.pages_per_slab * kPageTokens / 2;
+  if (boundary < few) tree_.put_on_probation(state);
   if (kind == CheckpointKind::kPromptEnd) lease.prompt_state = state;
   if (kind != CheckpointKind::kTurnEnd || !lease.prompt_state) return;
   if (hint != TurnHint::kUnknown) policy.hinted(key(*lease.prompt_state), hint);
   // Of a short answer's two ends either serves the next turn: its own end saves least.
   const Node& host = tree_.node(lease.prompt_state->node);
   if (!host.checkpoint || key(*lease.prompt_state) == key(state)) return;
-  const bool is_short = boundary - host.depth < config_.pages_per_slab * kPageTokens / 2;
+  const bool is_short = boundary - host.depth < few;
   tree_.put_on_probation(is_short ? state : *lease.prompt_state);
 }
 

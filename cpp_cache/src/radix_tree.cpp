@@ -85,6 +85,18 @@ std::vector<PageId> RadixTree::pages_to(Position end) const {
   return pages;
 }
 
+std::vector<Token> RadixTree::tokens_to(Position end) const {
+  std::vector<Token> tokens(static_cast<std::size_t>(end.depth));
+  std::int64_t depth = end.depth;
+  for (const Node* current = &node(cover(end.node, depth).node); depth > 0;
+       current = &node(*current->parent)) {
+    std::copy_n(current->tokens.begin(), depth - current->start(),
+                tokens.begin() + current->start());
+    depth = current->start();
+  }
+  return tokens;
+}
+
 NodeId RadixTree::open_root(std::string_view salt) {
   if (const auto existing = root(salt)) return *existing;
   Node& node = new_node();

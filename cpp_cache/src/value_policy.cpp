@@ -110,6 +110,12 @@ void ValuePolicy::advance(std::int64_t now_ms) {
   model_.learn(now_ms_);
 }
 
+void ValuePolicy::follow(PolicyKind kind) {
+  index_ = kind == PolicyKind::kLru      ? ValueIndex::kRecency
+           : kind == PolicyKind::kHazard ? ValueIndex::kHazard
+                                         : ValueIndex::kGittins;
+}
+
 void ValuePolicy::born(const StateKey& key, const Birth& birth) {
   ++events_;
   heirs_.erase(key);

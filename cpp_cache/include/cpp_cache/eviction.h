@@ -6,6 +6,7 @@
 
 #include "cpp_cache/ids.h"
 #include "cpp_cache/match.h"
+#include "cpp_cache/tree_config.h"
 
 namespace tasuki::cache {
 
@@ -62,6 +63,8 @@ class EvictionPolicy {
 
   // Whether the calls below and the worth of items matter to it.
   virtual bool learns() const { return false; }
+  // For one that can act as several.
+  virtual void follow(PolicyKind /*kind*/) {}
   // Time is injected and never runs back.
   virtual void advance(std::int64_t /*now_ms*/) {}
   virtual void born(const StateKey& /*key*/, const Birth& /*birth*/) {}

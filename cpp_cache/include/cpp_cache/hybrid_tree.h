@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,6 +31,7 @@
 
 #include "cpp_cache/lease.h"
 #include "cpp_cache/matcher.h"
+#include "cpp_cache/policy_trials.h"
 #include "cpp_cache/radix_tree.h"
 #include "cpp_cache/slab_allocator.h"
 #include "cpp_cache/stats.h"
@@ -65,6 +67,9 @@ class HybridTree {
   TreeStats stats() const;
   const Lease& lease_of(LeaseId id) const;
   void check_integrity() const;
+
+  // The policy that chooses victims now: of kAuto the one that does best.
+  PolicyKind policy() const;
 
   // The time, in milliseconds from any origin, for a policy that learns. Earlier times are ignored.
   // A tree that is never told lets a second pass with every request.
@@ -159,6 +164,8 @@ class HybridTree {
   void give_slot(Lease& lease, SlotId slot);
   bool holds_slot(const Lease& lease, SlotId slot) const;
   void end_lease(LeaseId id);
+  // Lets the trials serve what the lease served, and follows the policy that does best.
+  void try_policies(const Lease& lease);
 
   TreeConfig config_;
   SlabAllocator allocator_;
@@ -166,6 +173,7 @@ class HybridTree {
   LeaseBook leases_;
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;
+  std::unique_ptr<PolicyTrials> trials_;  // of PolicyKind::kAuto
   std::vector<PageMove> moves_;
   Tick clock_ = 0;
   std::int64_t now_ms_ = 0;

@@ -48,6 +48,8 @@ class RadixTree {
   // Pages from the root to `end`, in logical order. REQUIRES: end.depth is whole pages, all
   // resident.
   std::vector<PageId> pages_to(Position end) const;
+  // REQUIRES: end.depth is whole pages.
+  std::vector<Token> tokens_to(Position end) const;
   const Checkpoint& state(const StateRef& ref) const;
   const std::vector<std::unique_ptr<Node>>& nodes() const { return nodes_; }
   const std::map<std::string, NodeId, std::less<>>& roots() const { return roots_; }

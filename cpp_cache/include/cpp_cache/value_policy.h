@@ -41,9 +41,8 @@ class ValuePolicy final : public EvictionPolicy {
   std::int64_t turns(const StateKey& key) const override;
   StateKey waiting_for(const StateKey& key) const override;
 
-  // Keeps what was learnt; the next victim follows the new index.
-  void choose(ValueIndex index) { index_ = index; }
-  ValueIndex chosen() const { return index_; }
+  // Keeps what was learnt; the next victim follows the other index.
+  void follow(PolicyKind kind) override;
 
  private:
   struct Life {
