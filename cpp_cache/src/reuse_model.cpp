@@ -8,7 +8,7 @@ namespace tasuki::cache {
 
 namespace {
 
-constexpr double kWeight = 3;     // events that the wider group counts for
+constexpr double kWeight = 1;     // events that the wider group counts for
 constexpr double kFade = 0.9995;  // of all evidence at each learning
 
 double seconds_in(std::int32_t bucket) {

@@ -39,17 +39,22 @@ class PolicyTrials {
 
   void serve(const Served& served);
   void flush();
-  // The policy to follow: another takes over once it saved 2 % more prefill over the last requests.
+  // The policy to follow: another takes over once it saved 2 % more prefill over the last
+  // requests, and by more than luck.
   PolicyKind best() const { return best_; }
 
  private:
   struct Trial {
     PolicyKind policy;
     std::unique_ptr<HybridTree> tree;
-    double saved = 0;  // fades
+    // All fade: what it saved, its lead over the policy followed, and the squares of that.
+    double saved = 0;
+    double lead = 0;
+    double spread = 0;
+    double latest = 0;
   };
 
-  void serve(Trial& trial, const Served& served);
+  double serve(Trial& trial, const Served& served);
   void compare();
 
   double attention_cost_;
