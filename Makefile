@@ -50,3 +50,9 @@ $(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/pip install --progress-bar off -q --upgrade 'pip>=25.1'
 	$(BIN)/pip install --progress-bar off -q -c constraints.txt --group dev
 	@touch $@
+
+# Replays ../shared/traces, or TRACES=folder, under every policy: a table, JSON and a plot in docs/results.
+TRACES ?= ../shared/traces
+bench-traces: $(VENV)/dev-installed
+	$(BIN)/python bench/traces/run.py --traces $(TRACES) --out docs/results
+.PHONY: bench-traces

@@ -12,7 +12,8 @@ def keep_state(
 ) -> None:
     """Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
 
-    `hint` is what the end tells of the next turn (HybridTree.publish). The last sampled token was never forwarded and has no state. ENSURES: only release may follow.
+    `hint` is what the end tells of the next turn (HybridTree.publish). The last sampled token was
+    never forwarded and has no state. ENSURES: only release may follow.
     """
     lease = active.lease
     if active.computed == 0:

@@ -5,17 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..front.flags import FlagParser
-from ..pycache._cpp_cache import HybridTree, TreeConfig
-from ..pycache.layout import CacheLayout
-from ..model.prefill_cost import PrefillFlops
-from .models import PUBLISHED, load_model
-from .player import Player
-from .prompts import Prompts
+from .models import PUBLISHED
+from .replay import replay
 from .report import as_json, as_text
 from .trace import load_trace
 
-POLICIES = ("lru", "marconi", "value", "hazard", "auto")
-_GIB = 1 << 30
+POLICIES = ("lru", "value", "hazard", "auto")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,25 +25,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     values = parser.parse_args(argv)
 
-    config = load_model(values.model)
-    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
-    trace = load_trace(values.file, values.limit)
-    prompts = Prompts(trace)
-    flops = PrefillFlops.for_model(config)
-    tree = HybridTree(tree_config(layout, flops, values.gb, values.policy))
-    tally = Player(tree, flops).play(trace, prompts)
-    render = as_json if values.json else as_text
-    sys.stdout.write(render(trace, prompts, values.model, values.gb, values.policy, tally))
+    result = replay(load_trace(values.file, values.limit), values.model, values.gb, values.policy)
+    sys.stdout.write(as_json(result) if values.json else as_text(result))
     return 0
-
-
-def tree_config(layout: CacheLayout, flops: PrefillFlops, gib: float, policy: str) -> TreeConfig:
-    slabs = max(1, int(gib * _GIB) // layout.slab_bytes)
-    return TreeConfig(
-        slabs=slabs,
-        blocks_per_slab=layout.blocks_per_slab,
-        pages_per_slab=layout.pages_per_slab,
-        max_ghost_nodes=max(4096, 8 * slabs),
-        policy=policy,
-        attention_cost=flops.quadratic / flops.linear,
-    )

@@ -30,20 +30,15 @@ def outcome(
     }
 
 
-def as_json(
-    trace: Trace, prompts: Prompts, model: str, gib: float, policy: str, tally: Tally
-) -> str:
-    return json.dumps(outcome(trace, prompts, model, gib, policy, tally)) + "\n"
+def as_json(result: dict[str, Any]) -> str:
+    return json.dumps(result) + "\n"
 
 
-def as_text(
-    trace: Trace, prompts: Prompts, model: str, gib: float, policy: str, tally: Tally
-) -> str:
-    result = outcome(trace, prompts, model, gib, policy, tally)
+def as_text(result: dict[str, Any]) -> str:
     lines = [
-        f"{trace.name}  {model}  {gib:g} GB  policy {policy}",
-        f"  requests       {tally.requests}  ({tally.refused} refused, "
-        f"{prompts.recovered_answers} answers recovered)",
+        f"{result['trace']}  {result['model']}  {result['gb']:g} GB  policy {result['policy']}",
+        f"  requests       {result['requests']}  ({result['refused']} refused, "
+        f"{result['recovered_answers']} answers recovered)",
         f"  token_hit      {result['token_hit']:.4f}",
         f"  flops_saved    {result['flops_saved']:.4f}",
         f"  requests/s     {result['requests_per_second']:.0f}",
