@@ -198,7 +198,6 @@ class HybridTree:
     def __init__(self, config: TreeConfig) -> None: ...
     @property
     def config(self) -> TreeConfig: ...
-
     @property
     def policy(self) -> str:
         """Who chooses victims now: under auto, lru or value, whichever does best."""

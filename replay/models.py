@@ -1,11 +1,12 @@
 """The published shapes a trace can be replayed for, by name."""
 
 from pathlib import Path
+from typing import Any
 
 from ..model.config import ModelConfig
 from .errors import ReplayError
 
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "head_dim": 256,
     "linear_num_key_heads": 16,
     "linear_key_head_dim": 128,
@@ -21,7 +22,7 @@ _COMMON = {
 }
 _DENSE = _COMMON | {"model_type": "qwen3_5_text"}
 _MOE = _COMMON | {"model_type": "qwen3_5_moe_text", "num_key_value_heads": 2}
-PUBLISHED = {
+PUBLISHED: dict[str, dict[str, Any]] = {
     "9b": _DENSE
     | {
         "hidden_size": 4096,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.checkpoints import plan_checkpoints
-from ..pycache._cpp_cache import CheckpointKind, HybridTree, ImpossibleRequest
 from ..model.prefill_cost import PrefillFlops
+from ..pycache._cpp_cache import CheckpointKind, HybridTree, ImpossibleRequest
 from .prompts import Prompts
 from .trace import Trace, TraceRequest
 

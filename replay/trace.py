@@ -47,7 +47,7 @@ class Trace:
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
     """Read a .jsonl, .jsonl.gz or .jsonl.zst file. Raises ReplayError naming the line."""
-    requests = []
+    requests: list[TraceRequest] = []
     try:
         with _lines(path) as lines:
             for number, line in enumerate(lines, start=1):
@@ -95,7 +95,7 @@ def _request(line: str, where: str) -> TraceRequest:
             conversation=None if session is None else (session, row.get("agent", 0)),
             stop=row.get("stop") or "",
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ReplayError(f"{where}: is no request of a trace ({error!r})") from error
     if request.prompt_tokens < 1 or request.answer_tokens < 0 or not len(request.block_ids):
         raise ReplayError(f"{where}: a request needs prompt tokens and their block ids")
