@@ -213,6 +213,9 @@ class HybridTree:
     def capacity_tokens(self, working_slots: int) -> int:
         """Most tokens one request can ever hold beside that many working slots."""
     def stats(self) -> TreeStats: ...
+    @property
+    def room_version(self) -> int:
+        """While it stands still, a lease that was refused would be refused again."""
     def check_integrity(self) -> None: ...
 
     # sessions

@@ -71,6 +71,11 @@ class HybridPrefixCache:
     ) -> Match:
         return self._tree.match(tokens, salt, cursor)
 
+    @property
+    def room_version(self) -> int:
+        """While it stands still, a lease that was refused would be refused again."""
+        return self._tree.room_version
+
     def capacity_tokens(self, working_slots: int) -> int:
         return self._tree.capacity_tokens(working_slots)
 

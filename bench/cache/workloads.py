@@ -1,4 +1,4 @@
-"""The work that every cache is given, as token arrays. Sizes are those of the table in docs/cache.md.
+"""The work that every cache is given, as token arrays.
 
 Every backend answers with one flat dict {row: number}; rows of one name mean the same work.
 """

@@ -28,7 +28,7 @@ PolicyKind HybridTree::policy() const { return trials_ ? trials_->best() : confi
 void HybridTree::try_policies(const Lease& lease) {
   if (!trials_ || lease.published.empty()) return;
   Served served{
-      tree_.node(lease.root).salt, {}, lease.match.prompt_tokens, lease.published, now_ms_};
+      *tree_.node(lease.root).salt, {}, lease.match.prompt_tokens, lease.published, now_ms_};
   served.tokens = tree_.tokens_to({lease.standing.node, lease.first_kept});
   served.tokens.insert(served.tokens.end(), lease.kept.begin(), lease.kept.end());
   trials_->serve(served);
@@ -180,6 +180,7 @@ bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
 
 void HybridTree::evict(const EvictionItem& item) {
   const Freed freed = tree_.evict(item, clock_);
+  ++room_version_;
   for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
   for (const SlotId slot : freed.slots) allocator_.give_back(slot, Owner::kTree);
   evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());

@@ -192,7 +192,7 @@ void RadixTree::check(Tick now) const {
       require(policy_->contains(*item), 3, name(node) + " could be evicted but is not listed");
     }
     if (node.is_root()) {
-      require(roots_.contains(node.salt) && roots_.find(node.salt)->second == node.id, 2,
+      require(roots_.contains(*node.salt) && roots_.find(*node.salt)->second == node.id, 2,
               name(node) + " is a root that no salt leads to");
     }
   }

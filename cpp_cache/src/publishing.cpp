@@ -45,6 +45,7 @@ void HybridTree::publish(LeaseId id, std::int64_t boundary, std::optional<SlotId
                           " is neither a working nor a destination slot of the lease");
   }
   ++clock_;
+  ++room_version_;
   NodeId node = lease.root;
   if (whole > lease.standing.depth) {
     node = insert_path(lease, whole);
@@ -111,7 +112,8 @@ NodeId HybridTree::insert_path(Lease& lease, std::int64_t end) {
 NodeId HybridTree::split(NodeId id, std::int64_t depth) {
   const NodeId upper = tree_.split(id, depth);
   // A lease that stands above the cut moves up, so that matches which end there still meet it.
-  const std::vector<LeaseId> lessees = tree_.node(id).lessees;
+  const auto& standing = tree_.node(id).lessees;
+  const std::vector<LeaseId> lessees(standing.begin(), standing.end());
   for (const LeaseId lessee : lessees) {
     Lease& lease = live(lessee);
     if (lease.standing.depth > depth) continue;

@@ -9,12 +9,19 @@ namespace tasuki::cache {
 
 namespace {
 
-// FNV-1a over words, finished so that low bits depend on all tokens.
+// FNV-1a over words in four lanes that do not wait for each other, finished so that low bits depend
+// on all tokens.
 std::uint64_t page_hash(Tokens page) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const Token token : page) {
-    hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x100000001b3ULL;
+  constexpr std::uint64_t kPrime = 0x100000001b3ULL;
+  std::uint64_t lanes[4] = {0xcbf29ce484222325ULL, 0x84222325cbf29ce4ULL, 0x9ce484222325cbf2ULL,
+                            0x2325cbf29ce48422ULL};
+  for (std::size_t i = 0; i + 4 <= page.size(); i += 4) {
+    for (std::size_t lane = 0; lane < 4; ++lane) {
+      lanes[lane] = (lanes[lane] ^ static_cast<std::uint32_t>(page[i + lane])) * kPrime;
+    }
   }
+  std::uint64_t hash = 0;
+  for (const std::uint64_t lane : lanes) hash = (hash ^ lane ^ (lane >> 32)) * kPrime;
   return hash ^ (hash >> 32);
 }
 
@@ -33,7 +40,7 @@ void insert_child(Node& parent, const Node& child) {
 }
 
 void erase_child(Node& parent, NodeId child) {
-  std::erase_if(parent.children, [child](const ChildEntry& entry) { return entry.node == child; });
+  parent.children.erase_if([child](const ChildEntry& entry) { return entry.node == child; });
 }
 
 }  // namespace
@@ -73,8 +80,10 @@ Position RadixTree::cover(NodeId id, std::int64_t depth) const {
   return {current->id, depth};
 }
 
-std::vector<PageId> RadixTree::pages_to(Position end) const {
-  std::vector<PageId> pages(static_cast<std::size_t>(end.depth / kPageTokens));
+std::vector<PageId> RadixTree::pages_to(Position end, std::int64_t spare) const {
+  std::vector<PageId> pages;
+  pages.reserve(static_cast<std::size_t>(end.depth / kPageTokens + spare));
+  pages.resize(static_cast<std::size_t>(end.depth / kPageTokens));
   std::int64_t depth = end.depth;
   for (const Node* current = &node(cover(end.node, depth).node); depth > 0;
        current = &node(*current->parent)) {
@@ -100,7 +109,7 @@ std::vector<Token> RadixTree::tokens_to(Position end) const {
 NodeId RadixTree::open_root(std::string_view salt) {
   if (const auto existing = root(salt)) return *existing;
   Node& node = new_node();
-  node.salt = salt;
+  node.salt = std::make_unique<const std::string>(salt);
   node.depth = 0;
   node.resident = true;
   roots_.emplace(std::string(salt), node.id);
@@ -110,7 +119,7 @@ NodeId RadixTree::open_root(std::string_view salt) {
 void RadixTree::close_root_if_bare(NodeId id) {
   const Node& root = node(id);
   if (!root.children.empty() || !root.tails.empty() || !root.lessees.empty()) return;
-  roots_.erase(root.salt);
+  roots_.erase(*root.salt);
   drop_node(id);
 }
 
@@ -234,7 +243,7 @@ void RadixTree::forget(const Ghost& ghost) {
     const auto tokens = static_cast<std::int64_t>(tail_at(host, *ghost.tail).tokens.size());
     ghosts_.remove(ghost, tokens);
     policy_->forgotten({ghost.node, ghost.tail});
-    std::erase_if(host.tails, [&](const Tail& tail) { return tail.id == *ghost.tail; });
+    host.tails.erase_if([&](const Tail& tail) { return tail.id == *ghost.tail; });
     parent = host.id;
   } else {
     forget_subtree(top);

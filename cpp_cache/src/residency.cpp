@@ -46,7 +46,7 @@ TailId RadixTree::attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot
                               const Birth& birth, Tick now) {
   Node& node = at(id);
   withdraw(node);
-  std::erase_if(node.tails, [&](const Tail& tail) {
+  node.tails.erase_if([&](const Tail& tail) {
     if (tail.resident() || !std::ranges::equal(tail.tokens, tokens)) return false;
     ghosts_.remove({tail.ghost_since, id, tail.id}, static_cast<std::int64_t>(tokens.size()));
     policy_->forgotten({id, tail.id});

@@ -65,6 +65,9 @@ class HybridTree {
   Match match(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const;
   std::int64_t capacity_tokens(std::int64_t working_slots) const;
   TreeStats stats() const;
+  // Changes whenever a lease that was refused might no longer be: something was published, released
+  // or evicted. While it stands still a retry would only repeat the refusal.
+  std::uint64_t room_version() const { return room_version_; }
   const Lease& lease_of(LeaseId id) const;
   void check_integrity() const;
 
@@ -176,6 +179,7 @@ class HybridTree {
   std::unique_ptr<PolicyTrials> trials_;  // of PolicyKind::kAuto
   std::vector<PageMove> moves_;
   Tick clock_ = 0;
+  std::uint64_t room_version_ = 0;
   std::int64_t now_ms_ = 0;
   bool told_time_ = false;
   std::int64_t next_lease_ = 1;

@@ -47,7 +47,8 @@ class RadixTree {
   Position cover(NodeId at, std::int64_t depth) const;
   // Pages from the root to `end`, in logical order. REQUIRES: end.depth is whole pages, all
   // resident.
-  std::vector<PageId> pages_to(Position end) const;
+  // Has room for `spare` more.
+  std::vector<PageId> pages_to(Position end, std::int64_t spare = 0) const;
   // REQUIRES: end.depth is whole pages.
   std::vector<Token> tokens_to(Position end) const;
   const Checkpoint& state(const StateRef& ref) const;
