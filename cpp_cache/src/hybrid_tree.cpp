@@ -123,8 +123,16 @@ CursorId HybridTree::fork_cursor(CursorId cursor) {
 }
 
 void HybridTree::close_cursor(CursorId cursor) {
-  cursor_of(cursor);
+  const Cursor closed = cursor_of(cursor);
   cursors_.erase(cursor);
+  if (!closed.end || !tree_.alive(closed.end->node, closed.end_serial)) return;
+  // A fork that has not gone on yet still waits at the same end.
+  const bool shared = std::ranges::any_of(cursors_, [&](const auto& entry) {
+    const Cursor& other = entry.second;
+    return other.end && other.end_serial == closed.end_serial &&
+           other.end->tail == closed.end->tail;
+  });
+  if (!shared) tree_.expect_no_use(*closed.end);
 }
 
 HybridTree::Cursor& HybridTree::cursor_of(CursorId id) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kFade = 0.999;  // a request: the last thousand decide
 constexpr double kLead = 1.02;
-constexpr double kSigmas = 2;    // by chance alone a lead this wide is rare
+constexpr double kSigmas = 2;  // by chance alone a lead this wide is rare
 constexpr std::int64_t kRequestsToCompare = 64;
 
 }  // namespace

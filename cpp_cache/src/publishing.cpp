@@ -182,6 +182,13 @@ void HybridTree::follow_up(Lease& lease, const StateRef& state, std::int64_t bou
     policy.superseded(key(*lease.latest_state));
   }
   lease.latest_state = state;
+  if (lease.cursor && kind == CheckpointKind::kTurnEnd) {
+    const auto cursor = cursors_.find(*lease.cursor);
+    if (cursor != cursors_.end()) {
+      cursor->second.end = state;
+      cursor->second.end_serial = tree_.node(state.node).serial;
+    }
+  }
   // Below half a slot's worth of tokens the slot saves less than the KV it displaces.
   const std::int64_t few = config_.pages_per_slab * kPageTokens / 2;
   if (boundary < few) tree_.put_on_probation(state);

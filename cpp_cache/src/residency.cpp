@@ -80,6 +80,14 @@ void RadixTree::put_on_probation(const StateRef& ref) {
   list(node);
 }
 
+void RadixTree::expect_no_use(const StateRef& ref) {
+  const Node& host = node(ref.node);
+  const Tail* tail = ref.tail ? host.find_tail(*ref.tail) : nullptr;
+  if (ref.tail ? tail == nullptr || !tail->resident() : !host.checkpoint.has_value()) return;
+  policy_->ended({ref.node, ref.tail});
+  put_on_probation(ref);
+}
+
 void RadixTree::pin(NodeId id, LeaseId lease, Tick now) {
   Node& node = at(id);
   withdraw(node);

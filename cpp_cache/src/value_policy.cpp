@@ -57,7 +57,8 @@ void ValuePolicy::add(const EvictionItem& item, const Worth& worth) {
   const StateKey key = key_of(item);
   Life& life = life_of(key, {});
   life.listed = item;
-  life.density = worth.gain / static_cast<double>(std::max<std::int64_t>(worth.pages, 1));
+  life.density =
+      life.ended ? 0 : worth.gain / static_cast<double>(std::max<std::int64_t>(worth.pages, 1));
   list(key, life);
 }
 
@@ -143,7 +144,14 @@ void ValuePolicy::used(const StateKey& key) {
   end_risk(life);
   ++life.traits.turns;
   life.since_ms = now_ms_;
+  life.ended = false;
   start_risk(key, life);
+}
+
+void ValuePolicy::ended(const StateKey& key) {
+  const auto found = lives_.find(key);
+  // Its place among the listed follows when the tree lists it again.
+  if (found != lives_.end()) found->second.ended = true;
 }
 
 void ValuePolicy::superseded(const StateKey& key) {

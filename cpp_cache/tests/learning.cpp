@@ -212,3 +212,36 @@ TEST_CASE("A page under a lease is never moved: its slab is left, another emptie
   if (lease) tree.release(*lease);
   for (const LeaseId holder : holders) tree.release(holder);
 }
+
+TEST_CASE("A closed session's end goes first; an open fork of it keeps its worth") {
+  for (const PolicyKind policy : {PolicyKind::kLru, PolicyKind::kValue}) {
+    TreeConfig config = small_arena(6);
+    config.policy = policy;
+    HybridTree tree(config);
+    const auto turn = [&](Token page, CursorId cursor) {
+      const auto tokens = prompt({page, page}, 0);
+      const LeaseId lease = tree.lease(tokens, "", {128, 1, 0, cursor}).value();
+      tree.publish(lease, 128, tree.lease_of(lease).working_slots.front(),
+                   CheckpointKind::kTurnEnd);
+      tree.release(lease);
+    };
+    const CursorId oldest = tree.open_cursor("");
+    const CursorId kept = tree.open_cursor("");
+    const CursorId closed = tree.open_cursor("");
+    turn(1, oldest);
+    turn(2, kept);
+    turn(3, closed);
+    const CursorId fork = tree.fork_cursor(kept);
+    tree.close_cursor(kept);
+    tree.close_cursor(closed);
+    serve(tree, prompt({4, 4}, 0), 128);
+    const auto usable = [&](Token page) {
+      return tree.match(prompt({page, page}), "", std::nullopt).usable_tokens;
+    };
+    CHECK(usable(3) == 0);
+    CHECK(usable(2) == 128);
+    CHECK(usable(1) == 128);
+    tree.close_cursor(fork);
+    tree.check_integrity();
+  }
+}

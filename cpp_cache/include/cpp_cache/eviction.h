@@ -72,6 +72,8 @@ class EvictionPolicy {
   virtual void used(const StateKey& /*key*/) {}
   // The same path got a deeper state.
   virtual void superseded(const StateKey& /*key*/) {}
+  // Its conversation was closed: no use is expected.
+  virtual void ended(const StateKey& /*key*/) {}
   virtual void hinted(const StateKey& /*key*/, TurnHint /*hint*/) {}
   // The path of a dropped state now ends at `heir`, which waits for the same request.
   virtual void inherited(const StateKey& /*dropped*/, const StateKey& /*heir*/) {}

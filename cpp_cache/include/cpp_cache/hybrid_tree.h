@@ -116,7 +116,9 @@ class HybridTree {
   struct Cursor {
     std::string salt;
     std::optional<Position> place{};
-    std::uint64_t serial = 0;  // of place's node
+    std::uint64_t serial = 0;       // of place's node
+    std::optional<StateRef> end{};  // where its latest turn ended
+    std::uint64_t end_serial = 0;   // of end's node
   };
   struct Quarantine {
     std::vector<PageId> pages;

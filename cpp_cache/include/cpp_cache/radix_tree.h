@@ -75,6 +75,8 @@ class RadixTree {
   void touch(const StateRef& ref, Tick now);
   // A neighbour serves nearly as well: it goes first until a request uses it.
   void put_on_probation(const StateRef& ref);
+  // As far as is known no request will use it. Ignores a state that is gone.
+  void expect_no_use(const StateRef& ref);
   // For the policy: time, lives of states (ghosts too) and what they tell of a conversation.
   EvictionPolicy& policy() { return *policy_; }
 

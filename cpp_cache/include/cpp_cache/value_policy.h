@@ -35,6 +35,7 @@ class ValuePolicy final : public EvictionPolicy {
   void born(const StateKey& key, const Birth& birth) override;
   void used(const StateKey& key) override;
   void superseded(const StateKey& key) override;
+  void ended(const StateKey& key) override;
   void hinted(const StateKey& key, TurnHint hint) override;
   void inherited(const StateKey& dropped, const StateKey& heir) override;
   void forgotten(const StateKey& key) override;
@@ -54,6 +55,7 @@ class ValuePolicy final : public EvictionPolicy {
     std::uint64_t version;  // tells a stale due date
     std::optional<EvictionItem> listed{};
     double density = 0;  // gain a page freed
+    bool ended = false;  // worth nothing until it is used after all
   };
   using Lives = std::map<StateKey, Life>;
   struct Due {
