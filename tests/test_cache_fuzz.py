@@ -1,4 +1,4 @@
-"""A short run of the fuzzer on the binding's inputs, and the cases that it was asked for by name."""
+"""A short run of the fuzzer on the binding's inputs, and the cases asked for by name."""
 
 import sys
 from pathlib import Path
