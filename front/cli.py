@@ -17,7 +17,7 @@ COMMANDS = {
     "serve": ("front.serve", "one process that prefills and decodes"),
     "prefill": ("prefill_node.main", "a prefill daemon"),
     "decode": ("decode_node.main", "a decode daemon, the front door of a pair"),
-    "replay-trace": ("replay.main", "hit rate of the cache on a trace, and why the rest was missed"),
+    "replay-trace": ("replay.main", "hit rate of the cache on a trace, and its misses by cause"),
 }
 
 
