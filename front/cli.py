@@ -58,8 +58,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _help() -> str:
-    rows = [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
-    rows.append(f"  {'version':<10}the installed version")
+    rows = [f"  {name:<14}{text}" for name, (_, text) in COMMANDS.items()]
+    rows.append(f"  {'version':<14}the installed version")
     return "\n".join(["usage: tasuki COMMAND [FLAGS] (COMMAND --help lists them)", "", *rows])
 
 
