@@ -4,13 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cpp_cache/include/*.h cpp_cache/include/*/*.h cpp_cache/src/*.cpp cpp_cache/src/*.h)
 
-.PHONY: demo test lint format types stubs clean
+.PHONY: demo test bench-cache fuzz-cache lint format types stubs clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
 
 test: $(VENV)/dev-installed
 	$(BIN)/python -m pytest
+
+# Peers live in environments of their own under build/peers/.
+bench-cache: $(VENV)/installed
+	$(BIN)/python bench/cache/main.py $(BENCH_ARGS)
+
+fuzz-cache: $(VENV)/dev-installed
+	$(BIN)/python bench/cache/fuzz.py $(FUZZ_ARGS)
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
@@ -50,3 +57,9 @@ $(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/pip install --progress-bar off -q --upgrade 'pip>=25.1'
 	$(BIN)/pip install --progress-bar off -q -c constraints.txt --group dev
 	@touch $@
+
+# Replays ../shared/traces, or TRACES=folder, under every policy: a table, JSON and a plot in docs/results.
+TRACES ?= ../shared/traces
+bench-traces: $(VENV)/dev-installed
+	$(BIN)/python bench/traces/run.py --traces $(TRACES) --out docs/results
+.PHONY: bench-traces

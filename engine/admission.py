@@ -32,7 +32,18 @@ class Admission:
         self._emit = emit
 
     def admit(self, request: Request) -> bool:
-        """Whether the request no longer waits. Raises ImpossibleRequest."""
+        """Whether the request no longer waits. Raises ImpossibleRequest.
+
+        A refusal is remembered: a blocked request costs a step nothing until something happened
+        that might change the answer."""
+        answer_depends_on = (self._cache.room_version, self._take_over.prefill_available)
+        if request.refused_at == answer_depends_on:
+            return False
+        admitted = self._try(request)
+        request.refused_at = None if admitted else answer_depends_on
+        return admitted
+
+    def _try(self, request: Request) -> bool:
         match self._role:
             case Role.PREFILL:
                 return self._lease_for_sender(request)

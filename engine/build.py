@@ -6,6 +6,7 @@ import torch
 
 from ..model.checkpoint import load_weights
 from ..model.config import ModelConfig
+from ..model.prefill_cost import PrefillFlops
 from ..model.qwen3_5 import Qwen35Model
 from ..pycache.arena import Arena
 from ..pycache.layout import CacheLayout
@@ -67,7 +68,13 @@ def build_engine(
     on_fresh: FreshIds = leave_as_is,
 ) -> Engine:
     """REQUIRES: sender is given exactly for Role.PREFILL and counts parts.steps."""
-    cache = HybridPrefixCache(parts.arena, on_fresh)
+    flops = PrefillFlops.for_model(parts.model_config)
+    cache = HybridPrefixCache(
+        parts.arena,
+        on_fresh,
+        policy=config.cache_policy,
+        attention_cost=flops.quadratic / flops.linear,
+    )
     return Engine(
         config,
         role,

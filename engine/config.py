@@ -29,6 +29,7 @@ class EngineConfig:
     local_prefill_tokens: int = option(
         128, "decode role: uncached suffixes up to this long are prefilled here"
     )
+    cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
     threads: int = option(1, "CPU threads of the forward")
 
     def __post_init__(self) -> None:

@@ -137,7 +137,8 @@ class Engine:
             reason = m.FinishReason.LENGTH
         else:
             return
-        keep_state(self._cache, request, state)
+        hint = "end_of_turn" if reason is m.FinishReason.STOP else "unknown"
+        keep_state(self._cache, request, state, hint)
         self._cache.release(state.lease)
         request.move(Finished())
         self._end(request, reason)

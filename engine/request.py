@@ -152,6 +152,7 @@ class Request:
     transfer: TransferReport | None = None
     prefilled_on: str = "local"
     handover_lost: bool = False
+    refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
     created: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
 

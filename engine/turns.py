@@ -7,10 +7,13 @@ from ..pycache.prefix_cache import HybridPrefixCache
 from .request import Active, Request
 
 
-def keep_state(cache: HybridPrefixCache, request: Request, active: Active) -> None:
+def keep_state(
+    cache: HybridPrefixCache, request: Request, active: Active, hint: str = "unknown"
+) -> None:
     """Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
 
-    The last sampled token was never forwarded and has no state. ENSURES: only release may follow.
+    `hint` is what the end tells of the next turn (HybridTree.publish). The last sampled token was
+    never forwarded and has no state. ENSURES: only release may follow.
     """
     lease = active.lease
     if active.computed == 0:
@@ -20,4 +23,4 @@ def keep_state(cache: HybridPrefixCache, request: Request, active: Active) -> No
         cache.append(lease, np.asarray(missing, dtype=np.int32))
     if active.computed == lease.match.usable_tokens:
         return
-    cache.publish(lease, active.computed, active.read_slot, CheckpointKind.TURN_END)
+    cache.publish(lease, active.computed, active.read_slot, CheckpointKind.TURN_END, hint)

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": ("front.serve", "one process that prefills and decodes"),
     "prefill": ("prefill_node.main", "a prefill daemon"),
     "decode": ("decode_node.main", "a decode daemon, the front door of a pair"),
+    "replay-trace": ("replay.main", "hit rate of the cache on a trace, and its misses by cause"),
 }
 
 
@@ -58,8 +59,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _help() -> str:
-    rows = [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
-    rows.append(f"  {'version':<10}the installed version")
+    rows = [f"  {name:<14}{text}" for name, (_, text) in COMMANDS.items()]
+    rows.append(f"  {'version':<14}the installed version")
     return "\n".join(["usage: tasuki COMMAND [FLAGS] (COMMAND --help lists them)", "", *rows])
 
 

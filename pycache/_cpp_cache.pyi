@@ -32,7 +32,8 @@ class CheckpointKind(Enum):
 
 class TreeConfig:
     """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one
-    slab holds."""
+    slab holds; policy: who is evicted, lru, value, hazard or auto; attention_cost: prefill cost of
+    a token for each token before it, where the token alone costs 1."""
 
     def __init__(
         self,
@@ -41,6 +42,8 @@ class TreeConfig:
         blocks_per_slab: int,
         pages_per_slab: int,
         max_ghost_nodes: int = 4096,
+        policy: str = "lru",
+        attention_cost: float = 0.0,
     ) -> None: ...
     @property
     def slabs(self) -> int: ...
@@ -50,6 +53,10 @@ class TreeConfig:
     def pages_per_slab(self) -> int: ...
     @property
     def max_ghost_nodes(self) -> int: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def attention_cost(self) -> float: ...
 
 class Causes:
     """Why prompt tokens were not usable. usable_tokens + sum of all fields == prompt_tokens."""
@@ -191,6 +198,9 @@ class HybridTree:
     def __init__(self, config: TreeConfig) -> None: ...
     @property
     def config(self) -> TreeConfig: ...
+    @property
+    def policy(self) -> str:
+        """Who chooses victims now: under auto, lru or value, whichever does best."""
 
     # ask
     def match(
@@ -203,6 +213,9 @@ class HybridTree:
     def capacity_tokens(self, working_slots: int) -> int:
         """Most tokens one request can ever hold beside that many working slots."""
     def stats(self) -> TreeStats: ...
+    @property
+    def room_version(self) -> int:
+        """While it stands still, a lease that was refused would be refused again."""
     def check_integrity(self) -> None: ...
 
     # sessions
@@ -246,7 +259,14 @@ class HybridTree:
         """Tell the lease which tokens follow (sampled and forwarded)."""
     def take_checkpoint_slot(self, lease: Lease) -> int | None:
         """A destination slot for a snapshot, by eviction if need be; None: skip this checkpoint."""
-    def publish(self, lease: Lease, boundary: int, slot: int | None, kind: CheckpointKind) -> None:
+    def publish(
+        self,
+        lease: Lease,
+        boundary: int,
+        slot: int | None,
+        kind: CheckpointKind,
+        hint: str = "unknown",
+    ) -> None:
         """Give the tree the pages whole within [0, boundary) and, with a slot, the state at
         boundary.
 
@@ -257,7 +277,8 @@ class HybridTree:
         publishes
         a tail: needs a slot, takes the lease's partial page too, and ends the lease's right to
         write
-        (only release() may follow)."""
+        (only release() may follow). `hint` is what the end of the answer tells of the next request:
+        unknown, tool_call or end_of_turn."""
     def release(self, lease: Lease) -> None:
         """Unpin, free what is still the lease's own. InvalidArgument if already released or
         granted."""
@@ -274,5 +295,12 @@ class HybridTree:
         """The writer is fenced: the ids are free."""
 
     # maintenance
+    def drain_moves(self) -> list[tuple[int, int]]:
+        """Pages (from, to) whose KV the tree moved to empty a slab, in order. Copy them at once
+        after lease(), lease_receive(), extend() and take_checkpoint_slot(), before anything is
+        written to the ids that the call handed out. A page under a lease is never moved."""
+    def advance_to(self, now_ms: int) -> None:
+        """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
+        is never told lets a second pass with every request."""
     def flush(self) -> int:
         """Evict everything unpinned; returns nodes dropped. Ghosts go too."""

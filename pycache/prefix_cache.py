@@ -5,6 +5,7 @@ forked from
 a checkpoint or zeroed, never neither; one that leaves lease_receive() is written by the sender.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,6 +15,10 @@ from ._cpp_cache import CheckpointKind, HybridTree, Lease, Match, TreeConfig, Tr
 from .arena import Arena
 from .copies import copy_page, copy_slot, zero_slot
 
+# Evicted prefixes are remembered by their tokens, a fraction of what their KV took.
+_LEAST_GHOSTS = 4096
+_GHOSTS_A_SLAB = 8
+
 FreshIds = Callable[[Arena, Sequence[int], Sequence[int]], None]
 
 
@@ -22,27 +27,54 @@ def leave_as_is(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> Non
     written."""
 
 
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 class HybridPrefixCache:
     """Owns the tree; borrows the arena. `on_fresh(arena, pages, slots)` sees every id that gets a
     new
-    owner before anything is written to it: tests pass one that fills them with NaN."""
+    owner before anything is written to it: tests pass one that fills them with NaN.
+    `policy` and `attention_cost` are the tree's (TreeConfig); `clock` tells it the time, ms."""
 
-    def __init__(self, arena: Arena, on_fresh: FreshIds = leave_as_is) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        on_fresh: FreshIds = leave_as_is,
+        *,
+        policy: str = "lru",
+        attention_cost: float = 0.0,
+        clock: Callable[[], int] = monotonic_ms,
+    ) -> None:
         layout = arena.layout
         self.arena = arena
         self._on_fresh = on_fresh
+        self._clock = clock
         self._tree = HybridTree(
             TreeConfig(
                 slabs=arena.slabs,
                 blocks_per_slab=layout.blocks_per_slab,
                 pages_per_slab=layout.pages_per_slab,
+                max_ghost_nodes=max(_LEAST_GHOSTS, _GHOSTS_A_SLAB * arena.slabs),
+                policy=policy,
+                attention_cost=attention_cost,
             )
         )
+
+    def _follow_moves(self) -> None:
+        """The tree moved pages to empty a slab: their KV follows before the slab is written."""
+        for source, destination in self._tree.drain_moves():
+            copy_page(self.arena, source, destination)
 
     def match(
         self, tokens: NDArray[np.int32], salt: bytes = b"", cursor: int | None = None
     ) -> Match:
         return self._tree.match(tokens, salt, cursor)
+
+    @property
+    def room_version(self) -> int:
+        """While it stands still, a lease that was refused would be refused again."""
+        return self._tree.room_version
 
     def capacity_tokens(self, working_slots: int) -> int:
         return self._tree.capacity_tokens(working_slots)
@@ -59,6 +91,7 @@ class HybridPrefixCache:
     ) -> Lease | None:
         """Lease to compute: working_slots[0] holds the state after cached_tokens tokens on
         return."""
+        self._tree.advance_to(self._clock())
         lease = self._tree.lease(
             tokens,
             salt=salt,
@@ -67,6 +100,7 @@ class HybridPrefixCache:
             checkpoint_slots=checkpoint_slots,
             cursor=cursor,
         )
+        self._follow_moves()
         if lease is None:
             return None
         self._on_fresh(self.arena, lease.pages[lease.shared_pages :].tolist(), lease.working_slots)
@@ -96,6 +130,7 @@ class HybridPrefixCache:
             working_slots=working_slots,
             cursor=cursor,
         )
+        self._follow_moves()
         if lease is None:
             return None
         self._on_fresh(self.arena, lease.pages[lease.shared_pages :].tolist(), lease.working_slots)
@@ -104,7 +139,9 @@ class HybridPrefixCache:
 
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
         held = len(lease.pages)
-        if not self._tree.extend(lease, capacity_tokens):
+        extended = self._tree.extend(lease, capacity_tokens)
+        self._follow_moves()
+        if not extended:
             return False
         self._on_fresh(self.arena, lease.pages[held:].tolist(), ())
         return True
@@ -114,12 +151,20 @@ class HybridPrefixCache:
 
     def take_checkpoint_slot(self, lease: Lease) -> int | None:
         slot = self._tree.take_checkpoint_slot(lease)
+        self._follow_moves()
         if slot is not None:
             self._on_fresh(self.arena, (), (slot,))
         return slot
 
-    def publish(self, lease: Lease, boundary: int, slot: int | None, kind: CheckpointKind) -> None:
-        self._tree.publish(lease, boundary, slot, kind)
+    def publish(
+        self,
+        lease: Lease,
+        boundary: int,
+        slot: int | None,
+        kind: CheckpointKind,
+        hint: str = "unknown",
+    ) -> None:
+        self._tree.publish(lease, boundary, slot, kind, hint)
 
     def release(self, lease: Lease) -> None:
         self._tree.release(lease)

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 LEVEL = {
     "client": 7,
     "dashboard": 6,
+    "replay": 5,
     "prefill_node": 5,
     "decode_node": 5,
     "front": 4,

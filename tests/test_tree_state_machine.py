@@ -30,10 +30,19 @@ def prompts(draw: st.DrawFn, least: int = 1, pages: int = 4) -> Prefix:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    @initialize(slabs=st.integers(4, 12), ghosts=st.sampled_from([10_000, 10_000, 3, 0]))
-    def start(self, slabs: int, ghosts: int) -> None:
+    @initialize(
+        slabs=st.integers(4, 12),
+        ghosts=st.sampled_from([10_000, 10_000, 3, 0]),
+        policy=st.sampled_from(["lru", "value", "auto"]),
+    )
+    def start(self, slabs: int, ghosts: int, policy: str) -> None:
         config = TreeConfig(
-            slabs=slabs, blocks_per_slab=5, pages_per_slab=3, max_ghost_nodes=ghosts
+            slabs=slabs,
+            blocks_per_slab=5,
+            pages_per_slab=3,
+            max_ghost_nodes=ghosts,
+            policy=policy,
+            attention_cost=1e-3,
         )
         self.tree = HybridTree(config)
         self.oracle = Oracle()
@@ -137,6 +146,7 @@ class TreeMachine(RuleBasedStateMachine):
             self.refused()
             return None
         self.requests += 1
+        self.oracle.follow_moves(self.tree)
         assert lease.cached_tokens in (0, usable)
         held = self.oracle.leased(lease, salt, prompt, lease.cached_tokens)
         if lease.cached_tokens < usable:
@@ -164,6 +174,7 @@ class TreeMachine(RuleBasedStateMachine):
         if lease is None:
             self.refused()
             return
+        self.oracle.follow_moves(self.tree)
         assert lease.cached_tokens in (0, cached)
         assert lease.cow_source_slot is None and lease.tail_copy is None
         self.oracle.leases.append(

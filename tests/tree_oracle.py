@@ -167,8 +167,24 @@ class Oracle:
         if remembers:
             assert told == self.causes(salt, prompt)
 
+    def follow_moves(self, tree: HybridTree) -> None:
+        """Pages of the tree get other ids; those of a live lease never do."""
+        for source, target in tree.drain_moves():
+            held = {page for held in self.leases for page in held.pages}
+            assert source not in held, "a page under a lease was moved"
+            homes = [
+                (pages, place)
+                for pages in (self.kv, self.tails)
+                for place, page in pages.items()
+                if page == source
+            ]
+            assert len(homes) == 1, "a page moved that the tree does not hold once"
+            for pages, place in homes:
+                pages[place] = target
+
     def learn(self, tree: HybridTree) -> int:
         """Ask what still stands; returns how many items are gone. Refuses what may never go."""
+        self.follow_moves(tree)
         lost_states = []
         for place in self.states:
             salt, prefix = place

@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,7 +40,11 @@ struct LeaseHandle {
 Tokens tokens_of(const py::object& object) {
   if (!py::isinstance<py::array>(object)) throw InvalidArgument("tokens must be a numpy array");
   const auto array = py::reinterpret_borrow<py::array>(object);
-  if (!array.dtype().equal(py::dtype::of<Token>())) {
+  // Comparing dtype objects would cost more than a short match.
+  const py::dtype dtype = array.dtype();
+  const bool is_int32 = dtype.kind() == 'i' && dtype.itemsize() == sizeof(Token) &&
+                        (dtype.byteorder() == '=' || dtype.byteorder() == '|');
+  if (!is_int32) {
     throw InvalidArgument("tokens must be int32, not " + std::string(py::str(array.dtype())));
   }
   if (array.ndim() != 1) {
@@ -71,9 +76,8 @@ py::object pages_of(LeaseHandle& handle) {
   const Lease& lease = handle.get();
   if (handle.pages.is_none() || handle.pages_seen != lease.pages.size()) {
     py::array_t<std::int32_t> array(static_cast<py::ssize_t>(lease.pages.size()));
-    for (std::size_t i = 0; i < lease.pages.size(); ++i) {
-      array.mutable_at(static_cast<py::ssize_t>(i)) = raw(lease.pages[i]);
-    }
+    static_assert(sizeof(PageId) == sizeof(std::int32_t));
+    std::memcpy(array.mutable_data(), lease.pages.data(), lease.pages.size() * sizeof(PageId));
     array.attr("flags").attr("writeable") = false;
     handle.pages = array;
     handle.pages_seen = lease.pages.size();
@@ -111,14 +115,27 @@ py::object make_kinds(const py::module_& module) {
                                                   "module"_a = module.attr("__name__"));
 }
 
-CheckpointKind kind_of(const py::object& kinds, const py::object& kind) {
-  if (py::isinstance(kind, kinds)) {
-    const auto given = kind.attr("name").cast<std::string>();
-    for (const auto& [name, value] : kKinds) {
-      if (given == name) return value;
-    }
+// Members are singletons: comparing addresses is all it takes.
+using KindMembers = std::vector<std::pair<py::object, CheckpointKind>>;
+
+KindMembers members_of(const py::object& kinds) {
+  KindMembers members;
+  for (const auto& [name, kind] : kKinds) members.emplace_back(kinds[name], kind);
+  return members;
+}
+
+CheckpointKind kind_of(const KindMembers& members, const py::object& kind) {
+  for (const auto& [member, value] : members) {
+    if (kind.is(member)) return value;
   }
   throw InvalidArgument("kind must be a CheckpointKind");
+}
+
+TurnHint hint_of(const std::string& name) {
+  if (name == "unknown") return TurnHint::kUnknown;
+  if (name == "tool_call") return TurnHint::kToolCall;
+  if (name == "end_of_turn") return TurnHint::kEndOfTurn;
+  throw InvalidArgument("hint must be unknown, tool_call or end_of_turn, not " + name);
 }
 
 void bind_errors(py::module_& module) {
@@ -131,17 +148,24 @@ void bind_errors(py::module_& module) {
 void bind_values(py::module_& module, const py::object& kinds) {
   py::class_<TreeConfig>(module, "TreeConfig")
       .def(py::init([](std::int64_t slabs, std::int64_t blocks, std::int64_t pages,
-                       std::int64_t ghosts) {
-             const TreeConfig config{slabs, blocks, pages, ghosts};
+                       std::int64_t ghosts, const std::string& policy, double attention_cost) {
+             const auto kind = policy_named(policy);
+             if (!kind) {
+               throw InvalidArgument("policy must be lru, value, hazard or auto, not " + policy);
+             }
+             const TreeConfig config{slabs, blocks, pages, ghosts, *kind, attention_cost};
              config.validate();
              return config;
            }),
            py::kw_only(), "slabs"_a, "blocks_per_slab"_a, "pages_per_slab"_a,
-           "max_ghost_nodes"_a = 4096)
+           "max_ghost_nodes"_a = 4096, "policy"_a = "lru", "attention_cost"_a = 0.0)
       .def_readonly("slabs", &TreeConfig::slabs)
       .def_readonly("blocks_per_slab", &TreeConfig::blocks_per_slab)
       .def_readonly("pages_per_slab", &TreeConfig::pages_per_slab)
-      .def_readonly("max_ghost_nodes", &TreeConfig::max_ghost_nodes);
+      .def_readonly("max_ghost_nodes", &TreeConfig::max_ghost_nodes)
+      .def_property_readonly(
+          "policy", [](const TreeConfig& config) { return std::string(name_of(config.policy)); })
+      .def_readonly("attention_cost", &TreeConfig::attention_cost);
 
   py::class_<Causes>(module, "Causes")
       .def_readonly("new", &Causes::fresh)
@@ -236,6 +260,7 @@ void bind_asking(py::class_<HybridTree, TreePtr>& tree) {
           "tokens"_a, "salt"_a = py::bytes(), "cursor"_a = py::none())
       .def("capacity_tokens", &HybridTree::capacity_tokens, "working_slots"_a)
       .def("stats", &HybridTree::stats)
+      .def_property_readonly("room_version", &HybridTree::room_version)
       .def("check_integrity", &HybridTree::check_integrity)
       .def(
           "open_cursor",
@@ -302,19 +327,30 @@ void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
             self->release(lease_id(self, lease));
           },
           "lease"_a)
+      .def_property_readonly(
+          "policy", [](const HybridTree& self) { return std::string(name_of(self.policy())); })
+      .def("advance_to", &HybridTree::advance_to, "now_ms"_a)
+      .def("drain_moves",
+           [](HybridTree& self) {
+             std::vector<std::pair<std::int32_t, std::int32_t>> out;
+             for (const auto& [from, to] : self.drain_moves()) out.emplace_back(raw(from), raw(to));
+             return out;
+           })
       .def("flush", &HybridTree::flush);
 }
 
 void bind_handing_over(py::class_<HybridTree, TreePtr>& tree, const py::object& kinds) {
   tree.def(
           "publish",
-          [kinds](const TreePtr& self, const LeaseHandle& lease, std::int64_t boundary,
-                  std::optional<std::int32_t> slot, const py::object& kind) {
+          [members = members_of(kinds)](const TreePtr& self, const LeaseHandle& lease,
+                                        std::int64_t boundary, std::optional<std::int32_t> slot,
+                                        const py::object& kind, const std::string& hint) {
             std::optional<SlotId> id;
             if (slot) id = static_cast<SlotId>(*slot);
-            self->publish(lease_id(self, lease), boundary, id, kind_of(kinds, kind));
+            self->publish(lease_id(self, lease), boundary, id, kind_of(members, kind),
+                          hint_of(hint));
           },
-          "lease"_a, "boundary"_a, "slot"_a, "kind"_a)
+          "lease"_a, "boundary"_a, "slot"_a, "kind"_a, "hint"_a = "unknown")
       .def(
           "grant",
           [](const TreePtr& self, const LeaseHandle& lease) { self->grant(lease_id(self, lease)); },

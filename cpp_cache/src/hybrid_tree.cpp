@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "cpp_cache/errors.h"
-#include "cpp_cache/lru_policy.h"
+#include "cpp_cache/policies.h"
 
 namespace tasuki::cache {
 
@@ -19,9 +19,26 @@ const TreeConfig& validated(const TreeConfig& config) {
 }  // namespace
 
 HybridTree::HybridTree(const TreeConfig& config)
-    : config_(validated(config)),
-      allocator_(config),
-      tree_(std::make_unique<LruPolicy>(), config.max_ghost_nodes) {}
+    : config_(validated(config)), allocator_(config), tree_(make_policy(config.policy), config) {
+  if (config.policy == PolicyKind::kAuto) trials_ = std::make_unique<PolicyTrials>(config);
+}
+
+PolicyKind HybridTree::policy() const { return trials_ ? trials_->best() : config_.policy; }
+
+void HybridTree::try_policies(const Lease& lease) {
+  if (!trials_ || lease.published.empty()) return;
+  Served served{
+      *tree_.node(lease.root).salt, {}, lease.match.prompt_tokens, lease.published, now_ms_};
+  served.tokens = tree_.tokens_to({lease.standing.node, lease.first_kept});
+  served.tokens.insert(served.tokens.end(), lease.kept.begin(), lease.kept.end());
+  trials_->serve(served);
+  tree_.policy().follow(trials_->best());
+}
+
+void HybridTree::advance_to(std::int64_t now_ms) {
+  told_time_ = true;
+  now_ms_ = std::max(now_ms_, now_ms);
+}
 
 std::optional<Position> HybridTree::start_of(Tokens prompt, std::string_view salt,
                                              std::optional<CursorId> id) const {
@@ -106,8 +123,16 @@ CursorId HybridTree::fork_cursor(CursorId cursor) {
 }
 
 void HybridTree::close_cursor(CursorId cursor) {
-  cursor_of(cursor);
+  const Cursor closed = cursor_of(cursor);
   cursors_.erase(cursor);
+  if (!closed.end || !tree_.alive(closed.end->node, closed.end_serial)) return;
+  // A fork that has not gone on yet still waits at the same end.
+  const bool shared = std::ranges::any_of(cursors_, [&](const auto& entry) {
+    const Cursor& other = entry.second;
+    return other.end && other.end_serial == closed.end_serial &&
+           other.end->tail == closed.end->tail;
+  });
+  if (!shared) tree_.expect_no_use(*closed.end);
 }
 
 HybridTree::Cursor& HybridTree::cursor_of(CursorId id) {
@@ -153,6 +178,7 @@ bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
   if (allocator_.fits(pages, slots)) return true;
   if (!reclaimable(pages, slots)) return false;
   while (!allocator_.fits(pages, slots)) {
+    if (slots > allocator_.slabs_free() && empty_a_slab()) continue;
     const auto item = tree_.victim();
     if (!item) throw IntegrityError("invariant 3: room was counted that no eviction can make");
     evict(*item);
@@ -162,6 +188,7 @@ bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
 
 void HybridTree::evict(const EvictionItem& item) {
   const Freed freed = tree_.evict(item, clock_);
+  ++room_version_;
   for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
   for (const SlotId slot : freed.slots) allocator_.give_back(slot, Owner::kTree);
   evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());
@@ -173,6 +200,7 @@ std::int64_t HybridTree::flush() {
   const std::int64_t before = tree_.resident_nodes();
   while (const auto item = tree_.victim()) evict(*item);
   tree_.forget_ghosts();
+  if (trials_) trials_->flush();
   return before - tree_.resident_nodes();
 }
 

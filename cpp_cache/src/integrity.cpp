@@ -129,10 +129,8 @@ void RadixTree::check_node(const Node& node, Tick now) const {
   if (node.checkpoint) {
     require(node.checkpoint->boundary == node.depth, 2, who + " holds a state of another boundary");
     require(node.checkpoint->last_use <= now, 5, who + " has a state used in the future");
-    require((node.checkpoint->pins == 0) ==
-                policy_->contains(
-                    {EvictionKind::kCheckpoint, node.checkpoint->last_use, node.id, std::nullopt}),
-            3, who + ": its state is a candidate exactly if unpinned");
+    require((node.checkpoint->pins == 0) == lists(node, *node.checkpoint), 3,
+            who + ": its state is a candidate exactly if unpinned");
   }
   for (const Tail& tail : node.tails) {
     const auto length = static_cast<std::int64_t>(tail.tokens.size());
@@ -144,9 +142,8 @@ void RadixTree::check_node(const Node& node, Tick now) const {
     }
     require(tail.state && tail.state->boundary == node.depth + length, 2,
             who + " has a tail with a state of another boundary");
-    require((tail.state->pins == 0) ==
-                policy_->contains({EvictionKind::kTail, tail.state->last_use, node.id, tail.id}),
-            3, who + ": a tail is a candidate exactly if unpinned");
+    require((tail.state->pins == 0) == lists(node, tail), 3,
+            who + ": a tail is a candidate exactly if unpinned");
   }
 }
 
@@ -195,7 +192,7 @@ void RadixTree::check(Tick now) const {
       require(policy_->contains(*item), 3, name(node) + " could be evicted but is not listed");
     }
     if (node.is_root()) {
-      require(roots_.contains(node.salt) && roots_.find(node.salt)->second == node.id, 2,
+      require(roots_.contains(*node.salt) && roots_.find(*node.salt)->second == node.id, 2,
               name(node) + " is a root that no salt leads to");
     }
   }

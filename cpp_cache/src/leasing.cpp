@@ -14,6 +14,9 @@ std::int64_t pages_for(std::int64_t tokens) { return (tokens + kPageTokens - 1) 
 // Far beyond any arena: keeps sums of sizes from overflowing.
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 48;
 
+// Answers rarely grow longer: beyond it, memory for tokens to come is not set aside.
+constexpr std::int64_t kMostForeseen = 4096;
+
 void require_at_least(std::string_view name, std::int64_t value, std::int64_t least) {
   if (value >= least && value <= kMaxTokens) return;
   throw InvalidArgument(std::string(name) + " must be at least " + std::to_string(least) +
@@ -99,6 +102,7 @@ bool HybridTree::fits_alone(const LeaseTerms& terms, const Plan& plan) const {
 std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
                                          const LeaseTerms& terms, const Plan& plan) {
   ++clock_;
+  tree_.policy().advance(now_ms_);
   const NodeId root = tree_.open_root(salt);
   const Position standing = plan.standing.value_or(Position{root, 0});
   const std::int64_t own = own_pages(terms, plan);
@@ -113,6 +117,7 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
   }
   ++next_lease_;
 
+  const auto prompt_end = static_cast<std::int64_t>(prompt.size());
   Lease lease{.id = id,
               .generation = raw(id),
               .root = root,
@@ -120,9 +125,13 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
               .cached_tokens = plan.cached_tokens,
               .standing = standing,
               .first_kept = standing.depth,
-              .cursor = terms.cursor};
+              .cursor = terms.cursor,
+              .latest_state = plan.source};
+  // The answer is appended within the capacity: growing by doubling would copy the prompt again.
+  lease.kept.reserve(static_cast<std::size_t>(
+      std::min(terms.capacity_tokens, prompt_end + kMostForeseen) - standing.depth));
   lease.kept.assign(prompt.begin() + standing.depth, prompt.end());
-  lease.pages = tree_.pages_to(standing);
+  lease.pages = tree_.pages_to(standing, own);
   lease.shared_pages = static_cast<std::int64_t>(lease.pages.size());
   // Slots first: pages may live in gaps, a slot needs a whole slab.
   for (std::int64_t i = 0; i < terms.working_slots; ++i) {
@@ -170,12 +179,32 @@ std::optional<LeaseId> HybridTree::lease(Tokens prompt, std::string_view salt,
     id = admit(prompt, salt, terms, plan);
   }
   if (id) {
+    live(*id).turns = note_use(found, plan);
+    if (!told_time_) now_ms_ += 1000;
     ++leased_requests_;
     prompt_tokens_ += plan.match.prompt_tokens;
     usable_tokens_ += plan.match.usable_tokens;
     lost_ += plan.match.causes;
   }
   return id;
+}
+
+std::int64_t HybridTree::note_use(const Found& found, const Plan& plan) {
+  EvictionPolicy& policy = tree_.policy();
+  if (!policy.learns()) return 0;
+  std::int64_t turns = 0;
+  const auto use = [&](const StateKey& key) {
+    policy.used(key);
+    turns = std::max(turns, policy.turns(key));
+  };
+  const auto key_of = [](const StateRef& ref) { return StateKey{ref.node, ref.tail}; };
+  if (plan.source) use(key_of(*plan.source));
+  if (!found.lost) return turns;
+  const StateKey lost = policy.waiting_for(key_of(*found.lost));
+  if (plan.source && lost == key_of(*plan.source)) return turns;
+  use(lost);
+  policy.superseded(lost);
+  return turns;
 }
 
 std::optional<LeaseId> HybridTree::lease_receive(Tokens prompt, std::string_view salt,
@@ -233,7 +262,8 @@ void HybridTree::release(LeaseId id) {
   Lease& lease = live(id);
   if (lease.state == LeaseState::kGranted) working(id, "release");
   ++clock_;
-  for (std::size_t i = 0; i < lease.pages.size(); ++i) {
+  try_policies(lease);
+  for (auto i = static_cast<std::size_t>(lease.shared_pages); i < lease.pages.size(); ++i) {
     if (lease.own[i]) allocator_.give_back(lease.pages[i], Owner::kWorking);
   }
   for (const SlotId slot : lease.working_slots) allocator_.give_back(slot, Owner::kWorking);
@@ -241,6 +271,7 @@ void HybridTree::release(LeaseId id) {
 }
 
 void HybridTree::end_lease(LeaseId id) {
+  ++room_version_;
   Lease& lease = live(id);
   for (const SlotId slot : lease.spare_slots) allocator_.give_back(slot, Owner::kWorking);
   for (const SlotId slot : lease.destination_slots) allocator_.give_back(slot, Owner::kWorking);
@@ -306,6 +337,7 @@ void HybridTree::free_quarantined(QuarantineId id) {
     throw InvalidArgument("quarantine " + std::to_string(raw(id)) + " was freed or never began");
   }
   ++clock_;
+  ++room_version_;
   for (const PageId page : found->second.pages) {
     allocator_.give_back(page, Owner::kQuarantined);
   }

@@ -1,21 +1,32 @@
 #include "cpp_cache/lru_policy.h"
 
-#include <tuple>
-
 namespace tasuki::cache {
 
-bool LruPolicy::OlderFirst::operator()(const EvictionItem& left, const EvictionItem& right) const {
-  return std::tie(left.last_use, left.node, left.kind, left.tail) <
-         std::tie(right.last_use, right.node, right.kind, right.tail);
+namespace {
+
+constexpr Tick kNotOnProbation = Tick{1} << 63;
+
+}  // namespace
+
+LruPolicy::Key LruPolicy::key_of(const EvictionItem& item) {
+  return {item.last_use | (item.probationary ? 0 : kNotOnProbation), item.node, item.kind,
+          item.tail.value_or(TailId{})};
+}
+
+EvictionItem LruPolicy::item_of(const Key& key) {
+  const auto tail = key.tail == TailId{} ? std::nullopt : std::optional(key.tail);
+  return {key.kind, key.last_use & ~kNotOnProbation, key.node, tail,
+          (key.last_use & kNotOnProbation) == 0};
 }
 
 bool LruPolicy::contains(const EvictionItem& item) const {
-  return item.kind == EvictionKind::kLeafPages ? worthless_.contains(item) : states_.contains(item);
+  const Order& order = item.kind == EvictionKind::kLeafPages ? worthless_ : states_;
+  return order.contains(key_of(item));
 }
 
 std::optional<EvictionItem> LruPolicy::victim() const {
-  if (!worthless_.empty()) return *worthless_.begin();
-  if (!states_.empty()) return *states_.begin();
+  if (!worthless_.empty()) return item_of(*worthless_.begin());
+  if (!states_.empty()) return item_of(*states_.begin());
   return std::nullopt;
 }
 

@@ -14,6 +14,14 @@ Tokens from(Tokens tokens, std::int64_t start) {
   return tokens.subspan(static_cast<std::size_t>(start));
 }
 
+// Asks for the first few kilobytes of a run before they are needed: in a large tree nearly every
+// node is cold, and a comparison would wait for memory line by line.
+void prefetch(Tokens run) {
+  constexpr std::size_t kTokensPerLine = 64 / sizeof(Token);
+  const std::size_t most = std::min<std::size_t>(run.size(), 2048);
+  for (std::size_t i = 0; i < most; i += kTokensPerLine) __builtin_prefetch(run.data() + i);
+}
+
 std::int64_t whole_pages(std::int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
 
 }  // namespace
@@ -39,6 +47,7 @@ struct Matcher::Survey {
   std::int64_t usable_pages = 0;         // whole pages below it
   std::optional<CheckpointKind> kind{};  // of source
   std::int64_t evicted_state = 0;        // deepest state at or before cap that is gone
+  std::optional<StateRef> lost{};        // that state
   std::int64_t evicted_kv = 0;           // deepest KV that is gone
   bool state_at_end = false;             // a state stands at exactly the prompt's end
 };
@@ -46,6 +55,7 @@ struct Matcher::Survey {
 Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> start) const {
   Walk walk;
   const std::int64_t limit = whole_pages(length(prompt));
+  prefetch(from(prompt, start ? start->depth : 0));
   if (start) {
     walk.matched = start->depth;
     for (const Node* node = &tree_.node(tree_.cover(start->node, start->depth).node);;
@@ -65,6 +75,7 @@ Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> 
       if (!child) break;
       walk.path.push_back(*child);
       node = &tree_.node(*child);
+      prefetch(node->tokens);
     }
     const Tokens edge = from(node->tokens, walk.matched - node->start());
     const Tokens rest =
@@ -92,6 +103,11 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
       survey.kind = state.kind;
     }
   };
+  const auto gone = [&](std::int64_t boundary, std::optional<TailId> tail, const Node& node) {
+    if (boundary <= survey.evicted_state) return;
+    survey.evicted_state = boundary;
+    survey.lost = StateRef{node.id, tail};
+  };
   // Deepest first: below a state that is usable nothing shallower matters.
   for (const NodeId id : std::views::reverse(walk.path)) {
     const Node& node = tree_.node(id);
@@ -105,12 +121,12 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
         stands(*tail.state, tail.id, node);
       } else {
         survey.evicted_kv = std::max(survey.evicted_kv, end);
-        if (end <= survey.cap) survey.evicted_state = std::max(survey.evicted_state, end);
+        if (end <= survey.cap) gone(end, tail.id, node);
       }
     }
     if (node.checkpoint) stands(*node.checkpoint, std::nullopt, node);
     if (node.checkpoint_evicted && node.depth <= survey.cap) {
-      survey.evicted_state = std::max(survey.evicted_state, node.depth);
+      gone(node.depth, std::nullopt, node);
     }
     if (survey.source) break;
   }
@@ -176,6 +192,7 @@ Found Matcher::find(Tokens prompt, std::string_view salt, std::optional<Position
   match.usable_tokens = seen.usable;
   match.checkpoint_kind = seen.kind;
   found.source = seen.source;
+  if (seen.evicted_state > seen.usable) found.lost = seen.lost;
   if (seen.source) found.usable = {seen.source->node, seen.usable_pages};
 
   const std::int64_t kv_pages = std::min(path.resident, whole_pages(seen.cap));

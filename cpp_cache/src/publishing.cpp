@@ -20,7 +20,7 @@ void HybridTree::give_slot(Lease& lease, SlotId slot) {
 }
 
 void HybridTree::publish(LeaseId id, std::int64_t boundary, std::optional<SlotId> slot,
-                         CheckpointKind kind) {
+                         CheckpointKind kind, TurnHint hint) {
   Lease& lease = working(id, "publish");
   const std::int64_t whole = boundary / kPageTokens * kPageTokens;
   const std::string where = "publish: boundary " + std::to_string(boundary);
@@ -45,6 +45,7 @@ void HybridTree::publish(LeaseId id, std::int64_t boundary, std::optional<SlotId
                           " is neither a working nor a destination slot of the lease");
   }
   ++clock_;
+  ++room_version_;
   NodeId node = lease.root;
   if (whole > lease.standing.depth) {
     node = insert_path(lease, whole);
@@ -53,7 +54,8 @@ void HybridTree::publish(LeaseId id, std::int64_t boundary, std::optional<SlotId
   }
   if (slot) {
     if (tree_.node(node).depth > whole) node = split(node, whole);
-    publish_state(lease, node, boundary, *slot, kind);
+    publish_state(lease, node, boundary, *slot, kind, hint);
+    if (trials_) lease.published.push_back({boundary, kind, hint});
   }
   if (whole >= lease.standing.depth) stand_at(lease, {node, whole});
   const auto count = static_cast<std::int64_t>(lease.pages.size());
@@ -110,7 +112,8 @@ NodeId HybridTree::insert_path(Lease& lease, std::int64_t end) {
 NodeId HybridTree::split(NodeId id, std::int64_t depth) {
   const NodeId upper = tree_.split(id, depth);
   // A lease that stands above the cut moves up, so that matches which end there still meet it.
-  const std::vector<LeaseId> lessees = tree_.node(id).lessees;
+  const auto& standing = tree_.node(id).lessees;
+  const std::vector<LeaseId> lessees(standing.begin(), standing.end());
   for (const LeaseId lessee : lessees) {
     Lease& lease = live(lessee);
     if (lease.standing.depth > depth) continue;
@@ -134,7 +137,8 @@ std::vector<PageId> HybridTree::give_pages(Lease& lease, std::int64_t from, std:
 }
 
 void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary, SlotId slot,
-                               CheckpointKind kind) {
+                               CheckpointKind kind, TurnHint hint) {
+  const Birth birth{kind, hint, boundary, lease.turns};
   const Node& host = tree_.node(node);
   give_slot(lease, slot);
   if (boundary == host.depth) {
@@ -143,8 +147,9 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
       tree_.touch({node, std::nullopt}, clock_);
     } else {
       allocator_.hand_over(slot, Owner::kWorking, Owner::kTree);
-      tree_.attach_checkpoint(node, slot, kind, clock_);
+      tree_.attach_checkpoint(node, slot, birth, clock_);
     }
+    follow_up(lease, {node, std::nullopt}, boundary, kind, hint);
     return;
   }
   lease.state = LeaseState::kClosed;
@@ -155,6 +160,7 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
   if (same != host.tails.end()) {
     allocator_.give_back(slot, Owner::kWorking);
     tree_.touch({node, same->id}, clock_);
+    follow_up(lease, {node, same->id}, boundary, kind, hint);
     return;
   }
   const auto logical = static_cast<std::size_t>(host.depth / kPageTokens);
@@ -162,9 +168,38 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
   allocator_.hand_over(page, Owner::kWorking, Owner::kTree);
   allocator_.hand_over(slot, Owner::kWorking, Owner::kTree);
   lease.own[logical] = false;
-  const StateRef ref{node, tree_.attach_tail(node, tokens, page, slot, kind, clock_)};
+  const StateRef ref{node, tree_.attach_tail(node, tokens, page, slot, birth, clock_)};
   tree_.pin_state(ref);
   lease.pinned_states.push_back(ref);
+  follow_up(lease, ref, boundary, kind, hint);
+}
+
+void HybridTree::follow_up(Lease& lease, const StateRef& state, std::int64_t boundary,
+                           CheckpointKind kind, TurnHint hint) {
+  EvictionPolicy& policy = tree_.policy();
+  const auto key = [](const StateRef& ref) { return StateKey{ref.node, ref.tail}; };
+  if (lease.latest_state && key(*lease.latest_state) != key(state)) {
+    policy.superseded(key(*lease.latest_state));
+  }
+  lease.latest_state = state;
+  if (lease.cursor && kind == CheckpointKind::kTurnEnd) {
+    const auto cursor = cursors_.find(*lease.cursor);
+    if (cursor != cursors_.end()) {
+      cursor->second.end = state;
+      cursor->second.end_serial = tree_.node(state.node).serial;
+    }
+  }
+  // Below half a slot's worth of tokens the slot saves less than the KV it displaces.
+  const std::int64_t few = config_.pages_per_slab * kPageTokens / 2;
+  if (boundary < few) tree_.put_on_probation(state);
+  if (kind == CheckpointKind::kPromptEnd) lease.prompt_state = state;
+  if (kind != CheckpointKind::kTurnEnd || !lease.prompt_state) return;
+  if (hint != TurnHint::kUnknown) policy.hinted(key(*lease.prompt_state), hint);
+  // Of a short answer's two ends either serves the next turn: its own end saves least.
+  const Node& host = tree_.node(lease.prompt_state->node);
+  if (!host.checkpoint || key(*lease.prompt_state) == key(state)) return;
+  const bool is_short = boundary - host.depth < few;
+  tree_.put_on_probation(is_short ? state : *lease.prompt_state);
 }
 
 void HybridTree::stand_at(Lease& lease, Position place) {

@@ -9,12 +9,19 @@ namespace tasuki::cache {
 
 namespace {
 
-// FNV-1a over words, finished so that low bits depend on all tokens.
+// FNV-1a over words in four lanes that do not wait for each other, finished so that low bits depend
+// on all tokens.
 std::uint64_t page_hash(Tokens page) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const Token token : page) {
-    hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x100000001b3ULL;
+  constexpr std::uint64_t kPrime = 0x100000001b3ULL;
+  std::uint64_t lanes[4] = {0xcbf29ce484222325ULL, 0x84222325cbf29ce4ULL, 0x9ce484222325cbf2ULL,
+                            0x2325cbf29ce48422ULL};
+  for (std::size_t i = 0; i + 4 <= page.size(); i += 4) {
+    for (std::size_t lane = 0; lane < 4; ++lane) {
+      lanes[lane] = (lanes[lane] ^ static_cast<std::uint32_t>(page[i + lane])) * kPrime;
+    }
   }
+  std::uint64_t hash = 0;
+  for (const std::uint64_t lane : lanes) hash = (hash ^ lane ^ (lane >> 32)) * kPrime;
   return hash ^ (hash >> 32);
 }
 
@@ -33,13 +40,16 @@ void insert_child(Node& parent, const Node& child) {
 }
 
 void erase_child(Node& parent, NodeId child) {
-  std::erase_if(parent.children, [child](const ChildEntry& entry) { return entry.node == child; });
+  parent.children.erase_if([child](const ChildEntry& entry) { return entry.node == child; });
 }
 
 }  // namespace
 
-RadixTree::RadixTree(std::unique_ptr<EvictionPolicy> policy, std::int64_t max_ghosts)
-    : policy_(std::move(policy)), ghosts_(max_ghosts) {}
+RadixTree::RadixTree(std::unique_ptr<EvictionPolicy> policy, const TreeConfig& shape)
+    : shape_(shape),
+      policy_(std::move(policy)),
+      ghosts_(shape.max_ghost_nodes),
+      homes_(static_cast<std::size_t>(shape.slabs * shape.pages_per_slab)) {}
 
 bool RadixTree::alive(NodeId id, std::uint64_t serial) const {
   const auto& slot = nodes_[static_cast<std::size_t>(raw(id))];
@@ -70,8 +80,10 @@ Position RadixTree::cover(NodeId id, std::int64_t depth) const {
   return {current->id, depth};
 }
 
-std::vector<PageId> RadixTree::pages_to(Position end) const {
-  std::vector<PageId> pages(static_cast<std::size_t>(end.depth / kPageTokens));
+std::vector<PageId> RadixTree::pages_to(Position end, std::int64_t spare) const {
+  std::vector<PageId> pages;
+  pages.reserve(static_cast<std::size_t>(end.depth / kPageTokens + spare));
+  pages.resize(static_cast<std::size_t>(end.depth / kPageTokens));
   std::int64_t depth = end.depth;
   for (const Node* current = &node(cover(end.node, depth).node); depth > 0;
        current = &node(*current->parent)) {
@@ -82,10 +94,22 @@ std::vector<PageId> RadixTree::pages_to(Position end) const {
   return pages;
 }
 
+std::vector<Token> RadixTree::tokens_to(Position end) const {
+  std::vector<Token> tokens(static_cast<std::size_t>(end.depth));
+  std::int64_t depth = end.depth;
+  for (const Node* current = &node(cover(end.node, depth).node); depth > 0;
+       current = &node(*current->parent)) {
+    std::copy_n(current->tokens.begin(), depth - current->start(),
+                tokens.begin() + current->start());
+    depth = current->start();
+  }
+  return tokens;
+}
+
 NodeId RadixTree::open_root(std::string_view salt) {
   if (const auto existing = root(salt)) return *existing;
   Node& node = new_node();
-  node.salt = salt;
+  node.salt = std::make_unique<const std::string>(salt);
   node.depth = 0;
   node.resident = true;
   roots_.emplace(std::string(salt), node.id);
@@ -95,7 +119,7 @@ NodeId RadixTree::open_root(std::string_view salt) {
 void RadixTree::close_root_if_bare(NodeId id) {
   const Node& root = node(id);
   if (!root.children.empty() || !root.tails.empty() || !root.lessees.empty()) return;
-  roots_.erase(root.salt);
+  roots_.erase(*root.salt);
   drop_node(id);
 }
 
@@ -114,7 +138,9 @@ NodeId RadixTree::add_child(NodeId parent_id, Tokens run, std::vector<PageId> pa
   list(parent);
   ++resident_nodes_;
   pages_ += static_cast<std::int64_t>(child.pages.size());
+  settle_pages(child);
   list(child);
+  if (parent.resident_children == 2) weigh_below(parent);
   return child.id;
 }
 
@@ -132,6 +158,7 @@ void RadixTree::grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, 
   node.last_use = now;
   pages_ += static_cast<std::int64_t>(pages.size());
   if (node.is_protected()) protected_pages_ += static_cast<std::int64_t>(pages.size());
+  for (const PageId page : pages) homes_[dense(page)] = leaf;
   list(node);
 }
 
@@ -152,6 +179,7 @@ NodeId RadixTree::split(NodeId id, std::int64_t depth) {
     upper.pages.assign(lower.pages.begin(), lower.pages.begin() + pages);
     lower.pages.erase(lower.pages.begin(), lower.pages.begin() + pages);
     upper.resident_children = 1;
+    settle_pages(upper);
     ++resident_nodes_;
   } else {
     upper.ghost_since = lower.ghost_since;
@@ -178,7 +206,9 @@ void RadixTree::revive(NodeId ghost, std::vector<PageId> pages, Tick now) {
   node.last_use = now;
   ++resident_nodes_;
   pages_ += static_cast<std::int64_t>(node.pages.size());
+  settle_pages(node);
   list(node);
+  if (parent.resident_children == 2) weigh_below(parent);
 }
 
 Node& RadixTree::new_node() {
@@ -199,6 +229,7 @@ Node& RadixTree::new_node() {
 
 void RadixTree::drop_node(NodeId id) {
   const Node& gone = node(id);
+  policy_->forgotten({id, std::nullopt});
   if (!gone.is_root()) erase_child(at(*gone.parent), id);
   nodes_[static_cast<std::size_t>(raw(id))].reset();
   spare_ids_.push_back(id);
@@ -211,7 +242,8 @@ void RadixTree::forget(const Ghost& ghost) {
     Node& host = at(ghost.node);
     const auto tokens = static_cast<std::int64_t>(tail_at(host, *ghost.tail).tokens.size());
     ghosts_.remove(ghost, tokens);
-    std::erase_if(host.tails, [&](const Tail& tail) { return tail.id == *ghost.tail; });
+    policy_->forgotten({ghost.node, ghost.tail});
+    host.tails.erase_if([&](const Tail& tail) { return tail.id == *ghost.tail; });
     parent = host.id;
   } else {
     forget_subtree(top);
@@ -230,6 +262,7 @@ void RadixTree::forget_subtree(NodeId id) {
     for (const Tail& tail : gone.tails) {
       ghosts_.remove({tail.ghost_since, gone.id, tail.id},
                      static_cast<std::int64_t>(tail.tokens.size()));
+      policy_->forgotten({gone.id, tail.id});
     }
     ghosts_.remove({gone.ghost_since, gone.id, std::nullopt}, gone.depth - gone.start());
     drop_node(*each);
@@ -243,7 +276,9 @@ void RadixTree::trim_ghosts() {
 void RadixTree::forget_ghosts() {
   while (const auto ghost = ghosts_.oldest()) forget(*ghost);
   for (const auto& node : nodes_) {
-    if (node) node->checkpoint_evicted = false;
+    if (!node || !node->checkpoint_evicted) continue;
+    node->checkpoint_evicted = false;
+    policy_->forgotten({node->id, std::nullopt});
   }
 }
 

@@ -30,32 +30,38 @@ const Checkpoint& RadixTree::state(const StateRef& ref) const {
   return ref.tail ? *host.find_tail(*ref.tail)->state : *host.checkpoint;
 }
 
-void RadixTree::attach_checkpoint(NodeId id, SlotId slot, CheckpointKind kind, Tick now) {
+void RadixTree::attach_checkpoint(NodeId id, SlotId slot, const Birth& birth, Tick now) {
   Node& node = at(id);
   withdraw(node);
-  node.checkpoint = Checkpoint{slot, kind, node.depth, now, 0};
+  policy_->born({id, std::nullopt}, birth);
+  node.checkpoint = Checkpoint{slot, birth.kind, node.depth, now};
   node.checkpoint_evicted = false;
   node.last_use = now;
   ++states_;
   list(node);
+  weigh_below(node);
 }
 
 TailId RadixTree::attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot,
-                              CheckpointKind kind, Tick now) {
+                              const Birth& birth, Tick now) {
   Node& node = at(id);
   withdraw(node);
-  std::erase_if(node.tails, [&](const Tail& tail) {
+  node.tails.erase_if([&](const Tail& tail) {
     if (tail.resident() || !std::ranges::equal(tail.tokens, tokens)) return false;
     ghosts_.remove({tail.ghost_since, id, tail.id}, static_cast<std::int64_t>(tokens.size()));
+    policy_->forgotten({id, tail.id});
     return true;
   });
   const auto boundary = node.depth + static_cast<std::int64_t>(tokens.size());
   const auto tail = static_cast<TailId>(next_tail_++);
-  node.tails.push_back(
-      Tail{tail, {tokens.begin(), tokens.end()}, page, Checkpoint{slot, kind, boundary, now, 0}});
+  policy_->born({id, tail}, birth);
+  node.tails.push_back(Tail{
+      tail, {tokens.begin(), tokens.end()}, page, Checkpoint{slot, birth.kind, boundary, now}});
   ++states_;
   ++pages_;
+  homes_[dense(page)] = id;
   list(node);
+  weigh_below(node);
   return tail;
 }
 
@@ -63,7 +69,23 @@ void RadixTree::touch(const StateRef& ref, Tick now) {
   Node& node = at(ref.node);
   withdraw(node);
   state_at(ref).last_use = now;
+  state_at(ref).probationary = false;
   list(node);
+}
+
+void RadixTree::put_on_probation(const StateRef& ref) {
+  Node& node = at(ref.node);
+  withdraw(node);
+  state_at(ref).probationary = true;
+  list(node);
+}
+
+void RadixTree::expect_no_use(const StateRef& ref) {
+  const Node& host = node(ref.node);
+  const Tail* tail = ref.tail ? host.find_tail(*ref.tail) : nullptr;
+  if (ref.tail ? tail == nullptr || !tail->resident() : !host.checkpoint.has_value()) return;
+  policy_->ended({ref.node, ref.tail});
+  put_on_probation(ref);
 }
 
 void RadixTree::pin(NodeId id, LeaseId lease, Tick now) {
@@ -135,28 +157,46 @@ std::optional<EvictionItem> RadixTree::candidate(const Node& node) const {
   return EvictionItem{EvictionKind::kLeafPages, node.last_use, node.id, std::nullopt};
 }
 
+namespace {
+
+EvictionItem item_of(const Node& node, const Checkpoint& state) {
+  return {EvictionKind::kCheckpoint, state.last_use, node.id, std::nullopt, state.probationary};
+}
+
+EvictionItem item_of(const Node& node, const Tail& tail) {
+  return {EvictionKind::kTail, tail.state->last_use, node.id, tail.id, tail.state->probationary};
+}
+
+}  // namespace
+
 void RadixTree::withdraw(const Node& node) {
   if (const auto item = candidate(node)) policy_->remove(*item);
   if (node.checkpoint && node.checkpoint->pins == 0) {
-    policy_->remove({EvictionKind::kCheckpoint, node.checkpoint->last_use, node.id, std::nullopt});
+    policy_->remove(item_of(node, *node.checkpoint));
   }
   for (const Tail& tail : node.tails) {
-    if (tail.resident() && tail.state->pins == 0) {
-      policy_->remove({EvictionKind::kTail, tail.state->last_use, node.id, tail.id});
-    }
+    if (tail.resident() && tail.state->pins == 0) policy_->remove(item_of(node, tail));
   }
 }
 
 void RadixTree::list(const Node& node) {
   if (const auto item = candidate(node)) policy_->add(*item);
   if (node.checkpoint && node.checkpoint->pins == 0) {
-    policy_->add({EvictionKind::kCheckpoint, node.checkpoint->last_use, node.id, std::nullopt});
+    policy_->add(item_of(node, *node.checkpoint), worth(node, *node.checkpoint, false));
   }
   for (const Tail& tail : node.tails) {
     if (tail.resident() && tail.state->pins == 0) {
-      policy_->add({EvictionKind::kTail, tail.state->last_use, node.id, tail.id});
+      policy_->add(item_of(node, tail), worth(node, *tail.state, true));
     }
   }
+}
+
+bool RadixTree::lists(const Node& node, const Checkpoint& state) const {
+  return policy_->contains(item_of(node, state));
+}
+
+bool RadixTree::lists(const Node& node, const Tail& tail) const {
+  return policy_->contains(item_of(node, tail));
 }
 
 Freed RadixTree::evict(const EvictionItem& item, Tick now) {
@@ -166,13 +206,16 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
   switch (item.kind) {
     case EvictionKind::kCheckpoint:
       freed.slots.push_back(node.checkpoint->slot);
+      if (const auto heir = heir_of(node, false)) policy_->inherited({node.id, {}}, *heir);
       node.checkpoint.reset();
       node.checkpoint_evicted = true;
       --states_;
+      weigh_below(node);
       break;
     case EvictionKind::kTail: {
       Tail& tail = tail_at(node, *item.tail);
       freed.pages.push_back(*tail.page);
+      if (const auto heir = heir_of(node, true)) policy_->inherited({node.id, tail.id}, *heir);
       freed.slots.push_back(tail.state->slot);
       tail.page.reset();
       tail.state.reset();
@@ -180,6 +223,7 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
       ghosts_.add({now, node.id, tail.id}, static_cast<std::int64_t>(tail.tokens.size()));
       --states_;
       --pages_;
+      weigh_below(node);
       break;
     }
     case EvictionKind::kLeafPages: {
@@ -193,6 +237,7 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
       withdraw(parent);
       --parent.resident_children;
       list(parent);
+      if (parent.resident_children == 1) weigh_below(parent);
       break;
     }
   }

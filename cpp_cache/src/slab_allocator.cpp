@@ -43,6 +43,7 @@ void TreeConfig::validate() const {
   if (slabs > kMaxIds / blocks_per_slab) {
     throw InvalidArgument("slabs * blocks_per_slab must stay below 2^31: page ids are int32");
   }
+  if (!(attention_cost >= 0)) throw InvalidArgument("attention_cost must be 0 or more");
   if (max_ghost_nodes < 0) {
     throw InvalidArgument("max_ghost_nodes must be 0 or more, not " +
                           std::to_string(max_ghost_nodes));
@@ -53,9 +54,11 @@ SlabAllocator::SlabAllocator(const TreeConfig& config)
     : config_(config),
       page_owner_(static_cast<std::size_t>(config.slabs * config.pages_per_slab), Owner::kFree),
       slot_owner_(static_cast<std::size_t>(config.slabs), Owner::kFree),
-      page_count_(static_cast<std::size_t>(config.slabs), 0) {
+      page_count_(static_cast<std::size_t>(config.slabs), 0),
+      free_slabs_(config.slabs),
+      part_slabs_(config.slabs) {
   for (std::int64_t slab = 0; slab < config.slabs; ++slab) {
-    free_slabs_.insert(free_slabs_.end(), slab);
+    free_slabs_.insert(slab);
   }
 }
 
@@ -98,24 +101,49 @@ void SlabAllocator::take_from_slab(std::int64_t slab, std::int64_t count,
     part_slabs_.insert(slab);
     ++slabs_of_pages_;
   }
-  for (std::int64_t k = 0; k < config_.pages_per_slab && count > 0; ++k) {
-    const PageId page = page_id(slab, k);
-    if (owner(page) != Owner::kFree) continue;
-    page_owner_[dense(page)] = Owner::kWorking;
-    ++pages_by_owner_[index(Owner::kWorking)];
+  const std::int64_t before = used;
+  Owner* const owners = &page_owner_[static_cast<std::size_t>(slab * config_.pages_per_slab)];
+  for (std::int64_t k = 0; k < config_.pages_per_slab && used - before < count; ++k) {
+    if (owners[k] != Owner::kFree) continue;
+    owners[k] = Owner::kWorking;
     ++used;
-    --count;
-    out.push_back(page);
+    out.push_back(page_id(slab, k));
   }
+  pages_by_owner_[index(Owner::kWorking)] += used - before;
   if (used == config_.pages_per_slab) part_slabs_.erase(slab);
 }
 
 SlotId SlabAllocator::take_slot() {
   const std::int64_t slab = *free_slabs_.begin();
-  free_slabs_.erase(free_slabs_.begin());
+  free_slabs_.erase(slab);
   slot_owner_[static_cast<std::size_t>(slab)] = Owner::kWorking;
   ++slots_by_owner_[index(Owner::kWorking)];
   return static_cast<SlotId>(slab);
+}
+
+std::vector<std::int64_t> SlabAllocator::slabs_to_empty() const {
+  const std::int64_t gaps = page_counts().free - slabs_free() * config_.pages_per_slab;
+  if (gaps < config_.pages_per_slab) return {};
+  std::vector<std::int64_t> slabs(part_slabs_.begin(), part_slabs_.end());
+  std::ranges::stable_sort(
+      slabs, {}, [this](std::int64_t slab) { return page_count_[static_cast<std::size_t>(slab)]; });
+  return slabs;
+}
+
+std::vector<PageId> SlabAllocator::pages_in(std::int64_t slab) const {
+  std::vector<PageId> pages;
+  for (std::int64_t k = 0; k < config_.pages_per_slab; ++k) {
+    if (owner(page_id(slab, k)) != Owner::kFree) pages.push_back(page_id(slab, k));
+  }
+  return pages;
+}
+
+PageId SlabAllocator::take_page_outside(std::int64_t slab) {
+  auto other = part_slabs_.begin();
+  if (*other == slab) ++other;
+  std::vector<PageId> taken;
+  take_from_slab(*other, 1, taken);
+  return taken.front();
 }
 
 void SlabAllocator::hand_over(PageId page, Owner from, Owner to) {

@@ -76,11 +76,11 @@ TEST_CASE("GhostList is bounded in number and in tokens") {
 }
 
 TEST_CASE("RadixTree: a split keeps id, state and pins on the deeper part") {
-  RadixTree tree(std::make_unique<LruPolicy>(), 8);
+  RadixTree tree(std::make_unique<LruPolicy>(), small_arena());
   const NodeId root = tree.open_root("");
   const auto tokens = prompt({1, 2, 3}, 0);
   const NodeId node = tree.add_child(root, tokens, {PageId{0}, PageId{1}, PageId{2}}, 1);
-  tree.attach_checkpoint(node, SlotId{7}, CheckpointKind::kMark, 2);
+  tree.attach_checkpoint(node, SlotId{7}, {.kind = CheckpointKind::kMark}, 2);
   tree.pin(node, LeaseId{1}, 3);
   CHECK(tree.pinned_pages() == 3);
   const NodeId upper = tree.split(node, 64);

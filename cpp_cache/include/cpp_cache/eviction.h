@@ -5,6 +5,8 @@
 #include <optional>
 
 #include "cpp_cache/ids.h"
+#include "cpp_cache/match.h"
+#include "cpp_cache/tree_config.h"
 
 namespace tasuki::cache {
 
@@ -19,22 +21,67 @@ struct EvictionItem {
   Tick last_use;
   NodeId node;
   std::optional<TailId> tail;  // of kTail
+  bool probationary = false;   // another state nearby serves nearly as well, until this one is used
 
   auto operator<=>(const EvictionItem&) const = default;
 };
 
+// What evicting a state loses and frees.
+struct Worth {
+  double gain = 0;         // prefill of one token is 1: saved over the nearest state above
+  std::int64_t pages = 1;  // freed at once or made worthless; a slot counts as the pages of a slab
+};
+
+// A state's name, stable from birth until its ghost is forgotten.
+struct StateKey {
+  NodeId node;
+  std::optional<TailId> tail;
+
+  auto operator<=>(const StateKey&) const = default;
+};
+
+// What is known of a state when it is published.
+struct Birth {
+  CheckpointKind kind = CheckpointKind::kTurnEnd;
+  TurnHint hint = TurnHint::kUnknown;
+  std::int64_t boundary = 0;
+  std::int64_t turns = 0;  // of the conversation before it
+};
+
 // Chooses victims among the items it was told of. Knows no ids of pages or slots and no tokens.
 // The tree tells it of every item that nothing protects, and withdraws an item the moment it is
-// pinned.
+// pinned. A policy that learns is also told the life of every state, evicted ones included.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
-  virtual void add(const EvictionItem& item) = 0;
+  virtual void add(const EvictionItem& item, const Worth& worth = {}) = 0;
   // REQUIRES: item was added and not removed since.
   virtual void remove(const EvictionItem& item) = 0;
   virtual bool contains(const EvictionItem& item) const = 0;
   virtual std::optional<EvictionItem> victim() const = 0;
   virtual std::int64_t size() const = 0;
+
+  // Whether the calls below and the worth of items matter to it.
+  virtual bool learns() const { return false; }
+  // For one that can act as several.
+  virtual void follow(PolicyKind /*kind*/) {}
+  // Time is injected and never runs back.
+  virtual void advance(std::int64_t /*now_ms*/) {}
+  virtual void born(const StateKey& /*key*/, const Birth& /*birth*/) {}
+  // A request resumed from it, or would have if it were still there.
+  virtual void used(const StateKey& /*key*/) {}
+  // The same path got a deeper state.
+  virtual void superseded(const StateKey& /*key*/) {}
+  // Its conversation was closed: no use is expected.
+  virtual void ended(const StateKey& /*key*/) {}
+  virtual void hinted(const StateKey& /*key*/, TurnHint /*hint*/) {}
+  // The path of a dropped state now ends at `heir`, which waits for the same request.
+  virtual void inherited(const StateKey& /*dropped*/, const StateKey& /*heir*/) {}
+  // The state that stands in for a dropped one after inherited(); else the key itself.
+  virtual StateKey waiting_for(const StateKey& key) const { return key; }
+  virtual void forgotten(const StateKey& /*key*/) {}
+  // Requests in its conversation so far; 0 where unknown.
+  virtual std::int64_t turns(const StateKey& /*key*/) const { return 0; }
 };
 
 }  // namespace tasuki::cache

@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,6 +28,7 @@
 
 #include "cpp_cache/lease.h"
 #include "cpp_cache/matcher.h"
+#include "cpp_cache/policy_trials.h"
 #include "cpp_cache/radix_tree.h"
 #include "cpp_cache/slab_allocator.h"
 #include "cpp_cache/stats.h"
@@ -42,6 +44,12 @@ struct LeaseTerms {
   std::optional<CursorId> cursor;
 };
 
+// The KV of `from` now belongs at `to`.
+struct PageMove {
+  PageId from;
+  PageId to;
+};
+
 // Owns allocator, radix tree, leases, cursors and quarantines, and joins them. Knows ids, never
 // memory. Every method throws InvalidArgument on an id that is not alive; nothing has changed when
 // one throws.
@@ -54,8 +62,18 @@ class HybridTree {
   Match match(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const;
   std::int64_t capacity_tokens(std::int64_t working_slots) const;
   TreeStats stats() const;
+  // Changes whenever a lease that was refused might no longer be: something was published, released
+  // or evicted. While it stands still a retry would only repeat the refusal.
+  std::uint64_t room_version() const { return room_version_; }
   const Lease& lease_of(LeaseId id) const;
   void check_integrity() const;
+
+  // The policy that chooses victims now: of kAuto the one that does best.
+  PolicyKind policy() const;
+
+  // The time, in milliseconds from any origin, for a policy that learns. Earlier times are ignored.
+  // A tree that is never told lets a second pass with every request.
+  void advance_to(std::int64_t now_ms);
 
   // Sessions. A cursor vouches that prompts given with it extend what was published under it: only
   // the page before its place is compared again.
@@ -73,7 +91,9 @@ class HybridTree {
   // REQUIRES: boundary <= tokens and capacity; slot is a working or destination slot of the lease
   // that holds exactly the state after boundary tokens; inside a page a slot is needed. ENSURES:
   // the slot is the tree's, or free where the same checkpoint stands already.
-  void publish(LeaseId id, std::int64_t boundary, std::optional<SlotId> slot, CheckpointKind kind);
+  // `hint` is what the end of the answer tells; it is remembered of the prompt's end too.
+  void publish(LeaseId id, std::int64_t boundary, std::optional<SlotId> slot, CheckpointKind kind,
+               TurnHint hint = TurnHint::kUnknown);
   void release(LeaseId id);
 
   // Hand-over.
@@ -82,6 +102,10 @@ class HybridTree {
   QuarantineId quarantine(LeaseId id);
   void free_quarantined(QuarantineId id);
 
+  // Moves decided since the last call, in order: to be copied before anything is written to an id
+  // that the call which decided them handed out.
+  std::vector<PageMove> drain_moves();
+
   // Evicts all that is unpinned and forgets every ghost. Returns nodes dropped.
   std::int64_t flush();
 
@@ -89,7 +113,9 @@ class HybridTree {
   struct Cursor {
     std::string salt;
     std::optional<Position> place{};
-    std::uint64_t serial = 0;  // of place's node
+    std::uint64_t serial = 0;       // of place's node
+    std::optional<StateRef> end{};  // where its latest turn ended
+    std::uint64_t end_serial = 0;   // of end's node
   };
   struct Quarantine {
     std::vector<PageId> pages;
@@ -123,16 +149,25 @@ class HybridTree {
   // Evicts until it fits; false, with nothing evicted, where it cannot.
   bool make_room(std::int64_t pages, std::int64_t slots);
   void evict(const EvictionItem& item);
+  // Moves the pages of one slab into gaps of others; false where no slab can be emptied so.
+  bool empty_a_slab();
 
   NodeId insert_path(Lease& lease, std::int64_t end);
   NodeId split(NodeId id, std::int64_t depth);
   std::vector<PageId> give_pages(Lease& lease, std::int64_t from, std::int64_t to);
   void publish_state(Lease& lease, NodeId node, std::int64_t boundary, SlotId slot,
-                     CheckpointKind kind);
+                     CheckpointKind kind, TurnHint hint);
+  // Tells the policy what a new state means for those that stand before it.
+  void follow_up(Lease& lease, const StateRef& state, std::int64_t boundary, CheckpointKind kind,
+                 TurnHint hint);
+  // Tells the policy of the states a request used, or would have used were they still there.
+  std::int64_t note_use(const Found& found, const Plan& plan);
   void stand_at(Lease& lease, Position place);
   void give_slot(Lease& lease, SlotId slot);
   bool holds_slot(const Lease& lease, SlotId slot) const;
   void end_lease(LeaseId id);
+  // Lets the trials serve what the lease served, and follows the policy that does best.
+  void try_policies(const Lease& lease);
 
   TreeConfig config_;
   SlabAllocator allocator_;
@@ -140,7 +175,12 @@ class HybridTree {
   LeaseBook leases_;
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;
+  std::unique_ptr<PolicyTrials> trials_;  // of PolicyKind::kAuto
+  std::vector<PageMove> moves_;
   Tick clock_ = 0;
+  std::uint64_t room_version_ = 0;
+  std::int64_t now_ms_ = 0;
+  bool told_time_ = false;
   std::int64_t next_lease_ = 1;
   std::int64_t next_cursor_ = 1;
   std::int64_t next_quarantine_ = 1;

@@ -10,6 +10,7 @@
 #include "cpp_cache/ids.h"
 #include "cpp_cache/match.h"
 #include "cpp_cache/node.h"
+#include "cpp_cache/policy_trials.h"
 
 namespace tasuki::cache {
 
@@ -41,6 +42,10 @@ struct Lease {
   std::vector<SlotId> spare_slots{};        // destinations not yet asked for
   std::vector<SlotId> destination_slots{};  // handed out by take_checkpoint_slot
   std::optional<CursorId> cursor{};
+  std::int64_t turns = 0;                  // of its conversation before it, as far as is known
+  std::optional<StateRef> latest_state{};  // deepest that it used or published
+  std::vector<Published> published{};      // states, in order
+  std::optional<StateRef> prompt_state{};  // that it published at its prompt's end
   LeaseState state = LeaseState::kWorking;
 
   std::int64_t tokens() const { return first_kept + static_cast<std::int64_t>(kept.size()); }

@@ -9,6 +9,9 @@ namespace tasuki::cache {
 
 enum class CheckpointKind : std::uint8_t { kPromptEnd, kTurnEnd, kBranch, kMark };
 
+// What the end of an answer says about the next request of its conversation.
+enum class TurnHint : std::uint8_t { kUnknown, kToolCall, kEndOfTurn };
+
 // Tokens that were not usable, by cause. usable_tokens + sum() == prompt_tokens.
 struct Causes {
   std::int64_t fresh = 0;               // never seen, or forgotten ("new" where C++ has no keyword)

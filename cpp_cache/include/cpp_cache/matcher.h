@@ -17,6 +17,7 @@ struct Found {
   Match match;
   std::optional<StateRef> source;  // state at usable_tokens; nullopt: none
   Position usable;                 // end of the whole pages below source. REQUIRES: source
+  std::optional<StateRef> lost;    // evicted state deeper than source that would have served
   std::optional<Position> kv;      // end of the KV in whole pages at or before prompt - 1
 };
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cpp_cache/compact_vector.h"
 #include "cpp_cache/ids.h"
 #include "cpp_cache/match.h"
 
@@ -18,7 +20,8 @@ struct Checkpoint {
   CheckpointKind kind;
   std::int64_t boundary;
   Tick last_use;
-  std::int64_t pins;  // leases that fork from it (of a tail: or whose page it took)
+  bool probationary = false;  // see EvictionItem
+  std::int32_t pins = 0;      // leases that fork from it (of a tail: or whose page it took)
 };
 
 // Fewer than a page of tokens after a node's end: their KV in one page, and the state after the
@@ -42,20 +45,20 @@ struct ChildEntry {
 
 struct Node {
   NodeId id;
-  std::uint64_t serial;  // never reused: tells a cursor whether `id` is still the node it knew
   std::optional<NodeId> parent;  // nullopt: a root
-  std::string salt;              // of a root
-  std::vector<Token> tokens;     // of the edge; empty in a root
-  std::vector<PageId> pages;     // empty in a ghost
-  std::int64_t depth;            // tokens from the root to this node's end
-  bool resident;                 // false: a ghost, which remembers that its KV stood here
+  std::uint64_t serial;  // never reused: tells a cursor whether `id` is still the node it knew
+  std::unique_ptr<const std::string> salt;  // of a root
+  std::vector<Token> tokens;                // of the edge; empty in a root
+  std::vector<PageId> pages;                // empty in a ghost
+  std::int64_t depth;                       // tokens from the root to this node's end
   std::optional<Checkpoint> checkpoint;
+  bool resident;                    // false: a ghost, which remembers that its KV stood here
   bool checkpoint_evicted = false;  // a state stood at the end and was evicted since
-  std::vector<Tail> tails;
-  std::vector<ChildEntry> children;  // by (hash, node)
-  std::vector<LeaseId> lessees;      // leases whose path ends inside this node
-  std::int64_t protected_children = 0;
-  std::int64_t resident_children = 0;
+  CompactVector<Tail> tails;
+  CompactVector<ChildEntry> children;  // by (hash, node)
+  CompactVector<LeaseId> lessees;      // leases whose path ends inside this node
+  std::int32_t protected_children = 0;
+  std::int32_t resident_children = 0;
   Tick last_use = 0;
   Tick ghost_since = 0;
 

@@ -13,6 +13,7 @@
 #include "cpp_cache/ghosts.h"
 #include "cpp_cache/ids.h"
 #include "cpp_cache/node.h"
+#include "cpp_cache/tree_config.h"
 
 namespace tasuki::cache {
 
@@ -32,7 +33,8 @@ struct Freed {
 // children on the deeper part.
 class RadixTree {
  public:
-  RadixTree(std::unique_ptr<EvictionPolicy> policy, std::int64_t max_ghosts);
+  // REQUIRES: shape passed validate().
+  RadixTree(std::unique_ptr<EvictionPolicy> policy, const TreeConfig& shape);
 
   // Structure, asked.
   const Node& node(NodeId id) const { return *nodes_[static_cast<std::size_t>(raw(id))]; }
@@ -45,7 +47,10 @@ class RadixTree {
   Position cover(NodeId at, std::int64_t depth) const;
   // Pages from the root to `end`, in logical order. REQUIRES: end.depth is whole pages, all
   // resident.
-  std::vector<PageId> pages_to(Position end) const;
+  // Has room for `spare` more.
+  std::vector<PageId> pages_to(Position end, std::int64_t spare = 0) const;
+  // REQUIRES: end.depth is whole pages.
+  std::vector<Token> tokens_to(Position end) const;
   const Checkpoint& state(const StateRef& ref) const;
   const std::vector<std::unique_ptr<Node>>& nodes() const { return nodes_; }
   const std::map<std::string, NodeId, std::less<>>& roots() const { return roots_; }
@@ -64,10 +69,16 @@ class RadixTree {
   void revive(NodeId ghost, std::vector<PageId> pages, Tick now);
 
   // States. attach_* REQUIRE: the node is resident and has no such state.
-  void attach_checkpoint(NodeId id, SlotId slot, CheckpointKind kind, Tick now);
-  TailId attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot, CheckpointKind kind,
+  void attach_checkpoint(NodeId id, SlotId slot, const Birth& birth, Tick now);
+  TailId attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot, const Birth& birth,
                      Tick now);
   void touch(const StateRef& ref, Tick now);
+  // A neighbour serves nearly as well: it goes first until a request uses it.
+  void put_on_probation(const StateRef& ref);
+  // As far as is known no request will use it. Ignores a state that is gone.
+  void expect_no_use(const StateRef& ref);
+  // For the policy: time, lives of states (ghosts too) and what they tell of a conversation.
+  EvictionPolicy& policy() { return *policy_; }
 
   // Pins. A lease stands in one node; that protects the KV of every ancestor.
   // Cost: the nodes up to the first ancestor that is protected already.
@@ -75,6 +86,11 @@ class RadixTree {
   void unpin(NodeId id, LeaseId lease);
   void pin_state(const StateRef& ref);
   void unpin_state(const StateRef& ref);
+
+  // Moving: the same KV under another id. A page under a lease stays where it is.
+  bool movable(PageId page) const;
+  // REQUIRES: movable(from).
+  void move_page(PageId from, PageId to);
 
   // Eviction.
   std::optional<EvictionItem> victim() const { return policy_->victim(); }
@@ -107,12 +123,25 @@ class RadixTree {
   // Around any change to what decides candidate(node): withdraw before, list after.
   void withdraw(const Node& node);
   void list(const Node& node);
+  bool lists(const Node& node, const Checkpoint& state) const;
+  bool lists(const Node& node, const Tail& tail) const;
+  // What the loss of the state would cost and free, for a policy that learns.
+  Worth worth(const Node& node, const Checkpoint& state, bool is_tail) const;
+  std::optional<StateRef> state_above(const Node& node) const;
+  std::int64_t pages_alone(const Node& node) const;
+  std::optional<StateKey> heir_of(const Node& node, bool is_tail) const;
+  // Lists the nearest states below again, whose worth a change here altered.
+  void weigh_below(const Node& node);
+  std::size_t dense(PageId page) const;
+  void settle_pages(const Node& node);
   void check_node(const Node& node, Tick now) const;
 
+  TreeConfig shape_;
   std::unique_ptr<EvictionPolicy> policy_;
   GhostList ghosts_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<NodeId> spare_ids_;
+  std::vector<NodeId> homes_;  // by dense page: where a page of the tree stands
   std::map<std::string, NodeId, std::less<>> roots_;
   std::uint64_t next_serial_ = 1;
   std::int64_t next_tail_ = 1;

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
 #include <vector>
 
+#include "cpp_cache/id_set.h"
 #include "cpp_cache/ids.h"
 #include "cpp_cache/stats.h"
 #include "cpp_cache/tree_config.h"
@@ -35,6 +35,14 @@ class SlabAllocator {
   // REQUIRES: fits(0, 1). ENSURES: its owner is kWorking.
   SlotId take_slot();
 
+  // Part-used page slabs, fewest pages first, where the free pages of all of them could hold those
+  // of one; else none.
+  std::vector<std::int64_t> slabs_to_empty() const;
+  // Pages of the slab that are not free.
+  std::vector<PageId> pages_in(std::int64_t slab) const;
+  // A free page of another part-used slab. ENSURES: its owner is kWorking.
+  PageId take_page_outside(std::int64_t slab);
+
   // Throws IntegrityError where the id is not `from`'s. REQUIRES: neither is kFree.
   void hand_over(PageId page, Owner from, Owner to);
   void hand_over(SlotId slot, Owner from, Owner to);
@@ -44,7 +52,11 @@ class SlabAllocator {
 
   Owner owner(PageId page) const { return page_owner_[dense(page)]; }
   Owner owner(SlotId slot) const { return slot_owner_[static_cast<std::size_t>(raw(slot))]; }
-  std::int64_t slab_of(PageId page) const { return raw(page) / config_.blocks_per_slab; }
+  std::int64_t slab_of(PageId page) const {
+    // 32 bits divide twice as fast.
+    return static_cast<std::uint32_t>(raw(page)) /
+           static_cast<std::uint32_t>(config_.blocks_per_slab);
+  }
 
   // Pages and slots without `pinned`, which only the tree knows.
   PoolCounts page_counts() const;
@@ -68,8 +80,8 @@ class SlabAllocator {
   std::vector<Owner> page_owner_;         // slab * pages_per_slab + k
   std::vector<Owner> slot_owner_;         // by slab
   std::vector<std::int64_t> page_count_;  // pages of a slab that are not free
-  std::set<std::int64_t> free_slabs_;
-  std::set<std::int64_t> part_slabs_;  // page slabs with a free page
+  IdSet free_slabs_;
+  IdSet part_slabs_;  // page slabs with a free page
   std::int64_t slabs_of_pages_ = 0;
   std::int64_t pages_by_owner_[5] = {};  // of page slabs
   std::int64_t slots_by_owner_[5] = {};

@@ -2,8 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 namespace tasuki::cache {
+
+enum class PolicyKind : std::uint8_t { kLru, kValue, kHazard, kAuto };
+
+// nullopt: no policy has that name.
+std::optional<PolicyKind> policy_named(std::string_view name);
+std::string_view name_of(PolicyKind policy);
 
 struct TreeConfig {
   std::int64_t slabs;
@@ -11,6 +19,9 @@ struct TreeConfig {
   std::int64_t pages_per_slab;
   std::int64_t
       max_ghost_nodes;  // evicted nodes and tails remembered, to tell why a prefix was lost
+  PolicyKind policy = PolicyKind::kLru;
+  // Prefill cost of a token for each token before it, where the token alone costs 1.
+  double attention_cost = 0;
 
   // Throws InvalidArgument naming the field that no arena can have.
   void validate() const;

@@ -1,0 +1,210 @@
+"""Throws malformed and well-formed calls at the binding: each either works or raises a typed error
+and changes nothing.
+
+Usage: fuzz.py [--seconds 60] [--seed 0]. Every call is drawn from one seeded generator, so that a
+finding is repeated by its seed. Also imported by the tests for a short run.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tasuki.pycache._cpp_cache import (
+    CacheError,
+    CheckpointKind,
+    HybridTree,
+    Lease,
+    TreeConfig,
+)
+
+NUMBERS = (-(2**63), -(2**31), -65, -1, 0, 1, 63, 64, 65, 640, 2**31 - 1, 2**31, 2**48, 2**63 - 1)
+WRONG = (None, "tokens", 3.5, [1, 2], (), b"bytes", object(), 2**64, -(2**64), np.float64(1), True)
+REFUSALS = (CacheError, TypeError)  # TypeError: the binding's own word for a wrong type
+
+
+class Finding(Exception):
+    """A call that broke the rule; the message repeats it."""
+
+
+def state_of(tree: HybridTree) -> tuple[Any, ...]:
+    """All that a refused call must leave alone."""
+    stats = tree.stats()
+    pools = [
+        (p.free, p.working, p.tree, p.granted, p.quarantined, p.pinned)
+        for p in (stats.pages, stats.slots)
+    ]
+    counts = (stats.nodes, stats.ghost_nodes, stats.checkpoints, stats.leases, stats.cursors)
+    return (*pools, *counts, stats.prompt_tokens, stats.usable_tokens, stats.evicted_pages)
+
+
+class Fuzzer:
+    """Owns one small tree and the handles that its calls returned, released ones included."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.tree = HybridTree(
+            TreeConfig(slabs=12, blocks_per_slab=8, pages_per_slab=4, max_ghost_nodes=16)
+        )
+        other = HybridTree(TreeConfig(slabs=2, blocks_per_slab=2, pages_per_slab=2))
+        foreign = other.lease(np.ones(3, np.int32), capacity_tokens=3, working_slots=1)
+        assert foreign is not None
+        self.leases: list[Lease] = [foreign]
+        self.cursors: list[int] = []
+        self.held: list[int] = []  # quarantines
+        self.calls = self.refused = 0
+
+    def tokens(self) -> Any:
+        draw = self.draw
+        size = draw.choice((0, 1, 2, 63, 64, 65, 128, 300, 5_000))
+        good = np.full(size, draw.randrange(3), np.int32)
+        if size and draw.random() < 0.5:
+            good[draw.randrange(size) :] = draw.randrange(3)
+        shape = draw.randrange(12)
+        if shape == 0:
+            return good[::2]
+        if shape == 1:
+            return good.astype(draw.choice((np.int64, np.uint32, np.float32, np.bool_, ">i4")))
+        if shape == 2:
+            return good.reshape(1, -1)
+        if shape == 3:
+            return good[::-1]
+        if shape == 4:
+            return np.array(7, np.int32)
+        if shape == 5:
+            return draw.choice(WRONG)
+        return good
+
+    def number(self) -> Any:
+        draw = self.draw
+        if draw.random() < 0.05:
+            return draw.choice(WRONG)
+        return draw.choice(NUMBERS) if draw.random() < 0.4 else draw.randrange(0, 700)
+
+    def few(self) -> Any:
+        return self.number() if self.draw.random() < 0.1 else self.draw.randrange(0, 3)
+
+    def salt(self) -> Any:
+        return self.draw.choice((b"", b"", b"a", b"\0\xff", "text", None, 3))
+
+    def cursor(self) -> Any:
+        return self.draw.choice((None, None, *self.cursors[-3:], self.number()))
+
+    def lease(self) -> Any:
+        if self.draw.random() < 0.03:
+            return self.draw.choice(WRONG)
+        return self.draw.choice(self.leases[-6:] + self.leases[:1])
+
+    def slot(self, lease: Any) -> Any:
+        try:
+            own = list(lease.working_slots)
+        except (*REFUSALS, AttributeError):
+            own = []
+        return self.draw.choice((None, *own, *own, self.number()))
+
+    def step(self) -> None:
+        """One call. Raises Finding."""
+        name, call = self.draw.choice(self._calls())
+        before = state_of(self.tree)
+        self.calls += 1
+        try:
+            call()
+        except REFUSALS as refusal:
+            self.refused += 1
+            if state_of(self.tree) != before:
+                raise Finding(f"{name} was refused ({refusal}) but changed the tree") from refusal
+        except Exception as error:
+            raise Finding(f"{name} raised {type(error).__name__}: {error}") from error
+        if self.calls % 50 == 0:
+            self.tree.check_integrity()
+
+    def _calls(self) -> list[tuple[str, Callable[[], Any]]]:
+        tree = self.tree
+        lease = self.lease()
+        kind = self.draw.choice((*CheckpointKind, "mark", 3))
+        salt, cursor = self.salt(), self.cursor()
+        return [
+            ("match", lambda: tree.match(self.tokens(), salt, cursor)),
+            ("capacity_tokens", lambda: tree.capacity_tokens(self.number())),
+            ("open_cursor", lambda: self.cursors.append(tree.open_cursor(salt))),
+            ("fork_cursor", lambda: self.cursors.append(tree.fork_cursor(cursor))),
+            ("close_cursor", lambda: tree.close_cursor(cursor)),
+            ("lease", lambda: self._lease(salt, cursor)),
+            ("lease", lambda: self._lease(b"", None)),
+            ("lease_receive", lambda: self._lease_receive(salt, cursor)),
+            ("extend", lambda: tree.extend(lease, self.number())),
+            ("append", lambda: tree.append(lease, self.tokens())),
+            ("take_checkpoint_slot", lambda: tree.take_checkpoint_slot(lease)),
+            ("publish", lambda: tree.publish(lease, self.number(), self.slot(lease), kind)),
+            ("release", lambda: tree.release(lease)),
+            ("release", lambda: tree.release(lease)),
+            ("grant", lambda: tree.grant(lease)),
+            ("settle", lambda: tree.settle(lease)),
+            ("quarantine", lambda: self.held.append(tree.quarantine(lease))),
+            ("free_quarantined", lambda: tree.free_quarantined(self._quarantine())),
+            ("read", lambda: self._read(self.draw.choice(self.leases))),
+        ]
+
+    @staticmethod
+    def _read(lease: Lease) -> None:
+        assert lease.match.prompt_tokens > 0
+        assert len(lease.pages) * 64 == lease.capacity_tokens >= lease.cached_tokens
+        assert lease.tokens > 0 and lease.shared_pages <= len(lease.pages)
+
+    def _quarantine(self) -> Any:
+        return self.draw.choice((*self.held[-2:], self.number()))
+
+    def _keep(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self.leases.append(lease)
+
+    def _lease(self, salt: Any, cursor: Any) -> None:
+        tokens = self.tokens()
+        wanted = len(tokens) + self.draw.randrange(90) if isinstance(tokens, np.ndarray) and (
+            tokens.ndim == 1 and self.draw.random() < 0.8
+        ) else self.number()  # fmt: skip
+        self._keep(
+            self.tree.lease(
+                tokens,
+                salt=salt,
+                capacity_tokens=wanted,
+                working_slots=self.few(),
+                checkpoint_slots=self.few(),
+                cursor=cursor,
+            )
+        )
+
+    def _lease_receive(self, salt: Any, cursor: Any) -> None:
+        self._keep(
+            self.tree.lease_receive(
+                self.tokens(),
+                salt=salt,
+                capacity_tokens=self.number(),
+                working_slots=self.few(),
+                cursor=cursor,
+            )
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    seed, calls, refused = options.seed, 0, 0
+    while time.monotonic() < end:
+        fuzzer = Fuzzer(seed)
+        for _ in range(2_000):
+            try:
+                fuzzer.step()
+            except Finding as finding:
+                raise SystemExit(f"seed {seed}, call {fuzzer.calls}: {finding}") from finding
+        calls, refused, seed = calls + fuzzer.calls, refused + fuzzer.refused, seed + 1
+    print(f"{calls} calls, {refused} refused with a typed error, no finding")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Times tasuki's tree through its Python face. Run as a script: prints one JSON object."""
+
+import json
+import sys
+from array import array
+from functools import partial
+
+import numpy as np
+from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, TreeConfig
+from timing import CLOCK_NS, heap_bytes, median_us, now, percentile_us, quiet
+from workloads import (
+    CHUNK,
+    LENGTHS,
+    PAGE,
+    SCALES,
+    SHORT_BATCH,
+    Agents,
+    Bushes,
+    Tokens,
+    prompt,
+    short_prompts,
+)
+
+PAGES_PER_SLAB = 24
+KIND = CheckpointKind.TURN_END
+Row = dict[str, float]
+
+
+def tree_for(tokens: int, states: int) -> HybridTree:
+    slabs = tokens // (PAGE * PAGES_PER_SLAB) + states + 64
+    return HybridTree(
+        TreeConfig(slabs=slabs, blocks_per_slab=PAGES_PER_SLAB * 8, pages_per_slab=PAGES_PER_SLAB)
+    )
+
+
+def lease_for(tree: HybridTree, tokens: Tokens, cursor: int | None = None) -> Lease:
+    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1, cursor=cursor)
+    assert lease is not None
+    return lease
+
+
+def keep(tree: HybridTree, tokens: Tokens) -> None:
+    lease = lease_for(tree, tokens)
+    tree.publish(lease, len(tokens), lease.working_slots[0], KIND)
+    tree.release(lease)
+
+
+def keep_chunked(tree: HybridTree, tokens: Tokens) -> int:
+    """Nanoseconds of all calls that insert a prompt chunk by chunk, with a state at each."""
+    start = now()
+    lease = lease_for(tree, tokens)
+    for end in range(CHUNK, len(tokens) + 1, CHUNK):
+        tree.publish(lease, end, tree.take_checkpoint_slot(lease), KIND)
+    tree.release(lease)
+    return now() - start
+
+
+def lengths(row: Row) -> None:
+    for count in LENGTHS:
+        tree = tree_for(2 * count, 512)
+        whole, chunked = prompt(count, count), prompt(count + 1, count)
+        keep(tree, whole)
+        row[f"insert {count} in {CHUNK}s, us"] = keep_chunked(tree, chunked) / 1e3
+        assert tree.match(chunked).kv_tokens == count
+        repeats = 200 if count < 1_000_000 else 40
+        for name, asked in (("", whole), (" chunked", chunked)):
+            spent = median_us(partial(tree.match, asked), repeats)
+            row[f"match {count}{name}, ns/token"] = spent * 1e3 / count
+
+
+def agents(row: Row, sessions: int, *, label: str, cursors: bool) -> None:
+    work = Agents(sessions)
+    tree = tree_for(sessions * 62_000, sessions * 16)
+    places = [tree.open_cursor() for _ in range(sessions)] if cursors else None
+    matches, publishes, totals, pairs = [], [], [], []
+    hit = asked = 0
+    for turn in work:
+        tokens = turn.log[: turn.prompt]
+        answer = turn.log[turn.prompt : turn.end]
+        cursor = places[turn.session] if places else None
+        start = now()
+        match = tree.match(tokens, b"", cursor)
+        matches.append(now() - start)
+        hit += match.usable_tokens
+        asked += match.prompt_tokens
+        start = now()
+        lease = tree.lease(tokens, capacity_tokens=turn.end, working_slots=1, cursor=cursor)
+        leased = now()
+        tree.append(lease, answer)
+        slot = lease.working_slots[0]
+        before = now()
+        tree.publish(lease, turn.end, slot, KIND)
+        after = now()
+        tree.release(lease)
+        end = now()
+        publishes.append(after - before)
+        pairs.append((leased - start) + (end - after) - CLOCK_NS)
+        totals.append(end - start - 4 * CLOCK_NS)
+    late = slice(sessions, None)
+    row[f"{label}: match p50, us"] = percentile_us(matches[late], 50)
+    row[f"{label}: match p99, us"] = percentile_us(matches[late], 99)
+    row[f"{label}: publish p50, us"] = percentile_us(publishes[late], 50)
+    row[f"{label}: publish p99, us"] = percentile_us(publishes[late], 99)
+    row[f"{label}: lease + release p50, us"] = percentile_us(pairs[late], 50)
+    row[f"{label}: first turn p50, us"] = percentile_us(totals[:sessions], 50)
+    row[f"{label}: turns/s"] = len(totals) / sum(totals) * 1e9
+    row[f"{label}: hit rate"] = hit / asked
+
+
+def bushes(row: Row, work: Bushes, *, label: str) -> None:
+    prompts = list(work)
+    slabs = work.tokens // (PAGE * PAGES_PER_SLAB) + work.heads * work.leaves + 64
+    tree = HybridTree(
+        TreeConfig(slabs=slabs, blocks_per_slab=PAGES_PER_SLAB, pages_per_slab=PAGES_PER_SLAB)
+    )
+    inserts, publishes = array("q", bytes(8 * len(prompts))), array("q", bytes(8 * len(prompts)))
+    before = heap_bytes()
+    for i, tokens_ in enumerate(prompts):
+        start = now()
+        lease = lease_for(tree, tokens_)
+        slot = lease.working_slots[0]
+        middle = now()
+        tree.publish(lease, len(tokens_), slot, KIND)
+        published = now()
+        tree.release(lease)
+        inserts[i] = now() - start - 2 * CLOCK_NS
+        publishes[i] = published - middle
+    row[f"{label}: bytes a node beside 4 a token"] = (
+        heap_bytes() - before - 4 * work.tokens
+    ) / work.nodes
+    row[f"{label}: insert p50, us"] = percentile_us(publishes, 50)
+    row[f"{label}: lease + insert + release p50, us"] = percentile_us(inserts, 50)
+    row[f"{label}: lease + insert + release p99, us"] = percentile_us(inserts, 99)
+    sample = np.random.default_rng(4).permutation(len(prompts))[:2_000]
+    matches, pairs = [], []
+    for i in sample:
+        asked = prompts[i].copy()  # as a tokenizer leaves it: in the core's cache; the tree is not
+        start = now()
+        tree.match(asked)
+        matches.append(now() - start)
+    row[f"{label}: match p50, us"] = percentile_us(matches, 50)
+    for i in sample:
+        asked = prompts[i].copy()
+        start = now()
+        tree.release(lease_for(tree, asked))
+        pairs.append(now() - start)
+    row[f"{label}: lease + release p50, us"] = percentile_us(pairs, 50)
+    evict(row, tree, label)
+
+
+def evict(row: Row, tree: HybridTree, label: str) -> None:
+    spare = tree.stats().slabs_free
+    # One page and all the free slots, so that the next slot is an eviction.
+    lease = tree.lease(np.zeros(1, np.int32), capacity_tokens=1, working_slots=spare - 1)
+    assert lease is not None
+    taken = []
+    for _ in range(min(1_000, tree.stats().checkpoints // 4)):
+        start = now()
+        slot = tree.take_checkpoint_slot(lease)
+        taken.append(now() - start)
+        assert slot is not None
+    row[f"{label}: evict one checkpoint p50, us"] = percentile_us(taken, 50)
+    nodes = tree.stats().nodes
+    start = now()
+    tree.flush()
+    spent = now() - start
+    row[f"{label}: bulk eviction, leaves/s"] = (nodes - tree.stats().nodes) / spent * 1e9
+
+
+def shorts(row: Row) -> None:
+    batches = short_prompts(40)
+    tree = tree_for(40 * 64 * 256, 40 * 64 * 2)
+    for name in ("cold", "repeated"):
+        spent = []
+        for batch in batches:
+            start = now()
+            leases = [
+                tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1) for tokens in batch
+            ]
+            for tokens, lease in zip(batch, leases, strict=True):
+                tree.publish(lease, len(tokens), lease.working_slots[0], KIND)
+                tree.release(lease)
+            spent.append(now() - start)
+        each = percentile_us(spent, 50) / SHORT_BATCH
+        row[f"256 tokens, 64 at a time, {name}: a request, us"] = each
+    spent = []
+    for batch in batches:
+        start = now()
+        for tokens in batch:
+            tree.match(tokens)
+        spent.append(now() - start)
+    row["256 tokens, 64 at a time: match, us"] = percentile_us(spent, 50) / SHORT_BATCH
+
+
+def blocked(row: Row) -> None:
+    """What a request that does not fit costs a step while it waits."""
+    tree = tree_for(200_000, 4)
+    live = lease_for(tree, prompt(1, 200_000))
+    big = prompt(2, 200_000)
+
+    def attempt() -> None:
+        assert tree.lease(big, capacity_tokens=len(big), working_slots=1) is None
+
+    row["first refusal of 200,000 tokens, us"] = median_us(attempt, 20)
+    refused_at = tree.room_version
+    row["a blocked request of 200,000 tokens adds a step, us"] = median_us(
+        lambda: tree.room_version == refused_at, 2_000
+    )
+    tree.release(live)
+
+
+def main(full: bool) -> None:
+    quiet()
+    row: Row = {}
+    lengths(row)
+    sessions = 200 if full else 40
+    agents(row, sessions, label="agents with session", cursors=True)
+    agents(row, sessions, label="agents without session", cursors=False)
+    bushes(row, Bushes(1_000 if full else 100, 120), label="121K nodes")
+    shorts(row)
+    blocked(row)
+    for nodes in SCALES if full else SCALES[:2]:
+        bushes(row, Bushes(max(1, nodes // 121), 120, PAGE, PAGE), label=f"{nodes} nodes")
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main(full="--quick" not in sys.argv)

@@ -1,0 +1,127 @@
+"""Results as a table and a plot. Knows the targets; measures nothing."""
+
+from dataclasses import dataclass
+from html import escape
+from math import log2
+
+Rows = dict[str, float]
+Results = dict[str, Rows | str]
+RUST = "sglang-0.5.23"
+
+
+@dataclass(frozen=True)
+class Target:
+    """`limit` in the row's own unit; `ratio` over SGLang's Rust core. None: not asked."""
+
+    row: str
+    limit: float | None = None
+    ratio: float | None = None
+
+
+TARGETS = (
+    *(
+        Target(f"match {n}{how}, ns/token", 0.5, 3)
+        for n in (65536, 262144, 1048576)
+        for how in ("", " chunked")
+    ),
+    Target("agents with session: match p50, us", 5),
+    Target("agents with session: publish p50, us", 20),
+    Target("agents with session: turns/s", None, 10),
+    Target("agents without session: turns/s", None, 3),
+    Target("insert 1048576 in 8192s, us", 5_000),
+    Target("121K nodes: insert p50, us", 5),
+    Target("121K nodes: match p50, us", 3),
+    Target("121K nodes: evict one checkpoint p50, us", 2),
+    Target("121K nodes: bulk eviction, leaves/s", 1e6),
+    Target("121K nodes: bytes a node beside 4 a token", 400),
+)
+
+
+def _more_is_better(row: str) -> bool:
+    return row.endswith("/s") or row.endswith("rate")
+
+
+def _met(row: str, ours: Rows, rust: Rows | str) -> str:
+    target = next((t for t in TARGETS if t.row == row), None)
+    if target is None or row not in ours:
+        return ""
+    told = []
+    if target.limit is not None:
+        good = ours[row] >= target.limit if _more_is_better(row) else ours[row] <= target.limit
+        sign = ">=" if _more_is_better(row) else "<="
+        told.append(f"{sign} {target.limit:g}: {'met' if good else 'MISSED'}")
+    if target.ratio is not None and isinstance(rust, dict) and row in rust:
+        ratio = ours[row] / rust[row] if _more_is_better(row) else rust[row] / ours[row]
+        good = ratio >= target.ratio
+        told.append(f">= {target.ratio:g}x Rust: {ratio:.1f}x {'met' if good else 'MISSED'}")
+    return "; ".join(told)
+
+
+def _cell(rows: Rows | str, row: str) -> str:
+    if isinstance(rows, str) or row not in rows:
+        return "-"
+    value = rows[row]
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:,.2f}"
+
+
+def markdown(results: Results) -> str:
+    ours = results["tasuki"]
+    names = list(results)
+    order: dict[str, None] = {}
+    for rows in results.values():
+        if isinstance(rows, dict):
+            order.update(dict.fromkeys(rows))
+    lines = [
+        "# CPU cost of the cache",
+        "",
+        "Thread CPU time, one run, one machine, one process a backend (`make bench-cache`). A peer",
+        "without sessions has the same figure in both `agents` rows. TokenSpeed exposes no match:",
+        "its figure is the plan of the prefill.",
+        "",
+        f"| work | {' | '.join(names)} | target |",
+        f"| --- |{' --- |' * (len(names) + 1)}",
+    ]
+    for row in order:
+        cells = " | ".join(_cell(rows, row) for rows in results.values())
+        met = _met(row, ours, results.get(RUST, "")) if isinstance(ours, dict) else ""
+        lines.append(f"| {row} | {cells} | {met} |")
+    for name, rows in results.items():
+        if isinstance(rows, str):
+            lines += ["", f"{name}: {rows}"]
+    return "\n".join(lines) + "\n"
+
+
+def plot(results: Results) -> str:
+    """Bars of how many times faster we are than the Rust core, by row, logarithmic."""
+    ours, rust = results["tasuki"], results.get(RUST, "")
+    if not isinstance(ours, dict) or not isinstance(rust, dict):
+        return '<svg xmlns="http://www.w3.org/2000/svg"/>\n'
+    bars = []
+    for row in (r for r in ours if r in rust and not r.endswith("rate") and "p99" not in r):
+        if ours[row] <= 0 or rust[row] <= 0:
+            continue
+        ratio = ours[row] / rust[row] if _more_is_better(row) else rust[row] / ours[row]
+        bars.append((row, ratio))
+    height = 22 * len(bars) + 50
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="860" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        '<text x="10" y="20" font-size="14">Times better than SGLang\'s Rust core '
+        "(log scale; the line is equal)</text>",
+        f'<line x1="420" y1="30" x2="420" y2="{height - 10}" stroke="#888"/>',
+    ]
+    for i, (row, ratio) in enumerate(bars):
+        top = 36 + 22 * i
+        length = 60 * log2(ratio) * 0.75
+        left = min(420.0, 420 + length)
+        colour = "#2a7f62" if ratio >= 1 else "#b04a3a"
+        lines += [
+            f'<text x="410" y="{top + 12}" text-anchor="end">{escape(row)}</text>'
+            if ratio >= 1
+            else f'<text x="10" y="{top + 12}">{escape(row)}</text>',
+            f'<rect x="{left:.0f}" y="{top}" width="{abs(length):.0f}" height="16" '
+            f'fill="{colour}"/>',
+            f'<text x="{max(420.0, 420 + length) + 6:.0f}" y="{top + 12}">{ratio:.1f}</text>',
+        ]
+    return "\n".join([*lines, "</svg>"]) + "\n"

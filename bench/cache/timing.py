@@ -1,0 +1,81 @@
+"""Thread CPU time of single calls, and what to say of many. Knows nothing of caches."""
+
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+now = time.thread_time_ns
+
+
+def _clock_cost() -> int:
+    costs = []
+    for _ in range(2_001):
+        start = now()
+        costs.append(now() - start)
+    return int(statistics.median(costs))
+
+
+# What two readings one after the other differ by: half a microsecond on a virtual machine, which
+# would drown the calls that are timed. Taken off every measured interval.
+CLOCK_NS = _clock_cost()
+
+
+def median_us(call: Callable[[], Any], repeats: int) -> float:
+    """Median microseconds of a call, after two calls that warm the buffers."""
+    call()
+    call()
+    taken = []
+    for _ in range(repeats):
+        start = now()
+        call()
+        taken.append(now() - start)
+    return (statistics.median(taken) - CLOCK_NS) / 1e3
+
+
+def percentile_us(taken: Sequence[int], percent: float) -> float:
+    """Of intervals in nanoseconds, in microseconds."""
+    ordered = sorted(taken)
+    return (ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] - CLOCK_NS) / 1e3
+
+
+class _HeapUse(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def heap_bytes() -> int:
+    """Bytes that malloc has handed out in this process, its own headers included."""
+    use = ctypes.CDLL(None).mallinfo2
+    use.restype = _HeapUse
+    told = use()
+    return int(told.uordblks + told.hblkhd)
+
+
+def quiet(warm_bytes: int = 1 << 30) -> None:
+    """No collector pauses inside timed loops, and a heap whose pages stand already: on a virtual
+    machine the first touch of a page may cost more than the call that is timed."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    trim_threshold, mmap_threshold, piece = -1, -3, 16 << 20
+    libc.mallopt(mmap_threshold, 32 << 20)
+    libc.mallopt(trim_threshold, 2**31 - 1)
+    pieces = [libc.malloc(piece) for _ in range(warm_bytes // piece)]
+    for each in pieces:
+        ctypes.memset(each, 1, piece)
+    for each in pieces:
+        libc.free(each)

@@ -1,0 +1,66 @@
+// Which policy would have saved most on the traffic so far: shadow trees that hold no memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpp_cache/ids.h"
+#include "cpp_cache/match.h"
+#include "cpp_cache/tree_config.h"
+
+namespace tasuki::cache {
+
+class HybridTree;
+
+// A state that a request published.
+struct Published {
+  std::int64_t boundary;
+  CheckpointKind kind;
+  TurnHint hint;
+};
+
+// What a request did, told when it ends.
+struct Served {
+  std::string salt;
+  std::vector<Token> tokens;  // prompt and answer
+  std::int64_t prompt_tokens;
+  std::vector<Published> published;
+  std::int64_t now_ms;
+};
+
+// Owns one tree for each candidate, of the real arena's size, and replays every request in each.
+// Costs their ids and tokens, no KV. Deterministic; thread rule as HybridTree.
+class PolicyTrials {
+ public:
+  explicit PolicyTrials(const TreeConfig& config);
+  ~PolicyTrials();
+
+  void serve(const Served& served);
+  void flush();
+  // The policy to follow: another takes over once it saved 2 % more prefill over the last
+  // requests, and by more than luck.
+  PolicyKind best() const { return best_; }
+
+ private:
+  struct Trial {
+    PolicyKind policy;
+    std::unique_ptr<HybridTree> tree;
+    // All fade: what it saved, its lead over the policy followed, and the squares of that.
+    double saved = 0;
+    double lead = 0;
+    double spread = 0;
+    double latest = 0;
+  };
+
+  double serve(Trial& trial, const Served& served);
+  void compare();
+
+  double attention_cost_;
+  std::vector<Trial> trials_;
+  PolicyKind best_ = PolicyKind::kValue;
+  std::int64_t served_ = 0;
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,1 @@
+"""Traces of real traffic through the real tree: `tasuki replay-trace`."""

@@ -1,0 +1,110 @@
+"""A block-hash trace as plain requests.
+
+Owns the file format: one JSON object a line with `timestamp` (ms), `input_length`,
+`output_length` (tokens) and `hash_ids` (one a block of the prompt; equal ids mean equal prefixes
+up to and including the block; the last block may be partial), and where known `session_id`,
+`agent` and `stop`. Does not know tokens or caches.
+"""
+
+import gzip
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ReplayError
+
+_BLOCK_SIZES = (16, 64, 512)
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """block_ids: [blocks] int64, the last of them partial where prompt_tokens ends inside it."""
+
+    timestamp_ms: int
+    prompt_tokens: int
+    answer_tokens: int
+    block_ids: NDArray[np.int64]
+    conversation: tuple[int, int] | None
+    stop: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in order of arrival; block_tokens is the length of every block but a last one."""
+
+    name: str
+    block_tokens: int
+    requests: tuple[TraceRequest, ...]
+
+
+def load_trace(path: Path, limit: int | None = None) -> Trace:
+    """Read a .jsonl, .jsonl.gz or .jsonl.zst file. Raises ReplayError naming the line."""
+    requests: list[TraceRequest] = []
+    try:
+        with _lines(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if limit is not None and len(requests) >= limit:
+                    break
+                if line.strip():
+                    requests.append(_request(line, f"{path}:{number}"))
+    except OSError as error:
+        raise ReplayError(f"{path}: cannot be read ({error}); give a trace file") from error
+    if not requests:
+        raise ReplayError(f"{path}: holds no request; give a trace with one JSON object a line")
+    return Trace(path.name, _block_tokens(requests), tuple(requests))
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[IO[str]]:
+    if path.suffix == ".gz":
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            yield lines
+    elif path.suffix == ".zst":
+        if not path.exists():
+            raise ReplayError(f"{path}: no such file; give a trace file")
+        program = shutil.which("zstd")
+        if program is None:
+            raise ReplayError(f"{path}: install the program zstd, or decompress the file first")
+        command = [program, "-dcq", "--long=27", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            yield process.stdout
+            process.stdout.close()
+    else:
+        with path.open(encoding="utf-8") as lines:
+            yield lines
+
+
+def _request(line: str, where: str) -> TraceRequest:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        session = row.get("session_id")
+        request = TraceRequest(
+            timestamp_ms=int(row["timestamp"]),
+            prompt_tokens=int(row["input_length"]),
+            answer_tokens=int(row["output_length"]),
+            block_ids=np.asarray(row["hash_ids"], dtype=np.int64),
+            conversation=None if session is None else (session, row.get("agent", 0)),
+            stop=row.get("stop") or "",
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ReplayError(f"{where}: is no request of a trace ({error!r})") from error
+    if request.prompt_tokens < 1 or request.answer_tokens < 0 or not len(request.block_ids):
+        raise ReplayError(f"{where}: a request needs prompt tokens and their block ids")
+    return request
+
+
+def _block_tokens(requests: list[TraceRequest]) -> int:
+    longest = max(requests[:200], key=lambda request: request.prompt_tokens)
+    return min(
+        _BLOCK_SIZES,
+        key=lambda size: abs(-(-longest.prompt_tokens // size) - len(longest.block_ids)),
+    )

@@ -1,0 +1,122 @@
+"""Traces through the real tree: formats, tokens from block ids, the command, its sums."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tasuki.front import cli
+from tasuki.model.config import ModelConfig
+from tasuki.model.prefill_cost import PrefillFlops
+from tasuki.replay.errors import ReplayError
+from tasuki.replay.models import PUBLISHED, load_model
+from tasuki.replay.prompts import Prompts
+from tasuki.replay.replay import replay
+from tasuki.replay.trace import load_trace
+
+
+def line(time_ms: int, tokens: int, answer: int, blocks: list[int], **more: Any) -> dict[str, Any]:
+    return {
+        "timestamp": time_ms,
+        "input_length": tokens,
+        "output_length": answer,
+        "hash_ids": blocks,
+        **more,
+    }
+
+
+# A conversation of three turns and a stranger, blocks of 64.
+LINES = [
+    line(0, 200, 30, [0, 1, 2, 3], session_id=1, agent=0, stop="tool_use"),
+    line(5, 6400, 10, list(range(500, 600)), session_id=2, agent=0, stop="end_turn"),
+    line(900, 330, 20, [0, 1, 2, 4, 5, 6], session_id=1, agent=0, stop="end_turn"),
+    line(1900, 420, 20, [0, 1, 2, 4, 5, 7, 8], session_id=1, agent=0, stop=""),
+]
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in LINES))
+    return path
+
+
+def test_an_answer_is_read_from_the_request_that_continues_it(trace_file: Path) -> None:
+    trace = load_trace(trace_file)
+    prompts = Prompts(trace)
+    assert trace.block_tokens == 64
+    assert prompts.recovered_answers == 2
+    first, stranger, second, third = (prompts.tokens(index) for index in range(4))
+    assert [len(each) for each in (first, stranger, second, third)] == [230, 6410, 350, 440]
+    assert np.array_equal(first, second[:230])
+    assert np.array_equal(second, third[:350])
+    assert len({*first.tolist()} & {*stranger.tolist()}) == 0
+    assert len(set(third.tolist())) == 440
+
+
+def test_gzip_and_plain_read_alike(trace_file: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "small.jsonl.gz"
+    packed.write_bytes(gzip.compress(trace_file.read_bytes()))
+    plain, unpacked = load_trace(trace_file), load_trace(packed)
+    assert [r.block_ids.tolist() for r in plain.requests] == [
+        r.block_ids.tolist() for r in unpacked.requests
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("", "holds no request"), ("{}\n", ":1: is no request"), ("[1]\n", ":1: is no request")],
+)
+def test_a_bad_trace_is_named_with_its_line(tmp_path: Path, content: str, told: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(ReplayError, match=told):
+        load_trace(path)
+
+
+@pytest.mark.parametrize("policy", ["lru", "value", "auto"])
+def test_a_conversation_resumes_at_its_exact_end(trace_file: Path, policy: str) -> None:
+    result = replay(load_trace(trace_file), "35b-a3b", 8, policy)
+    # The second turn resumes after 229 of 230 tokens, the third after 349 of 350.
+    assert result["token_hit"] * result["prompt_tokens"] == pytest.approx(229 + 349)
+    assert result["token_hit"] + sum(result["causes"].values()) == pytest.approx(1)
+
+
+def test_the_command_prints_json_and_a_waterfall(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["replay-trace", str(trace_file), "--model", "9b", "--gb", "4", "--policy", "value"]
+    assert cli.main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {"token_hit", "flops_saved", "requests_per_second", "causes"} <= set(result)
+    assert cli.main(arguments) == 0
+    assert "kv_evicted" in capsys.readouterr().out
+
+
+def test_the_command_names_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay-trace", "absent.jsonl"]) == 1
+    assert "absent.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_shapes_have_their_published_sizes(name: str) -> None:
+    layout = load_model(name).cache_layout("bfloat16", "bfloat16", "float32")
+    kv_token = {"9b": 32768, "27b": 65536, "35b-a3b": 20480, "397b-a17b": 30720}[name]
+    assert layout.page_bytes == 64 * kv_token
+    mib = {"9b": 49.1, "27b": 146.8, "35b-a3b": 61.4, "397b-a17b": 183.2}[name]
+    assert layout.slot_bytes / 2**20 == pytest.approx(mib, rel=2e-3)
+
+
+def test_prefill_flops_of_the_published_moe() -> None:
+    flops = PrefillFlops.for_model(load_model("35b-a3b"))
+    assert flops.linear == pytest.approx(5.0e9, rel=0.02)
+    assert flops.quadratic == 163840
+    assert flops.of(2000) > 2 * flops.of(1000)
+
+
+def test_an_unknown_model_is_named() -> None:
+    with pytest.raises(ReplayError, match="one of 9b"):
+        load_model("12b")
+    assert isinstance(load_model("9b"), ModelConfig)

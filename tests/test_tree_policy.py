@@ -1,0 +1,172 @@
+"""One byte budget under every policy: nothing starves, moved KV follows, decisions repeat."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from tasuki.pycache._cpp_cache import (
+    PAGE_TOKENS,
+    CheckpointKind,
+    HybridTree,
+    InvalidArgument,
+    Lease,
+    TreeConfig,
+)
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+POLICIES = ("lru", "value", "auto")
+
+
+def tree_of(policy: str, slabs: int = 12) -> HybridTree:
+    return HybridTree(
+        TreeConfig(
+            slabs=slabs, blocks_per_slab=5, pages_per_slab=3, policy=policy, attention_cost=1e-3
+        )
+    )
+
+
+def prompt(*pages: int, partial: int = 1) -> np.ndarray:
+    return np.repeat(
+        np.array([*pages, 999], dtype=np.int32), [PAGE_TOKENS] * len(pages) + [partial]
+    )
+
+
+def serve(tree: HybridTree, tokens: np.ndarray, boundary: int) -> int:
+    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
+    assert lease is not None, "a request that fits an empty arena was refused with none held"
+    tree.publish(lease, boundary, lease.working_slots[0], CheckpointKind.TURN_END)
+    tree.release(lease)
+    return lease.match.usable_tokens
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pool_full_of_states_yields_pages_and_one_full_of_pages_yields_states(
+    policy: str,
+) -> None:
+    tree = tree_of(policy)
+    for first in range(40):
+        serve(tree, prompt(first), PAGE_TOKENS)
+    assert tree.stats().slabs_of_slots > tree.stats().slabs_total / 2
+    long = prompt(*range(100, 130))
+    assert serve(tree, long, 30 * PAGE_TOKENS) == 0
+    assert tree.stats().slabs_of_pages >= 10
+    for first in range(40, 80):
+        serve(tree, prompt(first), PAGE_TOKENS)
+    assert tree.stats().slabs_of_slots > 3
+    tree.check_integrity()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_near_the_pool_size_still_progress(policy: str) -> None:
+    tree = tree_of(policy)
+    most = tree.capacity_tokens(1) // PAGE_TOKENS
+    for round_ in range(20):
+        tokens = prompt(*range(round_ * 100, round_ * 100 + most - 1))
+        serve(tree, tokens, (most - 1) * PAGE_TOKENS)
+    tree.check_integrity()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_stream_gets_the_same_decisions(policy: str) -> None:
+    outcomes = []
+    for _ in range(2):
+        tree = tree_of(policy)
+        random = np.random.default_rng(3)
+        hits = []
+        for step in range(400):
+            tree.advance_to(step * 900)
+            pages = random.integers(0, 6, size=random.integers(1, 4)).tolist()
+            hits.append(serve(tree, prompt(*pages), len(pages) * PAGE_TOKENS + step % 2))
+        outcomes.append((hits, tree.stats().evicted_pages, tree.stats().evicted_checkpoints))
+    assert outcomes[0] == outcomes[1]
+    assert sum(outcomes[0][0]) > 0
+
+
+def test_value_keeps_what_is_used_often_where_recency_loses_it() -> None:
+    """A prefix comes back every fourth request; between, strangers pass that never return."""
+    saved = {}
+    for policy in ("lru", "value"):
+        tree = tree_of(policy, slabs=8)
+        total = 0
+        for step in range(400):
+            tree.advance_to(step * 1000)
+            if step % 8 == 0:
+                total += serve(tree, prompt(1, 2, 3), 3 * PAGE_TOKENS)
+            else:
+                serve(tree, prompt(1000 + step, 5000 + step), 2 * PAGE_TOKENS)
+        saved[policy] = total
+    assert saved["lru"] == 0
+    assert saved["value"] > 30 * 3 * PAGE_TOKENS
+
+
+def test_an_unknown_policy_and_an_unknown_hint_are_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"policy must be .* not fifo"):
+        TreeConfig(slabs=4, blocks_per_slab=5, pages_per_slab=3, policy="fifo")
+    tree = tree_of("value")
+    lease = tree.lease(prompt(1), capacity_tokens=65, working_slots=1)
+    assert lease is not None
+    with pytest.raises(InvalidArgument, match=r"hint must be .* not soon"):
+        tree.publish(lease, 64, lease.working_slots[0], CheckpointKind.TURN_END, "soon")
+    tree.release(lease)
+
+
+def test_the_kv_of_a_moved_page_moves_with_it() -> None:
+    layout = CacheLayout(
+        layer_kinds=(LayerKind.GDN, LayerKind.FULL),
+        kv_heads=1,
+        head_dim=4,
+        kv_dtype="float32",
+        conv_channels=4,
+        conv_columns=3,
+        conv_dtype="float32",
+        value_heads=2,
+        value_dim=16,
+        key_dim=32,
+        ssm_dtype="float32",
+    )
+    assert layout.pages_per_slab == 3
+    arena = Arena(layout, 9)
+    cache = HybridPrefixCache(arena, on_fresh=fill_with_nan)
+
+    def lease(tokens: np.ndarray, slots: int) -> Lease:
+        taken = cache.lease(
+            tokens,
+            salt=b"",
+            capacity_tokens=len(tokens),
+            working_slots=slots,
+            checkpoint_slots=0,
+            cursor=None,
+        )
+        assert taken is not None
+        return taken
+
+    # A slab of its own each, one page of which is free again at release: four gaps, one slab free.
+    homes = {}
+    for first in (1, 2, 3, 4):
+        held = lease(prompt(first, first + 10), 1)
+        homes[first] = held.pages.tolist()[:2]
+        for place, page in enumerate(homes[first]):
+            arena.kv[0][page].fill_(10 * first + place)
+        cache.publish(held, 128, held.working_slots[0], CheckpointKind.TURN_END)
+        cache.release(held)
+    cache.release(lease(prompt(7, partial=0), 2))
+    assert cache.stats().evicted_pages == 0
+    found = {}
+    for first in (1, 2, 3, 4):
+        held = lease(prompt(first, first + 10), 1)
+        found[first] = held.pages.tolist()[: held.shared_pages]
+        for place, page in enumerate(found[first]):
+            assert torch.all(arena.kv[0][page] == 10 * first + place)
+        cache.release(held)
+    assert sum(found[first] != homes[first] for first in homes) == 1
+
+
+def fill_with_nan(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
+    for page in pages:
+        arena.kv[0][page].fill_(torch.nan)
+    for slot in slots:
+        for state in arena.ssm:
+            state[slot].fill_(torch.nan)
