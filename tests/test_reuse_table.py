@@ -1,4 +1,5 @@
-"""Cached tokens that successive requests see, page 64: the table that operators compare engines by."""
+"""Cached tokens that successive requests see, page 64: the table that operators compare engines
+by."""
 
 import numpy as np
 import pytest
