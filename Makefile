@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cpp_cache/include/*.h cpp_cache/include/*/*.h cpp_cache/src/*.cpp cpp_cache/src/*.h)
 
-.PHONY: demo test bench-cache fuzz-cache lint format types stubs clean
+.PHONY: demo test bench-cache bench-traces fuzz-cache lint format types stubs clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -15,6 +15,10 @@ test: $(VENV)/dev-installed
 # Peers live in environments of their own under build/peers/.
 bench-cache: $(VENV)/installed
 	$(BIN)/python bench/cache/main.py $(BENCH_ARGS)
+
+# Needs the traces beside the repository and the zstd program.
+bench-traces: $(VENV)/installed
+	$(BIN)/python bench/traces/run.py $(BENCH_ARGS)
 
 fuzz-cache: $(VENV)/dev-installed
 	$(BIN)/python bench/cache/fuzz.py $(FUZZ_ARGS)
