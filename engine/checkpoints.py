@@ -23,9 +23,8 @@ def plan_checkpoints(
 ) -> list[PlannedCheckpoint]:
     """Positions in (cached, tokens), ascending, all multiples of a page, none twice.
 
-    The prompt's end is kept at the last page boundary that a repeat of the same prompt may use
-    (at most tokens - 1). Of many marks the last ones are kept: they cover most. A mark inside a
-    page is
+    The prompt's end is kept at the last page boundary that a repeat of the same prompt may use (at
+    most tokens - 1). Of many marks the last ones are kept: they cover most. A mark inside a page is
     moved down to its boundary.
     """
     chosen: dict[int, CheckpointKind] = {}

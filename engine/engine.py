@@ -1,8 +1,7 @@
 """The engine: `step()` = schedule -> run -> commit. One request's life can be read here in a line.
 
 Thread rule: one thread calls handle(), step() and take_outbox(); everything it owns (cache,
-requests) is
-its own. Messages in and out are plain values (messages.py).
+requests) is its own. Messages in and out are plain values (messages.py).
 """
 
 import logging

@@ -2,8 +2,7 @@
 token.
 
 Owns rooms; a room's lease is let go only by end(), which its daemon posts after the sender has
-drained, so
-that no window ever reads a page that has a new owner.
+drained, so that no window ever reads a page that has a new owner.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,9 +1,9 @@
 """What the engine loop and the world around it say to each other: plain, immutable messages.
 
 Nothing here holds a tensor, a lock or a channel, so either side may be its own process. `Inbox`
-messages
-go to the engine, `Outbox` messages come from it. A request is named by request_id at a front and by
-room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine only rooms.
+messages go to the engine, `Outbox` messages come from it. A request is named by request_id at a
+front and by room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine
+only rooms.
 """
 
 from dataclasses import dataclass
@@ -160,8 +160,7 @@ class Ticket:
 @dataclass(frozen=True)
 class Grant:
     """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than
-    the
-    ticket said is allowed (first_page rules), so that nothing is pinned while queued."""
+    the ticket said is allowed (first_page rules), so that nothing is pinned while queued."""
 
     room: RoomId
     generation: int

@@ -1,9 +1,8 @@
 """A request and its life. States are types; an illegal move raises and names both ends.
 
 Waiting -> Prefilling -> Decoding -> Finished is the straight line. On a decode node a long prompt
-goes
-Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Waiting -> AwaitingGrant ->
-Prefilling -> HandingOver -> Finished. Retracted gives everything back and waits again.
+goes Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Waiting -> AwaitingGrant
+-> Prefilling -> HandingOver -> Finished. Retracted gives everything back and waits again.
 """
 
 import time

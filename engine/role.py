@@ -4,9 +4,8 @@ from enum import Enum
 
 
 class Role(Enum):
-    """PREFILL stops after the first token and hands over; DECODE takes hand-overs and prefills
-    what is
-    short or orphaned; FUSED does everything in one process."""
+    """PREFILL stops after the first token and hands over; DECODE takes hand-overs and prefills what
+    is short or orphaned; FUSED does everything in one process."""
 
     PREFILL = "prefill"
     DECODE = "decode"

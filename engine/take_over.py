@@ -2,8 +2,7 @@
 granted.
 
 Owns rooms and quarantined ids. Emits what the decode node's hand-over client acts on. Each method
-is one
-event; what it returns the engine goes on with. Messages of rooms that are over are dropped.
+is one event; what it returns the engine goes on with. Messages of rooms that are over are dropped.
 """
 
 import secrets

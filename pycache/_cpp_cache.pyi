@@ -235,11 +235,9 @@ class HybridTree:
         cursor: int | None = None,
     ) -> Lease | None:
         """Pin the match, take own pages up to capacity_tokens, working slots, and up to
-        checkpoint_slots
-        destination slots (fewer where there is no room: see take_checkpoint_slot). All or nothing
-        for pages
-        and working slots: None says that it will fit once others release. Raises
-        ImpossibleRequest."""
+        checkpoint_slots destination slots (fewer where there is no room: see take_checkpoint_slot).
+        All or nothing for pages and working slots: None says that it will fit once others release.
+        Raises ImpossibleRequest."""
     def lease_receive(
         self,
         tokens: NDArray[np.int32],
@@ -271,14 +269,11 @@ class HybridTree:
         boundary.
 
         REQUIRES: boundary <= lease.tokens; slot is a working or destination slot of the lease and
-        holds
-        exactly the state after boundary tokens, clean for every later consumer. The slot now is the
-        tree's; a duplicate of an existing checkpoint is freed instead. A boundary inside a page
-        publishes
-        a tail: needs a slot, takes the lease's partial page too, and ends the lease's right to
-        write
-        (only release() may follow). `hint` is what the end of the answer tells of the next request:
-        unknown, tool_call or end_of_turn."""
+        holds exactly the state after boundary tokens, clean for every later consumer. The slot now
+        is the tree's; a duplicate of an existing checkpoint is freed instead. A boundary inside a
+        page publishes a tail: needs a slot, takes the lease's partial page too, and ends the
+        lease's right to write (only release() may follow). `hint` is what the end of the answer
+        tells of the next request: unknown, tool_call or end_of_turn."""
     def release(self, lease: Lease) -> None:
         """Unpin, free what is still the lease's own. InvalidArgument if already released or
         granted."""

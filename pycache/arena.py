@@ -18,8 +18,7 @@ class Arena:
     """Owns `slabs` slabs of `layout` in one allocation; knows nothing of who uses which id.
 
     Not thread-safe for writers: the engine loop writes ids it has leased, a transport writes ids
-    that
-    were granted to it, and the two never overlap.
+    that were granted to it, and the two never overlap.
 
     Views, all into the same memory, none contiguous:
     kv[i]    [page ids, 2 (key, value), PAGE_TOKENS, kv_heads, head_dim] of the i-th full layer

@@ -1,13 +1,10 @@
 """Where every byte of KV and state lies in the arena, derived from the model's shape.
 
 An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A block is the KV of
-one
-page in one full-attention layer. A slab holds either one state slot or `pages_per_slab` pages, the
-pages in layer-major order: layer l of page q lies at block q + l * pages_per_slab, so that every
-view
-and every kernel sees the single stride `block_bytes`, and the pages of one request in a slab are
-one
-contiguous run a layer.
+one page in one full-attention layer. A slab holds either one state slot or `pages_per_slab` pages,
+the pages in layer-major order: layer l of page q lies at block q + l * pages_per_slab, so that
+every view and every kernel sees the single stride `block_bytes`, and the pages of one request in a
+slab are one contiguous run a layer.
 """
 
 from dataclasses import dataclass

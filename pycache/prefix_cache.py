@@ -1,8 +1,8 @@
 """The prefix cache as the engine sees it: the tree decides which ids, the arena holds their bytes.
 
-Thread rule: the engine loop alone calls it. Invariant: a working slot that leaves lease() is
-forked from
-a checkpoint or zeroed, never neither; one that leaves lease_receive() is written by the sender.
+Thread rule: the engine loop alone calls it. Invariant: a working slot that leaves lease() is forked
+from a checkpoint or zeroed, never neither; one that leaves lease_receive() is written by the
+sender.
 """
 
 import time
@@ -33,9 +33,8 @@ def monotonic_ms() -> int:
 
 class HybridPrefixCache:
     """Owns the tree; borrows the arena. `on_fresh(arena, pages, slots)` sees every id that gets a
-    new
-    owner before anything is written to it: tests pass one that fills them with NaN.
-    `policy` and `attention_cost` are the tree's (TreeConfig); `clock` tells it the time, ms."""
+    new owner before anything is written to it: tests pass one that fills them with NaN. `policy`
+    and `attention_cost` are the tree's (TreeConfig); `clock` tells it the time, ms."""
 
     def __init__(
         self,
