@@ -15,6 +15,7 @@ from tasuki.pycache._cpp_cache import PAGE_TOKENS, HybridTree, Lease, Match
 Prefix = tuple[int, ...]
 Place = tuple[bytes, Prefix]  # salt, tokens from the start
 STRANGER = 99  # a token no prompt holds
+EVICTED_PAGE = -1  # no page of any arena
 
 
 def array(tokens: Iterable[int]) -> NDArray[np.int32]:
@@ -168,10 +169,18 @@ class Oracle:
             assert told == self.causes(salt, prompt)
 
     def follow_moves(self, tree: HybridTree) -> None:
-        """Pages of the tree get other ids; those of a live lease never do."""
+        """Pages of the tree get other ids; those of a live lease never do.
+
+        A target may be the id of a page that the same call evicted, which learn() has not found out
+        yet: that place has no page any more.
+        """
         for source, target in tree.drain_moves():
             held = {page for held in self.leases for page in held.pages}
             assert source not in held, "a page under a lease was moved"
+            assert target not in held, "a page was moved onto one under a lease"
+            for pages in (self.kv, self.tails):
+                for place in [place for place, page in pages.items() if page == target]:
+                    pages[place] = EVICTED_PAGE
             homes = [
                 (pages, place)
                 for pages in (self.kv, self.tails)
