@@ -4,13 +4,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cpp_cache/include/*.h cpp_cache/include/*/*.h cpp_cache/src/*.cpp cpp_cache/src/*.h)
 
-.PHONY: demo test lint format types stubs clean
+SECONDS ?= 3600
+.PHONY: demo test soak lint format types stubs clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
 
 test: $(VENV)/dev-installed
 	$(BIN)/python -m pytest
+
+# Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
+soak: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
