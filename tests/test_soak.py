@@ -1,10 +1,11 @@
 """A short soak in CI, and that its verdict can fail. The long one is `make soak SECONDS=3600`."""
 
 import pytest
+from tasuki.transfer.transports.nixl import installed_package
+
 from scripts.soak.plan import draw
 from scripts.soak.rounds import soak
 from scripts.soak.tally import Tally
-from tasuki.transfer.transports.nixl import installed_package
 
 
 @pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
