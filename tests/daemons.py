@@ -47,10 +47,10 @@ def until(holds: Callable[[], bool], what: object, seconds: float = 10.0) -> flo
 class Node:
     """start, then kill or stop, and start again."""
 
-    def __init__(self, command: str, *flags: str) -> None:
+    def __init__(self, command: str, *flags: str, bind: str = "127.0.0.1:0") -> None:
         self._command = command
         self._flags = flags
-        self._daemon = Daemon(command, flags)
+        self._daemon = Daemon(command, flags, bind)
         self._running = True
         self.address = ""
         self._admin: grpc.Channel
