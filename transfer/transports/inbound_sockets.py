@@ -7,6 +7,7 @@ and the construction are touched.
 
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,8 +55,18 @@ def _handles() -> list[int]:
 def _tcp_socket(handle: int) -> Iterator[socket.socket | None]:
     """A duplicate of the handle, closed afterwards; None where it is no TCP socket."""
     try:
-        found = socket.socket(fileno=os.dup(handle))
+        if not stat.S_ISSOCK(os.fstat(handle).st_mode):
+            yield None
+            return
+        duplicate = os.dup(handle)
     except OSError:
+        # Closed since it was listed.
+        yield None
+        return
+    try:
+        found = socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
         yield None
         return
     with found:
