@@ -4,7 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cpp_cache/include/*.h cpp_cache/include/*/*.h cpp_cache/src/*.cpp cpp_cache/src/*.h)
 
-.PHONY: demo test bench-cache bench-traces fuzz-cache lint format types stubs clean
+SECONDS ?= 3600
+TRACES ?= ../shared/traces
+
+.PHONY: demo test soak bench-cache bench-traces fuzz-cache lint format types stubs clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -16,12 +19,16 @@ test: $(VENV)/dev-installed
 bench-cache: $(VENV)/installed
 	$(BIN)/python bench/cache/main.py $(BENCH_ARGS)
 
-# Needs the traces beside the repository and the zstd program.
+# Replays TRACES under every policy: a table, JSON and a plot in docs/results. Needs the zstd program.
 bench-traces: $(VENV)/installed
-	$(BIN)/python bench/traces/run.py $(BENCH_ARGS)
+	$(BIN)/python bench/traces/run.py --traces $(TRACES) --out docs/results
 
 fuzz-cache: $(VENV)/dev-installed
 	$(BIN)/python bench/cache/fuzz.py $(FUZZ_ARGS)
+
+# Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
+soak: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
@@ -61,9 +68,3 @@ $(VENV)/dev-installed: $(VENV)/installed
 	$(BIN)/pip install --progress-bar off -q --upgrade 'pip>=25.1'
 	$(BIN)/pip install --progress-bar off -q -c constraints.txt --group dev
 	@touch $@
-
-# Replays ../shared/traces, or TRACES=folder, under every policy: a table, JSON and a plot in docs/results.
-TRACES ?= ../shared/traces
-bench-traces: $(VENV)/dev-installed
-	$(BIN)/python bench/traces/run.py --traces $(TRACES) --out docs/results
-.PHONY: bench-traces

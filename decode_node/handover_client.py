@@ -126,6 +126,7 @@ class HandoverClient:
             self._receiver,
             self._transport.retry_seconds,
             self._settings,
+            self._sever,
         )
         self._rooms[room.room] = room
         task = self._loop.create_task(self._run(room), name=f"room-{room.room}")
@@ -149,6 +150,15 @@ class HandoverClient:
             del self._rooms[room.room]
             for message in room.unread():
                 self._dispatch(message)
+
+    async def _sever(self) -> None:
+        """Let no write of any peer land that has not landed. All links connect anew: the endpoints
+        of those that live are broken too."""
+        for link in self.links:
+            if link.connection is not None:
+                link.connection.lost.set()
+        await asyncio.to_thread(self._transport.sever)
+        await asyncio.sleep(self._transport.settle_seconds)
 
     def _links_changed(self) -> None:
         available = any(link.connection is not None for link in self.links)

@@ -10,7 +10,7 @@ fence's three reasons.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -78,6 +78,7 @@ class IncomingHandover:
         receiver: Receiver,
         retry_seconds: float,
         settings: HandoverSettings,
+        sever: Callable[[], Awaitable[None]],
     ) -> None:
         self.room = wanted.ticket.room
         self.generation = wanted.ticket.generation
@@ -90,7 +91,7 @@ class IncomingHandover:
         self._machine = receiver_machine()
         self._report: pb.Report | None = None
         self._fence = WriterFence(
-            self.room, self.generation, link, connection, retry_seconds, settings
+            self.room, self.generation, link, connection, retry_seconds, settings, sever
         )
         self._verifying: asyncio.Task[None] | None = None
 

@@ -30,14 +30,17 @@ class WriterFence:
         connection: PrefillConnection,
         retry_seconds: float,
         settings: HandoverSettings,
+        sever: Callable[[], Awaitable[None]],
     ) -> None:
-        """retry_seconds: the transport's; a write may land that long after it was posted."""
+        """retry_seconds: the transport's; a write may land that long after it was posted. sever:
+        ends what was posted in time and has not arrived: TCP repeats it for minutes."""
         self._room = room
         self._generation = generation
         self._link = link
         self._connection = connection
         self._retry_seconds = retry_seconds
         self._settings = settings
+        self._sever = sever
         self._drained = DrainAcknowledged()
         self._stopped_at: float | None = None
         """When the sender said that it posts no more, though not that all has landed."""
@@ -69,6 +72,8 @@ class WriterFence:
                     self._connection.lost.set()
         finally:
             asking.cancel()
+        if reason is FenceReason.LEASE_EXPIRED:
+            await self._sever()
         log.info("room %d is fenced: %s", self._room, reason.value)
         return reason
 

@@ -47,10 +47,10 @@ def until(holds: Callable[[], bool], what: object, seconds: float = 10.0) -> flo
 class Node:
     """start, then kill or stop, and start again."""
 
-    def __init__(self, command: str, *flags: str) -> None:
+    def __init__(self, command: str, *flags: str, bind: str = "127.0.0.1:0") -> None:
         self._command = command
         self._flags = flags
-        self._daemon = Daemon(command, flags)
+        self._daemon = Daemon(command, flags, bind)
         self._running = True
         self.address = ""
         self._admin: grpc.Channel
@@ -191,13 +191,19 @@ class Pair:
     chunks, so that there is time to disturb it; each question has a salt of its own, so that none
     is answered from the cache of the one before."""
 
-    def __init__(self, questions: tuple[Question, ...]) -> None:
+    def __init__(
+        self,
+        questions: tuple[Question, ...],
+        between: Callable[[str], str] = lambda address: address,
+    ) -> None:
+        """between: from the prefill node's address to the one that the decode node is told."""
         self._questions = questions
         self._salts = 0
         self.prefill = Node(
             "prefill", *flags(), "--prefill-chunk-tokens", "64", "--max-batch", "1"
         ).wait_ready()
-        self.decode = Node("decode", *flags(), "--prefill", self.prefill.address).wait_ready()
+        self._target = between(self.prefill.address)
+        self.decode = Node("decode", *flags(), "--prefill", self._target).wait_ready()
 
     def ask(self, number: int, new_tokens: int = NEW_TOKENS) -> AnswerStream:
         self._salts += 1
@@ -213,7 +219,7 @@ class Pair:
     def prefill_state(self) -> int:
         """What the decode node knows of the prefill node."""
         (node,) = self.decode.stats().prefill_nodes
-        assert node.address == self.prefill.address
+        assert node.address == self._target
         return node.state
 
     def mend(self) -> None:

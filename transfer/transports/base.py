@@ -92,6 +92,14 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def sever(self) -> None:
+        """Break every connection over which peers write here, so that what a peer posted and this
+        node has not received never lands; at most settle_seconds later nothing more does.
+
+        Peers that live see their transfers fail and connect anew.
+        """
+
+    @abstractmethod
     def disconnect(self, endpoint: Endpoint) -> None:
         """Idempotent. Transfers still pending on the endpoint may fail."""
 

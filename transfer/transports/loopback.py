@@ -168,6 +168,14 @@ class LoopbackTransport(Transport):
             self._node.mailbox.clear()
         return arrived
 
+    def sever(self) -> None:
+        """Held transfers to this node break."""
+        with self._fabric.lock:
+            for transfer in list(self._fabric.held):
+                if transfer.node is self._node:
+                    self._fabric.held.remove(transfer)
+                    transfer.error = "loopback: the receiver severed its connections"
+
     def disconnect(self, endpoint: Endpoint) -> None:
         assert isinstance(endpoint, _LoopbackEndpoint)
         endpoint.open = False

@@ -22,6 +22,7 @@ import numpy as np
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
 from .base import Endpoint, Region, Transfer, TransferState, Transport
+from .inbound_sockets import InboundSockets, listening_ports
 
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 
@@ -97,6 +98,7 @@ class NixlTransport(Transport):
         # Agents of one name on two hosts or of two lives of one node must not be mistaken for each
         # other.
         agent_name = f"{name}-{uuid.uuid4().hex}"
+        before = listening_ports()
         try:
             # NIXL's own progress thread spins: it takes most of a core of an idle daemon. Without
             # it UCX moves in poll() and notifications(), which sender and receiver call anyway.
@@ -106,6 +108,8 @@ class NixlTransport(Transport):
             raise TransportError(
                 f"NIXL could not start ({error}); UCX_TLS is {os.environ['UCX_TLS']}"
             ) from error
+        # NIXL has no call that ends what peers do to this agent.
+        self._inbound = InboundSockets(before)
 
     @property
     def settle_seconds(self) -> float:
@@ -242,6 +246,9 @@ class NixlTransport(Transport):
             except Exception as error:
                 raise TransportError(f"NIXL could not read notifications: {error}") from error
         return [message for messages in arrived.values() for message in messages]
+
+    def sever(self) -> None:
+        self._inbound.shut_down()
 
     def disconnect(self, endpoint: Endpoint) -> None:
         assert isinstance(endpoint, _NixlEndpoint)

@@ -1,0 +1,79 @@
+"""Two network namespaces joined by one link: two hosts, as far as a network can tell.
+
+Owns the namespaces, which end with it; touches no interface of the host it runs on. Needs root.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DEVICE = "tasuki0"
+"""The link's interface, in either namespace."""
+PREFILL_ADDRESS, DECODE_ADDRESS = "10.231.77.1", "10.231.77.2"
+_NEW_NETWORK = 0x40000000
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def why_not() -> str | None:
+    """Why this machine cannot make namespaces; None where it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        return "iproute2 is not installed"
+    try:
+        with two_hosts("probe"):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces here: {error.stderr.strip()}"
+
+
+@contextmanager
+def two_hosts(name: str) -> Iterator[tuple[str, str]]:
+    """The prefill node's and the decode node's namespace, linked at 200 Mbit/s."""
+    stem = f"tasuki-{os.getpid()}-{name}"
+    spaces = (f"{stem}-prefill", f"{stem}-decode")
+    made = []
+    try:
+        for space in spaces:
+            ip("netns", "add", space)
+            made.append(space)
+        link = ["link", "add", DEVICE, "netns", spaces[0], "type", "veth", "peer"]
+        ip(*link, "name", DEVICE, "netns", spaces[1])
+        for space, address in zip(spaces, (PREFILL_ADDRESS, DECODE_ADDRESS), strict=True):
+            ip("-n", space, "address", "add", f"{address}/30", "dev", DEVICE)
+            for device in ("lo", DEVICE):
+                ip("-n", space, "link", "set", device, "up")
+            limit = ["rate", "200mbit", "burst", "64kb", "latency", "50ms"]
+            command = ["tc", "-n", space, "qdisc", "add", "dev", DEVICE, "root", "tbf", *limit]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        yield spaces
+    finally:
+        for space in made:
+            ip("netns", "delete", space)
+
+
+@contextmanager
+def inside(space: str) -> Iterator[None]:
+    """This thread, and the processes it starts, live in that namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(handle: int) -> None:
+        if libc.setns(handle, _NEW_NETWORK) != 0:
+            raise OSError(ctypes.get_errno(), f"setns to {space}")
+
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    there = os.open(Path("/run/netns") / space, os.O_RDONLY)
+    try:
+        enter(there)
+        yield
+    finally:
+        enter(home)
+        os.close(there)
+        os.close(home)

@@ -1,0 +1,189 @@
+"""A TCP proxy on loopback whose link a test may break: what a partition between two hosts looks
+like to the control channels that lead through it.
+
+Owns its listener, its connections and one thread with their event loop. Knows no protocol. Thread
+rule: the methods may be called from any thread and have taken effect when they return.
+Invariant: no byte is lost, doubled or overtaken within a connection that stands, as TCP promises;
+a link that holds bytes back delivers them after heal().
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TypeVar
+
+Result = TypeVar("Result")
+
+_PIECE = 4096
+_PIECES_UNDER_WAY = 64
+_CONNECT_SECONDS = 5.0
+
+
+@dataclass
+class _Link:
+    """How the link is now. latency: seconds one way. rate: bytes a second one way; None: no limit.
+    open: clear while nothing is forwarded, no end of stream either. refuses: whether connections
+    are reset instead of accepted."""
+
+    latency: float = 0.0
+    rate: float | None = None
+    refuses: bool = False
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class TcpProxy:
+    """`with TcpProxy("127.0.0.1:50051") as proxy`: then connect to proxy.address."""
+
+    def __init__(self, target: str) -> None:
+        """target: HOST:PORT; it need not listen yet."""
+        self._target = target
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tcp-proxy")
+        self._thread.start()
+        self._link = _Link()
+        self._do(self._link.open.set)
+        self._server = self._await(asyncio.start_server(self._accept, "127.0.0.1", 0))
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+
+    def cut(self) -> None:
+        """Reset every connection, and each new one until heal()."""
+
+        def reset() -> None:
+            self._link.refuses = True
+            for writer in self._writers:
+                _reset(writer)
+
+        self._do(reset)
+
+    def black_hole(self) -> None:
+        """Half-open: connections stand and are accepted, nothing passes, no end is seen."""
+        self._do(self._link.open.clear)
+
+    def delay(self, seconds: float) -> None:
+        """Each way."""
+        self._do(lambda: setattr(self._link, "latency", seconds))
+
+    def throttle(self, bytes_per_second: float) -> None:
+        """Each connection, each way."""
+        self._do(lambda: setattr(self._link, "rate", bytes_per_second))
+
+    def heal(self) -> None:
+        """Pass everything at once. What was held back is delivered, as TCP would by repeating."""
+
+        def restore() -> None:
+            self._link.latency, self._link.rate, self._link.refuses = 0.0, None, False
+            self._link.open.set()
+
+        self._do(restore)
+
+    def close(self) -> None:
+        """Reset what is open and end the thread."""
+        self._await(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _do(self, change: Callable[[], None]) -> None:
+        async def run() -> None:
+            change()
+
+        self._await(run())
+
+    def _await(self, work: Coroutine[object, object, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
+
+    async def _end(self) -> None:
+        self._server.close()
+        for writer in self._writers:
+            _reset(writer)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            # The target is not there, an end broke, or the proxy closes.
+            pass
+        finally:
+            _reset(writer)
+            self._writers.discard(writer)
+            self._tasks.discard(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._link.refuses:
+            return
+        await self._link.open.wait()
+        host, _, port = self._target.rpartition(":")
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        self._writers.add(far_writer)
+        try:
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._carry(reader, far_writer))
+                ways.create_task(self._carry(far_reader, writer))
+        except* OSError:
+            pass
+        finally:
+            self._writers.discard(far_writer)
+            _reset(far_writer)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One way of one connection, its end included."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_UNDER_WAY)
+
+        async def take() -> None:
+            while True:
+                piece = await reader.read(_PIECE)
+                await under_way.put((self._loop.time() + self._link.latency, piece))
+                if not piece:
+                    return
+
+        async def give() -> None:
+            while True:
+                due, piece = await under_way.get()
+                await asyncio.sleep(max(0.0, due - self._loop.time()))
+                await self._link.open.wait()
+                if not piece:
+                    with contextlib.suppress(OSError):
+                        writer.write_eof()
+                    return
+                writer.write(piece)
+                await writer.drain()
+                if self._link.rate is not None:
+                    await asyncio.sleep(len(piece) / self._link.rate)
+
+        async with asyncio.TaskGroup() as both:
+            both.create_task(take())
+            both.create_task(give())
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """RST, not FIN: the peer sees a broken connection at once."""
+    if (end := writer.get_extra_info("socket")) is not None and end.fileno() >= 0:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
