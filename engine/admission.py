@@ -3,7 +3,6 @@ nothing."""
 
 from collections.abc import Callable
 
-from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from .checkpoints import plan_checkpoints
 from .config import EngineConfig
@@ -82,9 +81,7 @@ class Admission:
         lease = self._cache.lease(
             request.tokens(),
             salt=request.salt,
-            capacity_tokens=max(
-                request.length, min(request.length + PAGE_TOKENS, request.final_length)
-            ),
+            capacity_tokens=request.next_capacity,
             working_slots=self._role.working_slots,
             checkpoint_slots=0,
             cursor=request.cursor,

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import Lease
+from ..pycache.layout import PAGE_TOKENS
 from .checkpoints import PlannedCheckpoint
 from .messages import Grant, HitBreakdown, RequestId, RoomId, Ticket, Tokens, TransferReport
 
@@ -170,6 +171,11 @@ class Request:
     def final_length(self) -> int:
         """Most tokens that are ever forwarded: the last sampled one is not."""
         return len(self.prompt) + self.sampling.max_new_tokens - 1
+
+    @property
+    def next_capacity(self) -> int:
+        """Tokens to lease pages for now: all known ones and a page ahead, never past the end."""
+        return max(self.length, min(self.length + PAGE_TOKENS, self.final_length))
 
     def tokens(self) -> Tokens:
         if not self.output:

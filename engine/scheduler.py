@@ -96,8 +96,7 @@ class Scheduler:
     def _grow(self, request: Request, state: Decoding) -> None:
         if state.lease.capacity_tokens >= request.length:
             return
-        wanted = max(request.length, min(request.length + PAGE_TOKENS, request.final_length))
-        while not self._cache.extend(state.lease, wanted):
+        while not self._cache.extend(state.lease, request.next_capacity):
             victim = self.running[-1]
             self._retract(victim)
             if victim is request:

@@ -66,11 +66,10 @@ class TakeOver:
             del self._wanting[room]
 
     def _grant(self, room: m.RoomId, request: Request) -> bool:
-        capacity = max(request.length, min(request.length + PAGE_TOKENS, request.final_length))
         lease = self._cache.lease_receive(
             request.prompt,
             salt=request.salt,
-            capacity_tokens=capacity,
+            capacity_tokens=request.next_capacity,
             working_slots=2,
             cursor=request.cursor,
         )
