@@ -7,16 +7,12 @@ from typing import Any, TypedDict, Unpack
 
 import grpc
 
+from ..front.tls import ClientTls
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer import AnswerStream
+from .channel import bearing, open_channel
 from .errors import client_error
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", 32 * 2**20),
-    ("grpc.max_send_message_length", 32 * 2**20),
-    ("grpc.keepalive_time_ms", 20_000),
-)
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -59,12 +55,13 @@ class Prompt:
 class Client:
     """One channel to a decode or fused daemon. Any thread may use it. Raises ClientError."""
 
-    def __init__(self, target: str) -> None:
-        """target: HOST:PORT."""
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
-        self._inference = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._sessions = pb_grpc.SessionStub(self._channel)  # type: ignore[no-untyped-call]
-        self._admin = pb_grpc.CacheAdminStub(self._channel)  # type: ignore[no-untyped-call]
+    def __init__(self, target: str, *, tls: ClientTls | None = None, api_key: str = "") -> None:
+        """target: HOST:PORT; tls: None speaks plain text. Raises TlsError."""
+        self._channel = open_channel(target, tls)
+        channel = bearing(self._channel, api_key) if api_key else self._channel
+        self._inference = pb_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        self._sessions = pb_grpc.SessionStub(channel)  # type: ignore[no-untyped-call]
+        self._admin = pb_grpc.CacheAdminStub(channel)  # type: ignore[no-untyped-call]
 
     def generate(
         self,

@@ -10,6 +10,10 @@ class DecodeConfig:
     name: str = option("decode", "how prefill nodes see this node")
     prefill: str = option("", "prefill nodes, HOST:PORT separated by commas; none: prefill here")
 
+    prefill_ca: str = option(
+        "", "PEM file: prefill nodes must show a certificate signed by these; none: plain text"
+    )
+
     def __post_init__(self) -> None:
         for target in self.targets:
             host, separator, port = target.rpartition(":")

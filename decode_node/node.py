@@ -7,6 +7,8 @@ import asyncio
 from dataclasses import asdict
 from functools import partial
 
+import grpc
+
 from ..engine.build import EngineParts, build_engine
 from ..engine.config import EngineConfig
 from ..engine.messages import Outbox
@@ -17,12 +19,23 @@ from ..front.node import Node
 from ..front.openai_routes import openai_routes, served_model
 from ..front.services import front_services
 from ..front.text_codec import TextCodec
+from ..front.tls import ClientTls
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
 from ..transfer.receiver import Receiver
 from .config import DecodeConfig
 from .handover_client import HandoverClient
 from .handover_settings import HandoverSettings
+
+
+def prefill_credentials(
+    front_config: FrontConfig, config: DecodeConfig
+) -> grpc.ChannelCredentials | None:
+    """This node shows prefill nodes the certificate that it shows its clients. Raises TlsError."""
+    if not config.prefill_ca:
+        return None
+    tls = ClientTls(config.prefill_ca, front_config.tls_cert, front_config.tls_key)
+    return tls.grpc_credentials()
 
 
 class DecodeNode:
@@ -60,6 +73,7 @@ class DecodeNode:
             config.targets,
             asyncio.get_running_loop(),
             settings,
+            prefill_credentials(front_config, config),
         )
 
     def _handover(self, message: Outbox) -> None:

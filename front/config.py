@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from ..engine.config import option
+from .access import Access
+from .tls import ServerTls
 
 
 @dataclass(frozen=True)
@@ -13,17 +15,31 @@ class FrontConfig:
     api_key: str = field(
         default="",
         repr=False,
-        metadata={"help": "HTTP requests must bear this key; none: all may ask"},
+        metadata={"help": "callers of gRPC and HTTP must bear this key; none: all may ask"},
     )
     served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
-    allow_insecure: bool = option(False, "serve a non-loopback address although there is no TLS")
+    tls_cert: str = option("", "PEM file: the certificate chain of gRPC and HTTP; none: plain text")
+    tls_key: str = option("", "PEM file: the private key of tls_cert")
+    tls_client_ca: str = option("", "PEM file: callers must show a certificate signed by these")
+    insecure: bool = option(False, "serve a non-loopback address in plain text")
     drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
     max_sessions: int = option(1024, "sessions open at a time")
     session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
     exit_with_parent: bool = option(False, "stop when stdin ends, as a launcher's child should")
 
     def __post_init__(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: there is no TLS without")
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.drain_timeout >= 0:
             raise ValueError(f"drain_timeout must be 0 or more, not {self.drain_timeout}")
+
+    @property
+    def access(self) -> Access:
+        tls = None
+        if self.tls_cert:
+            tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
+        return Access(tls, self.api_key, self.insecure)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from .access import LOOPBACK_ONLY, Access
 from .http_access import require_key
 from .http_errors import HttpRefusal, openai_errors
 from .server import MAX_MESSAGE_BYTES, BindError, join_address, parse_bind
@@ -66,16 +67,16 @@ async def start_http_server(
     bind: str,
     routes: Sequence[web.RouteDef],
     lost: Callable[[], str | None],
+    access: Access = LOOPBACK_ONLY,
     *,
-    api_key: str = "",
-    allow_insecure: bool = False,
     last_writes_seconds: float = 1.0,
 ) -> HttpServer:
-    """bind: HOST:PORT, port 0 picks one; loopback unless allow_insecure. Raises BindError."""
-    host, port = parse_bind(bind, allow_insecure=allow_insecure)
+    """bind: HOST:PORT, port 0 picks one. Raises BindError, TlsError."""
+    host, port = parse_bind(bind, access)
+    tls = None if access.tls is None else access.tls.ssl_context()
     probes = Probes(lost)
     application = web.Application(
-        middlewares=[openai_errors, require_key(api_key)], client_max_size=MAX_MESSAGE_BYTES
+        middlewares=[openai_errors, require_key(access.api_key)], client_max_size=MAX_MESSAGE_BYTES
     )
     application.add_routes([*probes.routes(), *routes])
     runner = web.AppRunner(
@@ -86,7 +87,7 @@ async def start_http_server(
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
     except OSError as error:
         await runner.cleanup()
         raise BindError(f"http_bind {bind} failed: is the port taken? Try port 0") from error

@@ -17,6 +17,7 @@ from .config import FrontConfig
 from .engine_client import EngineClient
 from .http_server import HttpServer, start_http_server
 from .server import BindError, Server, Service, start_server
+from .tls import TlsError
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +70,11 @@ class Node:
         self._server = await start_server(
             self._config.bind,
             [*self._services, *more],
-            allow_insecure=self._config.allow_insecure,
+            self._config.access,
         )
         try:
             await self._start_http()
-        except BindError:
+        except (BindError, TlsError):
             await self._server.drain(0)
             raise
         self._thread.start()
@@ -85,8 +86,7 @@ class Node:
                 self._config.http_bind,
                 self._routes,
                 lambda: self.engine.lost,
-                api_key=self._config.api_key,
-                allow_insecure=self._config.allow_insecure,
+                self._config.access,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
             )
 

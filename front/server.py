@@ -7,12 +7,14 @@ Knows no service's meaning. One event loop's thread.
 import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from .access import LOOPBACK_ONLY, Access
+from .grpc_access import RequireKey
 from .malformed import MalformedRequests
 
 MAX_MESSAGE_BYTES = 32 * 2**20
@@ -77,14 +79,15 @@ class Server:
 
 
 async def start_server(
-    bind: str, services: Sequence[Service], *, allow_insecure: bool = False
+    bind: str, services: Sequence[Service], access: Access = LOOPBACK_ONLY
 ) -> Server:
-    """bind: HOST:PORT, port 0 picks one. Raises BindError.
-
-    Without TLS only loopback is served, unless allow_insecure.
-    """
-    host, _ = parse_bind(bind, allow_insecure=allow_insecure)
-    server = grpc.aio.server(interceptors=[MalformedRequests()], options=_OPTIONS)
+    """bind: HOST:PORT, port 0 picks one. Raises BindError, TlsError."""
+    host, _ = parse_bind(bind, access)
+    credentials = None if access.tls is None else access.tls.grpc_credentials()
+    interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [MalformedRequests()]
+    if access.api_key:
+        interceptors.insert(0, RequireKey(access.api_key))
+    server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = [service.name for service in services]
@@ -94,7 +97,10 @@ async def start_server(
         [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
     )
     try:
-        bound = server.add_insecure_port(bind)
+        if credentials is None:
+            bound = server.add_insecure_port(bind)
+        else:
+            bound = server.add_secure_port(bind, credentials)
     except RuntimeError as error:
         raise BindError(f"bind {bind} failed: is the port taken? Try port 0") from error
     for name in ("", *names):
@@ -103,17 +109,17 @@ async def start_server(
     return Server(server, host, bound, health_servicer)
 
 
-def parse_bind(bind: str, *, allow_insecure: bool) -> tuple[str, int]:
-    """HOST:PORT as (host without brackets, port). Raises BindError, also for an address other than
-    loopback unless allow_insecure."""
+def parse_bind(bind: str, access: Access) -> tuple[str, int]:
+    """HOST:PORT as (host without brackets, port). Raises BindError, also where plain text would
+    leave the host."""
     host, separator, port = bind.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise BindError(f"bind {bind!r} is not HOST:PORT: write for example 127.0.0.1:0")
     host = host.removeprefix("[").removesuffix("]")
-    if not (_is_loopback(host) or allow_insecure):
+    if not (is_loopback(host) or access.tls is not None or access.insecure):
         raise BindError(
-            f"bind {bind} is not a loopback address and this server has no TLS: "
-            "bind to 127.0.0.1, or pass --allow-insecure on a private network"
+            f"bind {bind} is not a loopback address and this server has no TLS: bind to 127.0.0.1, "
+            "give --tls-cert and --tls-key, or pass --insecure on a private network"
         )
     return host, int(port)
 
@@ -123,7 +129,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

@@ -13,7 +13,7 @@ from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.node import Node
-from ..front.server import Service
+from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
 from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
@@ -25,8 +25,23 @@ from .handover_service import HandoverService
 log = logging.getLogger(__name__)
 
 
+def require_named_peers(config: FrontConfig) -> None:
+    """Who connects is given keys to this node's memory, so off loopback it must show a certificate.
+    Raises BindError."""
+    access = config.access
+    host, _ = parse_bind(config.bind, access)
+    if access.insecure or is_loopback(host) or (access.tls is not None and access.tls.client_ca):
+        return
+    raise BindError(
+        f"bind {config.bind}: a prefill node off loopback must know its decode nodes: give "
+        "--tls-client-ca with the authority of their certificates, or pass --insecure on a private "
+        "network"
+    )
+
+
 class PrefillNode:
-    """Build it inside a running event loop. REQUIRES: `plane` is over parts.arena."""
+    """Build it inside a running event loop. REQUIRES: `plane` is over parts.arena. Raises
+    BindError."""
 
     def __init__(
         self,
@@ -37,6 +52,7 @@ class PrefillNode:
         plane: DataPlane,
         on_fresh: FreshIds = leave_as_is,
     ) -> None:
+        require_named_peers(front_config)
         settings = SenderSettings(
             layers_per_window=config.layers_per_window, lease_seconds=config.lease_seconds
         )

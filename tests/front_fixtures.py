@@ -168,7 +168,9 @@ def running_front(
     engine.start()
 
     async def start() -> Server:
-        return await start_server("127.0.0.1:0", front_services(client, codec, config))
+        return await start_server(
+            "127.0.0.1:0", front_services(client, codec, config), config.access
+        )
 
     server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     try:

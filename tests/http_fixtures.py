@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tasuki.front.access import Access
 from tasuki.front.http_generation import ServedModel
 from tasuki.front.http_server import HttpServer, start_http_server
 from tasuki.front.openai_routes import openai_routes
@@ -87,7 +88,7 @@ def running_http(
         async def start() -> HttpServer:
             routes = openai_routes(front.client, model)
             return await start_http_server(
-                "127.0.0.1:0", routes, lambda: front.client.lost, api_key=api_key
+                "127.0.0.1:0", routes, lambda: front.client.lost, Access(api_key=api_key)
             )
 
         server = asyncio.run_coroutine_threadsafe(start(), front.loop).result(10)

@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tasuki.front.access import Access
 from tasuki.front.server import BindError, start_server
 from tasuki.front.text_codec import TextCodec
 
@@ -30,7 +31,7 @@ def test_bad_binds_are_refused(bind: str, part: str) -> None:
 
 def test_a_non_loopback_bind_needs_the_flag() -> None:
     async def listen() -> int:
-        server = await start_server("0.0.0.0:0", [], allow_insecure=True)
+        server = await start_server("0.0.0.0:0", [], Access(insecure=True))
         await server.drain(0)
         return server.port
 

@@ -25,13 +25,13 @@ class TwoHosts(Pair):
         self._questions = questions((4000, 600))
         self._salts = 0
         os.environ["UCX_NET_DEVICES"] = DEVICE
-        small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", "--allow-insecure"]
+        small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", "--insecure"]
         with inside(prefill_space):
             self.prefill = Node("prefill", *flags(), *small, bind=f"{PREFILL_ADDRESS}:0")
         self.prefill.wait_ready()
         self._target = self.prefill.address
         self.decode = Node(
-            *("decode", *flags(), "--allow-insecure", "--prefill", self._target),
+            *("decode", *flags(), "--insecure", "--prefill", self._target),
             bind=f"{DECODE_ADDRESS}:0",
         ).wait_ready()
         self.mend()

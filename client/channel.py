@@ -1,0 +1,63 @@
+"""A channel to a node: plain or TLS, with the API key on every call where there is one."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import grpc
+
+from ..front.tls import ClientTls
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 32 * 2**20),
+    ("grpc.max_send_message_length", 32 * 2**20),
+    ("grpc.keepalive_time_ms", 20_000),
+)
+
+
+def open_channel(target: str, tls: ClientTls | None) -> grpc.Channel:
+    """target: HOST:PORT. Raises TlsError."""
+    if tls is None:
+        return grpc.insecure_channel(target, options=_OPTIONS)
+    return grpc.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
+
+
+def bearing(channel: grpc.Channel, api_key: str) -> grpc.Channel:
+    """The same channel, each call with `authorization: Bearer API_KEY`."""
+    return grpc.intercept_channel(channel, _Bearer(api_key))
+
+
+class _Details(NamedTuple):
+    """What gRPC asks of a call's details."""
+
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+    # gRPC's own call credentials refuse plain channels, which loopback uses.
+    def __init__(self, api_key: str) -> None:
+        self._entry = ("authorization", f"Bearer {api_key}")
+
+    def intercept_unary_unary(
+        self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
+    ) -> Any:
+        return continuation(self._with_key(details), request)
+
+    def intercept_unary_stream(
+        self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
+    ) -> Any:
+        return continuation(self._with_key(details), request)
+
+    def _with_key(self, details: Any) -> _Details:
+        return _Details(
+            details.method,
+            details.timeout,
+            [*(details.metadata or ()), self._entry],
+            details.credentials,
+            getattr(details, "wait_for_ready", None),
+            getattr(details, "compression", None),
+        )
