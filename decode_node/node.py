@@ -63,6 +63,7 @@ class DecodeNode:
                 openai_routes,
                 model=served_model(engine_config.model, front_config, engine, codec),
             ),
+            status=self._status,
         )
         self.links = HandoverClient(
             self.front.post,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from ..dashboard.field_names import DIALECTS
 from ..engine.config import option
 from .access import Access
 from .tls import ServerTls
@@ -16,6 +17,9 @@ class FrontConfig:
         default="",
         repr=False,
         metadata={"help": "callers of gRPC and HTTP must bear this key; none: all may ask"},
+    )
+    metrics_compat: str = option(
+        "none", "other names for /metrics to offer beside its own", DIALECTS
     )
     served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
     tls_cert: str = option("", "PEM file: the certificate chain of gRPC and HTTP; none: plain text")

@@ -40,6 +40,10 @@ Reply = CursorOpened | StatsReply | FlushReply | Drained
 ReplyT = TypeVar("ReplyT", CursorOpened, StatsReply, FlushReply, Drained)
 
 
+def _unobserved(message: TokenOut | Finished | Rejected) -> None:
+    return None
+
+
 class EngineClient:
     def __init__(
         self,
@@ -47,16 +51,19 @@ class EngineClient:
         loop: asyncio.AbstractEventLoop,
         handover: Callable[[Outbox], None] | None = None,
         queue_limit: int = 4096,
+        observe: Callable[[TokenOut | Finished | Rejected], None] = _unobserved,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
-        queue_limit: tokens that may wait for one reader.
+        queue_limit: tokens that may wait for one reader. observe: sees what requests are told, on
+        the event loop.
         """
         self._post = post
         self._loop = loop
         self._handover = handover
         self._queue_limit = queue_limit
+        self._observe = observe
         self._streams: dict[RequestId, _Stream] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
@@ -155,6 +162,7 @@ class EngineClient:
         if isinstance(message, Reply):
             self._answer(message)
             return
+        self._observe(message)
         stream = self._streams.get(message.request_id)
         if stream is None:
             return

@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from ..dashboard.exposition import Exposition
 from ..engine.engine import Engine
 from ..engine.messages import Inbox, Outbox
 from ..engine.thread import EngineThread
 from .config import FrontConfig
 from .engine_client import EngineClient
+from .handover_status import HandoverStatus, HandoverStatusSource
+from .http_metrics import MetricsHandler
 from .http_server import HttpServer, start_http_server
 from .server import BindError, Server, Service, start_server
 from .tls import TlsError
@@ -26,7 +29,7 @@ _LAST_WRITES_SECONDS = 1.0
 
 
 def no_routes(engine: EngineClient) -> Sequence[web.RouteDef]:
-    """HTTP answers probes only."""
+    """HTTP answers probes and metrics only."""
     return ()
 
 
@@ -40,15 +43,19 @@ class Node:
         services: Callable[[EngineClient], Sequence[Service]],
         handover: Callable[[Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
+        status: HandoverStatusSource = HandoverStatus,
     ) -> None:
         """services, routes: what this role serves over its engine by gRPC and by HTTP. handover:
-        takes the engine's hand-over messages, on the engine's thread."""
+        takes the engine's hand-over messages, on the engine's thread. status: of the hand-overs
+        behind this node."""
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self.engine = EngineClient(self.post, self._loop, handover)
+        exposition = Exposition(config.metrics_compat)
+        self.engine = EngineClient(self.post, self._loop, handover, observe=exposition.observe)
         self._thread = EngineThread(engine, self.engine.deliver, self._engine_lost)
         self._services = services(self.engine)
-        self._routes = routes(self.engine)
+        metrics = MetricsHandler(self.engine, exposition, status)
+        self._routes = [web.get("/metrics", metrics.handle), *routes(self.engine)]
         self._server: Server | None = None
         self._http: HttpServer | None = None
 

@@ -8,11 +8,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LEVEL = {
     "client": 7,
-    "dashboard": 6,
-    "replay": 5,
-    "prefill_node": 5,
-    "decode_node": 5,
-    "front": 4,
+    "replay": 6,
+    "prefill_node": 6,
+    "decode_node": 6,
+    "front": 5,
+    "dashboard": 4,
     "engine": 3,
     "model": 2,
     "transfer": 2,

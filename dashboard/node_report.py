@@ -1,0 +1,15 @@
+"""Everything that a node counts, at one moment: plain values, the source of every gauge."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..engine.messages import StatsReply
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """prefill_nodes: by state. windows: those sent here, by what became of them."""
+
+    stats: StatsReply
+    prefill_nodes: Mapping[str, int] = field(default_factory=dict)
+    windows: Mapping[str, int] = field(default_factory=dict)
