@@ -1,13 +1,16 @@
 """One answer on the caller's side: pieces as they come, then the whole."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 
 from ..engine.messages import FinishReason, HitBreakdown, TransferReport, Usage
 from ..proto import inference_pb2 as pb
-from .errors import client_error
+from .errors import ClientError, client_error
+from .retry import RetryPolicy, is_transient
 
 _REASON = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
@@ -36,32 +39,30 @@ class Answer:
     margins: tuple[float, ...]
 
 
-class AnswerStream:
-    """Iterate it for pieces, or call `result` for the whole. `cancel` aborts the request.
+class AnswerParts:
+    """Chunks of one answer as they come, until Finished. Knows no channel."""
 
-    Owned by one thread, but cancel may come from any. Raises ClientError.
-    """
-
-    def __init__(self, start: Callable[[], "grpc.CallIterator[pb.GenerateResponse]"]) -> None:
-        self._call = start()
+    def __init__(self) -> None:
         self._chunks: list[pb.TokenChunk] = []
         self._finished: pb.Finished | None = None
 
-    def __iter__(self) -> Iterator[Piece]:
-        try:
-            for response in self._call:
-                if response.WhichOneof("event") == "finished":
-                    self._finished = response.finished
-                    continue
-                self._chunks.append(response.chunk)
-                yield Piece(tuple(response.chunk.token_ids), response.chunk.text)
-        except grpc.RpcError as error:
-            raise client_error(error) from error
+    @property
+    def begun(self) -> bool:
+        return bool(self._chunks)
 
-    def result(self) -> Answer:
-        """Reads what has not been read and returns the whole answer."""
-        for _ in self:
-            pass
+    @property
+    def finished(self) -> bool:
+        return self._finished is not None
+
+    def take(self, response: pb.GenerateResponse) -> Piece | None:
+        if response.WhichOneof("event") == "finished":
+            self._finished = response.finished
+            return None
+        self._chunks.append(response.chunk)
+        return Piece(tuple(response.chunk.token_ids), response.chunk.text)
+
+    def answer(self) -> Answer:
+        """Raises ConnectionError where the stream ended early."""
         if self._finished is None:
             raise ConnectionError("the server ended the stream without Finished: ask again")
         return Answer(
@@ -73,8 +74,83 @@ class AnswerStream:
             margins=tuple(value for chunk in self._chunks for value in chunk.margins),
         )
 
+
+class Ask(Protocol):
+    """What an AnswerStream asks, and whom it tells how that went."""
+
+    def start(self) -> "grpc.CallIterator[pb.GenerateResponse]":
+        """The call, once for each attempt. Raises ClientError."""
+
+    def failed(self) -> None:
+        """The call broke: what the node made of it is unknown."""
+
+    def finished(self, answer: Answer) -> None:
+        """The whole answer has been read."""
+
+
+class AnswerStream:
+    """Iterate it for pieces, or call `result` for the whole. `cancel` aborts the request.
+
+    A call that fails before its first piece, and is worth it, is made again; once a piece has been
+    seen a failure is the caller's to handle. Owned by one thread, but cancel may come from any.
+    Raises ClientError.
+    """
+
+    def __init__(self, ask: Ask, retry: RetryPolicy) -> None:
+        self._ask = ask
+        self._pauses = retry.pauses()
+        self._parts = AnswerParts()
+        self.cancelled = False
+        self._call = self._attempt()
+
+    @property
+    def finished(self) -> bool:
+        return self._parts.finished
+
+    def __iter__(self) -> Iterator[Piece]:
+        while not self._parts.finished:
+            try:
+                for response in self._call:
+                    piece = self._parts.take(response)
+                    if piece is not None:
+                        yield piece
+                    else:
+                        self._ask.finished(self._parts.answer())
+            except grpc.RpcError as error:
+                self._call = self._again(client_error(error))
+            else:
+                return
+
+    def result(self) -> Answer:
+        """Reads what has not been read and returns the whole answer."""
+        for _ in self:
+            pass
+        return self._parts.answer()
+
     def cancel(self) -> None:
+        self.cancelled = True
         self._call.cancel()  # type: ignore[no-untyped-call]
+
+    def _attempt(self) -> "grpc.CallIterator[pb.GenerateResponse]":
+        while True:
+            try:
+                return self._ask.start()
+            except ClientError as error:
+                self._pause(error)
+
+    def _again(self, error: ClientError) -> "grpc.CallIterator[pb.GenerateResponse]":
+        self._pause(error)
+        return self._attempt()
+
+    def _pause(self, error: ClientError) -> None:
+        """Before the next attempt; raises `error` where there is none."""
+        self._ask.failed()
+        if self._parts.begun or self.cancelled or not is_transient(error):
+            raise error
+        pause = next(self._pauses, None)
+        if pause is None:
+            raise error
+        time.sleep(pause)
 
 
 def read_usage(usage: pb.Usage) -> Usage:

@@ -21,6 +21,13 @@ def open_channel(target: str, tls: ClientTls | None) -> grpc.Channel:
     return grpc.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
 
 
+def open_async_channel(target: str, tls: ClientTls | None) -> grpc.aio.Channel:
+    """The same for asyncio."""
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    return grpc.aio.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
+
+
 def bearing(channel: grpc.Channel, api_key: str) -> grpc.Channel:
     """The same channel, each call with `authorization: Bearer API_KEY`."""
     return grpc.intercept_channel(channel, _Bearer(api_key))

@@ -15,7 +15,8 @@ from . import demo_script
 from .answer import Answer
 from .embedded import embedded_model
 from .launcher import disaggregated, fused
-from .session import Client, Prompt, SamplingOptions
+from .prompt import Prompt, SamplingOptions
+from .session import Client
 from .verdict import compare
 
 # A small model repeats itself when greedy. The noise depends on (seed, position) only, so that both

@@ -18,12 +18,10 @@ class LaunchError(RuntimeError):
 
 
 def client_error(error: grpc.RpcError) -> ClientError:
-    """The typed form of what grpc raised."""
-    status = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-    details = error.details() if isinstance(error, grpc.Call) else str(error)
-    kind = None
-    if isinstance(error, grpc.Call):
-        for key, value in error.trailing_metadata() or ():
-            if key == "tasuki-error-kind":
-                kind = value if isinstance(value, str) else value.decode()
-    return ClientError(f"{details or status.name} ({status.name})", status, kind)
+    """The typed form of what grpc raised, by blocking calls or asyncio's."""
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return ClientError(str(error), grpc.StatusCode.UNKNOWN, None)
+    trailing: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
+    kind = trailing.get("tasuki-error-kind")
+    message = f"{error.details() or error.code().name} ({error.code().name})"
+    return ClientError(message, error.code(), kind.decode() if isinstance(kind, bytes) else kind)

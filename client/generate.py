@@ -12,7 +12,8 @@ from ..engine.config import option
 from ..front.flags import parse_config
 from .answer import Answer
 from .launcher import disaggregated, fused
-from .session import Client, Prompt, SamplingOptions
+from .prompt import Prompt, SamplingOptions
+from .session import Client
 
 _MAX_CONCURRENT = 256
 

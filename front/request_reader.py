@@ -49,8 +49,12 @@ def read_plain_input(
     """int32 [T] of `text` or `token_ids`, empty where neither is set."""
     if request.WhichOneof("input") == "text":
         return np.array(codec.require_tokenizer().encode(request.text), dtype=np.int32)
-    tokens = np.array(request.token_ids.ids, dtype=np.int32)
-    check_vocabulary("token_ids", tokens, codec.vocab_size)
+    return read_token_ids("token_ids", request.token_ids.ids, codec)
+
+
+def read_token_ids(field: str, ids: Sequence[int], codec: TextCodec) -> Tokens:
+    tokens = np.array(ids, dtype=np.int32)
+    check_vocabulary(field, tokens, codec.vocab_size)
     return tokens
 
 

@@ -1,5 +1,7 @@
 """tasuki.v1.Session: conversations that send only what is new."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..engine.messages import FinishReason, Submit
@@ -16,6 +18,7 @@ from .request_reader import (
     read_request_id,
     read_salt,
     read_sampling,
+    read_token_ids,
 )
 from .session_store import Session, SessionStore, Tail
 from .text_codec import TextCodec
@@ -43,10 +46,13 @@ class SessionService(pb_grpc.SessionServicer):
         async with refusals(context):
             session = self._store.idle(request.session_id)
             before = session.log.length
-            if request.WhichOneof("input") == "messages":
-                self._append_messages(session, request.messages)
-            else:
-                self._append_tokens(session, request)
+            match request.WhichOneof("input"):
+                case "messages":
+                    self._append_messages(session, request.messages)
+                case "answer":
+                    self._append_answer(session, request.answer.ids)
+                case _:
+                    self._append_tokens(session, request)
         log = session.log
         return pb.SessionAppendResponse(
             appended_tokens=log.length - before, total_tokens=log.length
@@ -96,6 +102,16 @@ class SessionService(pb_grpc.SessionServicer):
         check_length("session", session.log.length + len(tokens), self._codec)
         session.log.append(tokens)
         session.tail = Tail.TOKENS
+
+    def _append_answer(self, session: Session, ids: Sequence[int]) -> None:
+        """As if the turn had been generated here."""
+        tokens = read_token_ids("answer", ids, self._codec)
+        if not len(tokens):
+            raise InvalidRequest("answer is empty: leave out a turn that answered nothing")
+        check_length("session", session.log.length + len(tokens), self._codec)
+        self._open_answer(session)
+        session.log.append(tokens)
+        session.tail = Tail.ANSWER
 
     def _append_messages(self, session: Session, messages: pb.Messages) -> None:
         template = self._codec.require_template()

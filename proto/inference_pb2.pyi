@@ -190,16 +190,18 @@ class SessionOpenResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class SessionAppendRequest(_message.Message):
-    __slots__ = ("session_id", "text", "token_ids", "messages")
+    __slots__ = ("session_id", "text", "token_ids", "messages", "answer")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     text: str
     token_ids: TokenIds
     messages: Messages
-    def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[Messages, _Mapping]] = ...) -> None: ...
+    answer: TokenIds
+    def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[Messages, _Mapping]] = ..., answer: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class SessionAppendResponse(_message.Message):
     __slots__ = ("appended_tokens", "total_tokens")

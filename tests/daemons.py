@@ -16,7 +16,8 @@ import grpc
 from tasuki.client.answer import Answer, AnswerStream
 from tasuki.client.embedded import embedded_model
 from tasuki.client.launcher import Daemon
-from tasuki.client.session import Client, Prompt
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
 from tasuki.client.verdict import TIE_MARGIN
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc

@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.client import demo_script
 from tasuki.client.errors import ClientError, LaunchError
 from tasuki.client.launcher import Daemon, fused
-from tasuki.client.session import Client, Prompt
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.front import cli
 from tasuki.front.chat_message import ChatMessage

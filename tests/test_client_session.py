@@ -8,7 +8,8 @@ import pytest
 from tasuki.client.answer import Answer
 from tasuki.client.errors import ClientError
 from tasuki.client.generate import answer_all, as_json, as_text
-from tasuki.client.session import Client, Prompt
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
 from tasuki.client.verdict import compare
 from tasuki.engine import messages as m
 

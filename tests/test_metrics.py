@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tasuki.client.session import Prompt
+from tasuki.client.prompt import Prompt
 from tasuki.dashboard.exposition import Exposition
 from tasuki.dashboard.node_report import NodeReport
 from tasuki.engine import messages as m

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from tasuki.client.answer import Answer
-from tasuki.client.session import Client, Prompt
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
 from tasuki.client.verdict import TIE_MARGIN, TIE_SHARE
 
 from tests.daemons import Node, flags

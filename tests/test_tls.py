@@ -12,7 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.client.errors import ClientError
 from tasuki.client.launcher import Daemon
-from tasuki.client.session import Client, Prompt
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
 from tasuki.front.access import Access
 from tasuki.front.config import FrontConfig
 from tasuki.front.http_server import start_http_server

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
-from tasuki.client.session import Client, Prompt
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
 
 from scripts.soak.plan import Conversation, Turn
 from scripts.soak.tally import Tally

@@ -11,7 +11,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-from tasuki.client.session import Client, Prompt
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 
 from scripts.soak.plan import Disturbance, Fault

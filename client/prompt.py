@@ -1,0 +1,60 @@
+"""What a caller sends: a prompt, and how its answer is to be sampled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from ..proto import inference_pb2 as pb
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Fields of tasuki.v1.Sampling; what is left out takes the server's default."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Exactly one of text, token_ids and messages (each with role and content)."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.text, self.token_ids, self.messages)
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("give exactly one of text, token_ids and messages")
+
+    def fields(self) -> dict[str, Any]:
+        """As keyword arguments of a request; None where not given."""
+        ids, messages = self.token_ids, self.messages
+        return {
+            "text": self.text,
+            "token_ids": None if ids is None else pb.TokenIds(ids=ids),
+            "messages": None
+            if messages is None
+            else pb.Messages(items=[pb.Message(**message) for message in messages]),
+        }
+
+
+def generate_request(
+    prompt: Prompt,
+    request_id: str,
+    cache_salt: bytes,
+    marks: Sequence[int],
+    sampling: SamplingOptions,
+) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        request_id=request_id,
+        sampling=pb.Sampling(**sampling),
+        cache_salt=cache_salt,
+        marks=marks,
+        **prompt.fields(),
+    )

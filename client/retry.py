@@ -1,0 +1,41 @@
+"""When a failed call is worth another attempt, and how long to wait before it."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from .errors import ClientError
+
+_TRANSIENT_KINDS = frozenset({"draining", "unknown_session", "session_limit"})
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """attempts: calls in all, the first included. first_pause: seconds before the second attempt;
+    it doubles, with jitter, up to longest_pause. deadline: seconds after which no new attempt
+    begins."""
+
+    attempts: int = 5
+    first_pause: float = 0.1
+    longest_pause: float = 5.0
+    deadline: float = 60.0
+
+    def pauses(self) -> Iterator[float]:
+        """Seconds to wait before each further attempt; ends when there is none left."""
+        begun = time.monotonic()
+        pause = self.first_pause
+        for _ in range(self.attempts - 1):
+            if time.monotonic() - begun + pause > self.deadline:
+                return
+            # Clients that lost one node together should not come back together.
+            yield pause * random.uniform(0.5, 1.0)
+            pause = min(2 * pause, self.longest_pause)
+
+
+def is_transient(error: ClientError) -> bool:
+    """Another node, or this one a moment later, may well answer. A session that a node does not
+    know is one that it lost: the conversation is rebuilt."""
+    return error.status is grpc.StatusCode.UNAVAILABLE or error.kind in _TRANSIENT_KINDS
