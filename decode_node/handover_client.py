@@ -1,8 +1,8 @@
 """The receiving half of hand-overs: links to prefill nodes, and a room for each prompt that goes to
 one.
 
-Owns links and live rooms. Turns engine messages into rooms' events and back; knows no bytes and no
-caches.
+Owns live rooms, and the links through `prefill_links`. Turns engine messages into rooms' events and
+back; knows no bytes and no caches.
 Thread rule: the event loop; deliver() may be called from any thread.
 Invariants: every HandoverWanted is answered, at once where no prefill node is connected; a room
 that this client no longer knows has no writer, so a grant or a cancellation that crossed its end is
@@ -10,7 +10,7 @@ fenced at once.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import grpc
 
@@ -21,7 +21,9 @@ from ..transfer.receiver import Receiver
 from ..transfer.transports.base import Transport
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
+from .membership import Membership
 from .prefill_link import PrefillConnection, PrefillLink
+from .prefill_links import PrefillLinks
 
 
 class HandoverClient:
@@ -32,12 +34,11 @@ class HandoverClient:
         transport: Transport,
         contract: Contract,
         node: NodeIdentity,
-        prefill_targets: Sequence[str],
+        membership: Membership,
         loop: asyncio.AbstractEventLoop,
         settings: HandoverSettings | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """prefill_targets: gRPC targets, host:port."""
         self._post = post
         self._receiver = receiver
         self._transport = transport
@@ -45,10 +46,11 @@ class HandoverClient:
         self._settings = settings or HandoverSettings()
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._link_tasks: list[asyncio.Task[None]] = []
         self._available = False
-        self.links = tuple(
-            PrefillLink(
+        self._membership = membership.changes()
+        self._following: asyncio.Task[None] | None = None
+        self._links = PrefillLinks(
+            lambda target: PrefillLink(
                 target,
                 contract,
                 node,
@@ -58,23 +60,25 @@ class HandoverClient:
                 self._links_changed,
                 credentials,
             )
-            for target in prefill_targets
         )
 
-    def start(self) -> None:
-        """Begin to connect. REQUIRES: called on the event loop."""
-        self._link_tasks = [
-            self._loop.create_task(link.run(), name=f"link-{link.target}") for link in self.links
-        ]
+    @property
+    def links(self) -> tuple[PrefillLink, ...]:
+        """Of the prefill nodes that are members now."""
+        return self._links.members
 
-    async def first_contact(self) -> None:
-        """Wait until every prefill node was reached or not: a prompt that comes at once is then
-        not prefilled here by accident."""
-        attempts = [asyncio.create_task(link.tried.wait()) for link in self.links]
-        if attempts:
-            _, late = await asyncio.wait(attempts, timeout=self._settings.connect)
-            for attempt in late:
-                attempt.cancel()
+    async def start(self) -> None:
+        """Begin to connect; returns once every prefill node was reached or not. Raises
+        MembershipError."""
+        self._links.follow(await anext(self._membership))
+        self._following = self._loop.create_task(self._follow(), name="membership")
+        await self._links.first_contact(self._settings.connect)
+
+    async def _follow(self) -> None:
+        async for targets in self._membership:
+            self._links.follow(targets)
+            self._end_idle_links()
+            self._links_changed()
 
     async def stop(self) -> None:
         """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
@@ -84,9 +88,10 @@ class HandoverClient:
             _, fencing = await asyncio.wait(self._tasks, timeout=self._settings.patience)
             for task in fencing:
                 task.cancel()
-        for link in self._link_tasks:
-            link.cancel()
-        await asyncio.gather(*self._link_tasks, *self._tasks, return_exceptions=True)
+        if self._following is not None:
+            self._following.cancel()
+        await self._links.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def deliver(self, message: m.Outbox) -> None:
         """What the engine says about hand-overs."""
@@ -136,12 +141,7 @@ class HandoverClient:
     def _choose(self) -> tuple[PrefillLink, PrefillConnection] | None:
         """The connected prefill node with the fewest live rooms."""
         busy = [room.connection for room in self._rooms.values()]
-        alive = [
-            (link, link.connection)
-            for link in self.links
-            if link.connection is not None and link.connection.alive
-        ]
-        return min(alive, key=lambda pair: busy.count(pair[1]), default=None)
+        return min(self._links.connected(), key=lambda pair: busy.count(pair[1]), default=None)
 
     async def _run(self, room: IncomingHandover) -> None:
         try:
@@ -150,18 +150,20 @@ class HandoverClient:
             del self._rooms[room.room]
             for message in room.unread():
                 self._dispatch(message)
+            self._end_idle_links()
+
+    def _end_idle_links(self) -> None:
+        self._links.end_idle(room.connection for room in self._rooms.values())
 
     async def _sever(self) -> None:
         """Let no write of any peer land that has not landed. All links connect anew: the endpoints
         of those that live are broken too."""
-        for link in self.links:
-            if link.connection is not None:
-                link.connection.lost.set()
+        self._links.lose_all()
         await asyncio.to_thread(self._transport.sever)
         await asyncio.sleep(self._transport.settle_seconds)
 
     def _links_changed(self) -> None:
-        available = any(link.connection is not None for link in self.links)
+        available = self._links.available
         if available is not self._available:
             self._available = available
             self._post(m.PeersChanged(available))

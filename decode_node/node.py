@@ -71,7 +71,7 @@ class DecodeNode:
             plane.transport,
             plane.contract,
             plane.node,
-            config.targets,
+            config.membership,
             asyncio.get_running_loop(),
             settings,
             prefill_credentials(front_config, config),
@@ -88,8 +88,7 @@ class DecodeNode:
     async def startup(self) -> str:
         """Returns HOST:PORT."""
         self._receiver.start()
-        self.links.start()
-        await self.links.first_contact()
+        await self.links.start()
         return await self.front.startup()
 
     async def shutdown(self) -> None:

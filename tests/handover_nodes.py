@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.decode_node.handover_settings import HandoverSettings
+from tasuki.decode_node.membership import FixedMembership
 from tasuki.engine import messages as m
 from tasuki.model.sampling import SamplingParams
 from tasuki.prefill_node.handover_service import HandoverService, HandoverServiceSettings
@@ -153,11 +154,11 @@ async def nodes(
             pair.target.transport,
             decode_contract(contract),
             NodeIdentity.new("decode-0", "loopback", pair.target.transport, pair.target.slabs),
-            [f"127.0.0.1:{port}"],
+            FixedMembership([f"127.0.0.1:{port}"]),
             loop,
             limits,
         )
-        client.start()
+        await client.start()
         try:
             yield Nodes(pair, service, client, server, port, prefill, decode)
         finally:

@@ -1,0 +1,79 @@
+"""The prefill nodes of a decode node: who is a member, a link to each, and leaving in good order.
+
+Owns the links and their tasks. Knows no rooms but their number. Thread rule: the event loop.
+Invariants: a target has one link at most; a link that leaves is given no new room and ends when its
+last room has, so that nothing in flight fails because the membership changed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from .prefill_link import PrefillConnection, PrefillLink
+
+log = logging.getLogger(__name__)
+
+
+class PrefillLinks:
+    def __init__(self, make: Callable[[str], PrefillLink]) -> None:
+        """make: a link to a target, HOST:PORT, that has not begun to connect."""
+        self._make = make
+        self._links: dict[str, PrefillLink] = {}
+        self._leaving: list[PrefillLink] = []
+        self._tasks: dict[PrefillLink, asyncio.Task[None]] = {}
+
+    @property
+    def members(self) -> tuple[PrefillLink, ...]:
+        """Those that may be given rooms, in the order in which they joined."""
+        return tuple(self._links.values())
+
+    @property
+    def available(self) -> bool:
+        return any(link.connection is not None for link in self._links.values())
+
+    def follow(self, targets: Iterable[str]) -> None:
+        """Make these the members. REQUIRES: called on the event loop."""
+        wanted = dict.fromkeys(targets)
+        for target in [target for target in self._links if target not in wanted]:
+            log.info("prefill node %s is no member any more", target)
+            self._leaving.append(self._links.pop(target))
+        for target in wanted:
+            if target not in self._links:
+                link = self._links[target] = self._make(target)
+                task = asyncio.get_running_loop().create_task(link.run(), name=f"link-{target}")
+                self._tasks[link] = task
+
+    def connected(self) -> list[tuple[PrefillLink, PrefillConnection]]:
+        return [
+            (link, link.connection)
+            for link in self._links.values()
+            if link.connection is not None and link.connection.alive
+        ]
+
+    def end_idle(self, busy: Iterable[PrefillConnection]) -> None:
+        """Let go of links that leave and have no room. busy: the connections of live rooms."""
+        used = set(busy)
+        for link in [link for link in self._leaving if link.connection not in used]:
+            self._leaving.remove(link)
+            self._tasks.pop(link).cancel()
+
+    def lose_all(self) -> None:
+        """Every connection that lives is lost; members connect anew."""
+        for link in self._tasks:
+            if link.connection is not None:
+                link.connection.lost.set()
+
+    async def first_contact(self, timeout: float) -> None:
+        """Wait until every member was reached or not: a prompt that comes at once is then not
+        prefilled here by accident."""
+        attempts = [asyncio.create_task(link.tried.wait()) for link in self._links.values()]
+        if attempts:
+            _, late = await asyncio.wait(attempts, timeout=timeout)
+            for attempt in late:
+                attempt.cancel()
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
