@@ -10,7 +10,9 @@ fenced at once.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 
 import grpc
 
@@ -19,6 +21,7 @@ from ..transfer.contract import Contract
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.receiver import Receiver
 from ..transfer.transports.base import Transport
+from .attempts import Attempts
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
 from .membership import Membership
@@ -45,6 +48,7 @@ class HandoverClient:
         self._loop = loop
         self._settings = settings or HandoverSettings()
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
+        self._attempts = Attempts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._available = False
         self._membership = membership.changes()
@@ -109,6 +113,7 @@ class HandoverClient:
                     self._post(m.WriterFenced(grant.room))
             case m.HandoverCancelled():
                 if (room := self._rooms.get(message.room)) is not None:
+                    self._attempts.over(room.request_id)
                     room.put(message)
                 else:
                     # Cancelled while RemoteDone was under way: everything was flushed.
@@ -118,16 +123,18 @@ class HandoverClient:
                     room.put(message)
 
     def _open(self, wanted: m.HandoverWanted) -> None:
-        chosen = self._choose()
+        chosen = self._choose(self._attempts.tried(wanted.request_id))
         if chosen is None:
+            self._attempts.over(wanted.request_id)
             self._post(m.HandoverLost(wanted.ticket.room, "no prefill node is connected"))
             return
         link, connection = chosen
+        self._attempts.begun(wanted.request_id, link.target)
         room = IncomingHandover(
             wanted,
             link,
             connection,
-            self._post,
+            partial(self._say, wanted.request_id),
             self._receiver,
             self._transport.retry_seconds,
             self._settings,
@@ -138,10 +145,25 @@ class HandoverClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _choose(self) -> tuple[PrefillLink, PrefillConnection] | None:
-        """The connected prefill node with the fewest live rooms."""
+    def _say(self, request: m.RequestId, message: m.Inbox) -> None:
+        """To the engine; of a loss also whether another node is left to be asked."""
+        if isinstance(message, m.HandoverLost):
+            tried = self._attempts.tried(request)
+            message = replace(message, elsewhere=self._choose(tried) is not None)
+        if isinstance(message, m.RemoteDone) or (
+            isinstance(message, m.HandoverLost) and not message.elsewhere
+        ):
+            self._attempts.over(request)
+        self._post(message)
+
+    def _choose(self, tried: Collection[str]) -> tuple[PrefillLink, PrefillConnection] | None:
+        """The connected prefill node with the fewest live rooms, of those not tried; None also
+        after the last attempt."""
+        if len(tried) >= self._settings.attempts:
+            return None
         busy = [room.connection for room in self._rooms.values()]
-        return min(self._links.connected(), key=lambda pair: busy.count(pair[1]), default=None)
+        untried = [pair for pair in self._links.connected() if pair[0].target not in tried]
+        return min(untried, key=lambda pair: busy.count(pair[1]), default=None)
 
     async def _run(self, room: IncomingHandover) -> None:
         try:

@@ -81,6 +81,7 @@ class IncomingHandover:
         sever: Callable[[], Awaitable[None]],
     ) -> None:
         self.room = wanted.ticket.room
+        self.request_id = wanted.request_id
         self.generation = wanted.ticket.generation
         self.connection = connection
         self._wanted = wanted

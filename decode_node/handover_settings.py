@@ -10,7 +10,8 @@ class HandoverSettings:
     one to the other. progress: a room on which nothing moves for that long is lost; being queued is
     progress, age alone is not. landing: from Done until the last window must have landed.
     acknowledge: how long one abort may wait for its reply. patience: a room that is not fenced by
-    then gives up the connection, so that the lease runs out.
+    then gives up the connection, so that the lease runs out. attempts: prefill nodes that one
+    prompt is given to before it is prefilled here; not seconds.
     """
 
     silence: float = 1.0
@@ -21,3 +22,4 @@ class HandoverSettings:
     landing: float = 5.0
     acknowledge: float = 3.0
     patience: float = 10.0
+    attempts: int = 2

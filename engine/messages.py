@@ -231,11 +231,12 @@ class RemoteDone:
 
 @dataclass(frozen=True)
 class HandoverLost:
-    """(decode) The hand-over failed; granted ids are quarantined until WriterFenced, the prompt is
-    prefilled locally."""
+    """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
+    another prefill node may be asked; otherwise the prompt is prefilled locally."""
 
     room: RoomId
     reason: str
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class TakeOver:
             try:
                 granted = self._grant(room, request)
             except ImpossibleRequest:
+                # No other sender would find more room here.
+                request.handover_lost = True
                 self._emit(m.HandoverDeclined(room))
                 granted = True
             if not granted:
@@ -118,11 +120,12 @@ class TakeOver:
         return request
 
     def lost(self, message: m.HandoverLost) -> Request | None:
-        """The prompt is prefilled here instead; what was granted waits for the writer's fence."""
+        """Another prefill node is asked, or the prompt is prefilled here; what was granted waits
+        for the writer's fence."""
         request = self._forget(message.room)
         if request is None:
             return None
-        request.handover_lost = True
+        request.handover_lost |= not message.elsewhere or bool(request.output)
         request.prefilled_on = "local"
         request.hit = None
         if request.output:
