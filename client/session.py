@@ -74,6 +74,14 @@ class Client:
         reply: pb.StatsResponse = call(self._admin.Stats, pb.StatsRequest())
         return reply
 
+    def explain(self, request_id: str) -> pb.ExplainResponse:
+        """How a request of this node ended. Raises ClientError, of kind unknown_request where the
+        node remembers none of that id."""
+        reply: pb.ExplainResponse = call(
+            self._admin.Explain, pb.ExplainRequest(request_id=request_id)
+        )
+        return reply
+
     def flush(self) -> int:
         """Drops what nobody holds; returns how many pages and checkpoints."""
         return int(call(self._admin.Flush, pb.FlushRequest()).dropped)

@@ -1,9 +1,11 @@
 """tasuki.v1.CacheAdmin: what an operator asks of the cache."""
 
+from ..engine.messages import Rejected
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
+from .answer_stream import finished_message
 from .engine_client import EngineClient
-from .errors import CallContext, refusals
+from .errors import CallContext, UnknownRequest, refusals
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .session_store import SessionStore
 
@@ -38,6 +40,22 @@ class AdminService(pb_grpc.CacheAdminServicer):
             prefill_nodes=[node.message() for node in handover.prefill_nodes],
             windows=handover.windows,
         )
+
+    async def Explain(self, request: pb.ExplainRequest, context: CallContext) -> pb.ExplainResponse:
+        async with refusals(context):
+            found = self._engine.ended.find(request.request_id)
+            if found is None:
+                raise UnknownRequest(
+                    f"request_id {request.request_id!r} is not among the requests that ended here "
+                    "lately: ask the node that answered it, with the id of its headers"
+                )
+        ended, ago = found
+        response = pb.ExplainResponse(request_id=request.request_id, ended_seconds_ago=ago)
+        if isinstance(ended.end, Rejected):
+            response.rejected = ended.end.error.message
+        else:
+            response.finished.CopyFrom(finished_message(ended.end))
+        return response
 
     async def Flush(self, request: pb.FlushRequest, context: CallContext) -> pb.FlushResponse:
         async with refusals(context):

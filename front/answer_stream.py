@@ -49,9 +49,13 @@ async def write_tokens(
             rest = detokenizer.finish()
             if rest:
                 await write(pb.GenerateResponse(chunk=pb.TokenChunk(text=rest)))
-            finished = pb.Finished(reason=_REASON[event.reason], usage=usage_message(event.usage))
-            return Answer(token_ids, event.reason, pb.GenerateResponse(finished=finished))
+            finished = pb.GenerateResponse(finished=finished_message(event))
+            return Answer(token_ids, event.reason, finished)
     raise AssertionError("an engine's answer ended without Finished")
+
+
+def finished_message(finished: m.Finished) -> pb.Finished:
+    return pb.Finished(reason=_REASON[finished.reason], usage=usage_message(finished.usage))
 
 
 def usage_message(usage: m.Usage) -> pb.Usage:

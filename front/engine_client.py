@@ -1,7 +1,7 @@
 """The asyncio side of the message exchange with an engine.
 
-Owns the table of requests in flight and of queries unanswered. Does not know gRPC, sessions or
-text. All methods belong to the event loop's thread, except `deliver`, which is called from the
+Owns the table of requests in flight, of queries unanswered, and the log of requests that ended.
+Does not know gRPC, sessions or text. All methods belong to the event loop's thread, except `deliver`, which is called from the
 engine's. Invariants: every Submit gets exactly one Finished or Rejected from the engine, until then
 its id is taken; every iterator that ends early posts Abort; a request's queue is bounded, and its
 reader is cut off when it is full.
@@ -9,6 +9,7 @@ reader is cut off when it is full.
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from ..engine.messages import (
     TokenOut,
 )
 from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
+from .request_log import RequestLog
 
 Reply = CursorOpened | StatsReply | FlushReply | Drained
 ReplyT = TypeVar("ReplyT", CursorOpened, StatsReply, FlushReply, Drained)
@@ -64,6 +66,7 @@ class EngineClient:
         self._handover = handover
         self._queue_limit = queue_limit
         self._observe = observe
+        self.ended = RequestLog(time.monotonic)
         self._streams: dict[RequestId, _Stream] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
@@ -163,6 +166,8 @@ class EngineClient:
             self._answer(message)
             return
         self._observe(message)
+        if not isinstance(message, TokenOut):
+            self.ended.add(message)
         stream = self._streams.get(message.request_id)
         if stream is None:
             return

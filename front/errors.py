@@ -9,6 +9,7 @@
 | RequestRejected(DRAINING) | UNAVAILABLE | draining |
 | RequestRejected(INTERNAL) | INTERNAL | internal |
 | UnknownSession | NOT_FOUND | unknown_session |
+| UnknownRequest | NOT_FOUND | unknown_request |
 | SessionBusy | FAILED_PRECONDITION | session_busy |
 | SessionLimit | RESOURCE_EXHAUSTED | session_limit |
 | DuplicateRequest | ALREADY_EXISTS | duplicate_request |
@@ -75,6 +76,11 @@ class RequestRejected(FrontError):
 class UnknownSession(FrontError):
     status = grpc.StatusCode.NOT_FOUND
     kind = "unknown_session"
+
+
+class UnknownRequest(FrontError):
+    status = grpc.StatusCode.NOT_FOUND
+    kind = "unknown_request"
 
 
 class SessionBusy(FrontError):

@@ -352,6 +352,24 @@ class FlushResponse(_message.Message):
     dropped: int
     def __init__(self, dropped: _Optional[int] = ...) -> None: ...
 
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("request_id", "ended_seconds_ago", "finished", "rejected")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDED_SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    ended_seconds_ago: float
+    finished: Finished
+    rejected: str
+    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -1,0 +1,92 @@
+"""`tasuki explain REQUEST`: one request's story in a screen."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..engine.config import option
+from ..engine.messages import HitBreakdown, TransferReport, Usage
+from ..front.flags import FlagParser
+from ..front.tls import ClientTls
+from ..proto import inference_pb2 as pb
+from .answer import read_usage
+from .session import Client
+
+_BAR = 60
+_MEANING = {
+    "new": "never seen before, and the last token, which is always computed",
+    "never_checkpointed": "its KV is cached, but no recurrent state was kept this deep",
+    "checkpoint_evicted": "its state was kept and had to make room",
+    "kv_evicted": "its KV was cached and had to make room",
+    "alignment": "inside a page that was cached only in part",
+    "in_flight": "being computed by another request at that moment",
+}
+
+
+@dataclass(frozen=True)
+class ExplainConfig:
+    target: str = option("127.0.0.1:50051", "HOST:PORT of the node that answered")
+    ca: str = option("", "PEM file: the node speaks TLS and is checked against it")
+    api_key: str = option("", "the node's key, where it asks for one")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = FlagParser("tasuki explain", "One request's story.")
+    parser.add_argument("request", help="its id: the header tasuki-request-id, or `id` over HTTP")
+    parser.add_config(ExplainConfig)
+    values = parser.parse_args(argv)
+    config = parser.build(ExplainConfig, values)
+    tls = ClientTls(config.ca) if config.ca else None
+    with Client(config.target, tls=tls, api_key=config.api_key) as client:
+        print("\n".join(story(client.explain(values.request))))
+    return 0
+
+
+def story(told: pb.ExplainResponse) -> list[str]:
+    head = f"request {told.request_id}, ended {told.ended_seconds_ago:.1f} s ago"
+    if told.WhichOneof("end") == "rejected":
+        return [f"{head}: refused", f"  {told.rejected}"]
+    reason = pb.FinishReason.Name(told.finished.reason).removeprefix("FINISH_REASON_").lower()
+    usage = read_usage(told.finished.usage)
+    return [
+        f"{head}: {reason}",
+        *_answer(usage),
+        *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
+        *(_transfer(usage.transfer) if usage.transfer else []),
+    ]
+
+
+def _answer(usage: Usage) -> list[str]:
+    where = "after a lost hand-over, here" if usage.local_fallback else usage.prefilled_on
+    return [
+        f"  answer   {usage.completion_tokens} tokens, the first after "
+        f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms",
+        f"  prefill  {where}",
+    ]
+
+
+def _prompt(hit: HitBreakdown) -> list[str]:
+    source = f", from the state of a {hit.checkpoint_source}" if hit.checkpoint_source else ""
+    lines = [
+        f"  prompt   {hit.prompt_tokens} tokens, {hit.kv_tokens} with KV here, "
+        f"{hit.usable_tokens} usable{source}",
+        _row("usable", hit.usable_tokens, hit.prompt_tokens, "not computed again"),
+    ]
+    lost = sorted(hit.causes.items(), key=lambda item: -item[1])
+    for cause, tokens in lost:
+        if tokens:
+            lines.append(_row(cause, tokens, hit.prompt_tokens, _MEANING.get(cause, "")))
+    return lines
+
+
+def _row(name: str, tokens: int, prompt: int, meaning: str) -> str:
+    bar = "#" * round(_BAR * tokens / prompt)
+    return f"    {name:<19}{tokens:>8}  {bar}" + (f"  {meaning}" if meaning else "")
+
+
+def _transfer(report: TransferReport) -> list[str]:
+    total = report.hidden_seconds + report.exposed_seconds
+    share = f"{100 * report.hidden_seconds / total:.0f}% hidden" if total else "no time"
+    return [
+        f"  transfer {report.bytes / 2**20:.1f} MiB in {report.windows} windows, "
+        f"{report.pages} pages, {share}, {report.exposed_seconds * 1000:.1f} ms after the forward"
+    ]
