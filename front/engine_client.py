@@ -1,10 +1,10 @@
 """The asyncio side of the message exchange with an engine.
 
 Owns the table of requests in flight, of queries unanswered, and the log of requests that ended.
-Does not know gRPC, sessions or text. All methods belong to the event loop's thread, except `deliver`, which is called from the
-engine's. Invariants: every Submit gets exactly one Finished or Rejected from the engine, until then
-its id is taken; every iterator that ends early posts Abort; a request's queue is bounded, and its
-reader is cut off when it is full.
+Does not know gRPC, sessions or text. All methods belong to the event loop's thread, except
+`deliver`, which is called from the engine's. Invariants: every Submit gets exactly one Finished or
+Rejected from the engine, until then its id is taken; every iterator that ends early posts Abort; a
+request's queue is bounded, and its reader is cut off when it is full.
 """
 
 import asyncio
