@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..engine.config import option
+from ..front.etcd import Etcd
+from .etcd_membership import EtcdMembership
 from .membership import FileMembership, FixedMembership, Membership, check_target
 
 
@@ -14,18 +16,26 @@ class DecodeConfig:
     prefill_file: str = option(
         "", "file with a prefill node's HOST:PORT a line; nodes come and go as it changes"
     )
+    etcd: str = option("", "etcd's URL, as http://127.0.0.1:2379: prefill nodes register there")
+    etcd_prefix: str = option("/tasuki/prefill/", "what the keys of prefill nodes begin with")
     prefill_ca: str = option(
         "", "PEM file: prefill nodes must show a certificate signed by these; none: plain text"
     )
 
     def __post_init__(self) -> None:
-        if self.prefill and self.prefill_file:
-            raise ValueError("prefill and prefill_file exclude each other: give one of them")
+        if sum(map(bool, (self.prefill, self.prefill_file, self.etcd))) > 1:
+            raise ValueError("prefill, prefill_file and etcd exclude each other: give one of them")
+        if not self.etcd_prefix:
+            raise ValueError(
+                "etcd_prefix must not be empty: leave it out, or name a folder of keys"
+            )
         for target in self._targets:
             check_target(target, "prefill")
 
     @property
     def membership(self) -> Membership:
+        if self.etcd:
+            return EtcdMembership(lambda: Etcd(self.etcd), self.etcd_prefix)
         if self.prefill_file:
             return FileMembership(Path(self.prefill_file))
         return FixedMembership(self._targets)

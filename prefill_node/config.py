@@ -9,6 +9,9 @@ from ..engine.config import option
 class PrefillConfig:
     name: str = option("prefill", "how decode nodes and their clients see this node")
     layers_per_window: int = option(1, "layers that are sent together")
+    etcd: str = option("", "etcd's URL, as http://127.0.0.1:2379, to register there; none: do not")
+    etcd_prefix: str = option("/tasuki/prefill/", "the key is this and the name")
+    advertise: str = option("", "HOST:PORT under which decode nodes reach this one; none: bind's")
     lease_seconds: float = option(
         2.0, "posting for a decode node stops that long after it last answered a heartbeat"
     )

@@ -12,6 +12,7 @@ from ..engine.config import EngineConfig
 from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
+from ..front.etcd import Etcd
 from ..front.node import Node
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
@@ -21,6 +22,7 @@ from ..transfer.data_plane import DataPlane
 from ..transfer.sender import Sender, SenderSettings
 from .config import PrefillConfig
 from .handover_service import HandoverService
+from .registration import Registration
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ class PrefillNode:
             lambda client: (admin_service(client, store=None),),
             handover=self._handover,
         )
+        self._config = config
+        self._registration: Registration | None = None
         self._service = HandoverService(
             self.front.post,
             self._sender,
@@ -86,10 +90,20 @@ class PrefillNode:
         """Returns HOST:PORT."""
         self._sender.start()
         register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
-        return await self.front.startup([Service("tasuki.handover.v1.Handover", register)])
+        address = await self.front.startup([Service("tasuki.handover.v1.Handover", register)])
+        if self._config.etcd:
+            self._registration = Registration(
+                Etcd(self._config.etcd),
+                self._config.etcd_prefix + self._config.name,
+                self._config.advertise or address,
+            )
+            self._registration.start()
+        return address
 
     async def shutdown(self) -> None:
         """Rooms in flight end within the drain timeout or are given up; the rest stops in order."""
+        if self._registration is not None:
+            await self._registration.stop()
         await self.front.refuse_and_drain()
         await self._service.stop()
         await self.front.stop()

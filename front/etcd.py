@@ -1,0 +1,117 @@
+"""The little of etcd that membership needs: keys under leases, ranges and watches.
+
+Speaks etcd's own HTTP gateway (/v3/..., JSON with base64 keys), because no maintained Python client
+of its gRPC exists. Knows no meaning of keys. One event loop's thread.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+_SECONDS = 5.0
+
+
+class EtcdError(ConnectionError):
+    """etcd cannot be reached or refused; the message names the endpoint and what it said."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """created: the store's revision at which the key came to be; another one after it was gone."""
+
+    key: str
+    value: str
+    created: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Entries as they stood at `revision` of the store."""
+
+    entries: tuple[Entry, ...]
+    revision: int
+
+
+class Etcd:
+    """endpoint: as http://127.0.0.1:2379. Close it. REQUIRES: a running event loop."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint.rstrip("/")
+        self._session = aiohttp.ClientSession()
+
+    async def grant(self, seconds: int) -> int:
+        """A lease that ends `seconds` after its last renewal."""
+        return int((await self._ask("lease/grant", {"TTL": seconds}))["ID"])
+
+    async def renew(self, lease: int) -> None:
+        """Raises EtcdError also where the lease has ended."""
+        reply = await self._ask("lease/keepalive", {"ID": lease})
+        if int(reply.get("result", reply).get("TTL", 0)) <= 0:
+            raise EtcdError(f"etcd at {self._endpoint}: lease {lease} has ended")
+
+    async def revoke(self, lease: int) -> None:
+        """Its keys are gone at once."""
+        await self._ask("lease/revoke", {"ID": lease})
+
+    async def put(self, key: str, value: str, lease: int) -> None:
+        await self._ask("kv/put", {"key": _encode(key), "value": _encode(value), "lease": lease})
+
+    async def range(self, prefix: str) -> Snapshot:
+        reply = await self._ask("kv/range", _prefix_range(prefix))
+        entries = [
+            Entry(_decode(kv["key"]), _decode(kv["value"]), int(kv["create_revision"]))
+            for kv in reply.get("kvs", ())
+        ]
+        return Snapshot(tuple(entries), int(reply["header"]["revision"]))
+
+    async def changed(self, prefix: str, after: int) -> AsyncGenerator[None, None]:
+        """Something under the prefix changed after revision `after`; again at every change."""
+        create = {**_prefix_range(prefix), "start_revision": after + 1}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
+        try:
+            async with self._session.post(
+                f"{self._endpoint}/v3/watch", json={"create_request": create}, timeout=timeout
+            ) as response:
+                async for line in response.content:
+                    if json.loads(line).get("result", {}).get("events"):
+                        yield
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise self._error(error) from error
+        raise EtcdError(f"etcd at {self._endpoint} ended a watch")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _ask(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            async with (
+                asyncio.timeout(_SECONDS),
+                self._session.post(f"{self._endpoint}/v3/{method}", json=body) as response,
+            ):
+                reply = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise self._error(error) from error
+        if response.status != 200 or not isinstance(reply, dict):
+            raise EtcdError(f"etcd at {self._endpoint} refused {method}: {reply}")
+        return reply
+
+    def _error(self, error: Exception) -> EtcdError:
+        return EtcdError(f"etcd at {self._endpoint} does not answer: {error!r}")
+
+
+def _prefix_range(prefix: str) -> dict[str, str]:
+    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+    return {"key": _encode(prefix), "range_end": _encode(end)}
+
+
+def _encode(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _decode(text: str) -> str:
+    return base64.b64decode(text).decode()

@@ -1,0 +1,68 @@
+"""A real etcd on loopback, for tests."""
+
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+class EtcdProcess:
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("etcd")
+        if program is None:
+            pytest.skip("etcd is not installed: install Debian's etcd-server")
+        self._folder = folder
+        self._program = program
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            two.bind(("127.0.0.1", 0))
+            client, peer = one.getsockname()[1], two.getsockname()[1]
+        self.url = f"http://127.0.0.1:{client}"
+        self._peer = f"http://127.0.0.1:{peer}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with open(self._folder / "etcd.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(self._program, "--data-dir", str(self._folder / "data")),
+                    *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
+                    *("--listen-peer-urls", self._peer),
+                    *("--initial-advertise-peer-urls", self._peer),
+                    *("--initial-cluster", f"default={self._peer}"),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=1) as reply:
+                    if b"true" in reply.read():
+                        return
+            except OSError:
+                pass
+            assert time.monotonic() < deadline, (self._folder / "etcd.log").read_text()[-2000:]
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def running_etcd(folder: Path) -> Iterator[EtcdProcess]:
+    etcd = EtcdProcess(folder)
+    etcd.start()
+    try:
+        yield etcd
+    finally:
+        etcd.stop()
