@@ -4,9 +4,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def option(default: Any, text: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field that is also a command-line flag."""
-    metadata: dict[str, Any] = {"help": text}
+def option(
+    default: Any,
+    text: str,
+    choices: tuple[str, ...] | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that is also a command-line flag. aliases: how other engines spell it."""
+    metadata: dict[str, Any] = {"help": text, "aliases": aliases}
     if choices is not None:
         metadata["choices"] = choices
     return field(default=default, metadata=metadata)
@@ -18,14 +23,22 @@ class EngineConfigError(ValueError):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    model: str = option("", "folder of a Qwen3.5-family checkpoint")
+    model: str = option("", "folder of a Qwen3.5-family checkpoint", aliases=("--model-path",))
     dtype: str = option(
         "bfloat16", "weights, activations, KV and conv state", ("float32", "bfloat16")
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
     arena_mib: int = option(512, "KV pages and state slots together, MiB")
-    max_batch: int = option(64, "requests in one forward")
-    prefill_chunk_tokens: int = option(512, "prompt tokens in one forward; a multiple of 64")
+    max_batch: int = option(
+        64,
+        "requests in one forward",
+        aliases=("--max-num-seqs", "--max-running-requests"),
+    )
+    prefill_chunk_tokens: int = option(
+        512,
+        "prompt tokens in one forward; a multiple of 64",
+        aliases=("--max-num-batched-tokens", "--chunked-prefill-size"),
+    )
     local_prefill_tokens: int = option(
         128, "decode role: uncached suffixes up to this long are prefilled here"
     )

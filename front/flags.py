@@ -1,8 +1,8 @@
 """Command-line flags from frozen config dataclasses: one field, one flag.
 
 A field `drain_timeout: float` with metadata {"help": ..., "choices": ...} is `--drain-timeout`.
-Types: str, int, float, bool (a switch), and each of these `| None`. A field without default is
-required. Pure but for `exit`.
+Types: str, int, float, bool (a switch), and each of these `| None`. "aliases" are other spellings.
+A field without default is required. Pure but for `exit` and the config file.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from typing import (
     get_type_hints,
     overload,
 )
+
+from .config_file import ConfigFileError, file_flags
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -64,14 +66,15 @@ class FlagParser(argparse.ArgumentParser):
 
     def _add_field(self, item: "Field[Any]", hint: Any) -> None:
         flag = "--" + item.name.replace("_", "-")
+        flags = (flag, *item.metadata.get("aliases", ()))
         default = item.default
         text = item.metadata.get("help", "").replace("%", "%%") or " "
         kind = _plain_type(hint)
         if kind is bool:
-            self.add_argument(flag, action="store_true", dest=item.name, help=text)
+            self.add_argument(*flags, action="store_true", dest=item.name, help=text)
             return
         self.add_argument(
-            flag,
+            *flags,
             dest=item.name,
             type=kind,
             metavar=kind.__name__.upper() if "choices" not in item.metadata else None,
@@ -108,11 +111,19 @@ def parse_configs(
 def parse_configs(
     program: str, description: str, argv: Sequence[str], /, *configs: type[Any]
 ) -> tuple[Any, ...]:
-    """Several configs from one command line. Exits 2 with one line on a bad flag, 0 on --help."""
+    """Several configs from one command line, and from the TOML file that --config names; the
+    command line has the last word. Exits 2 with one line on a bad flag, 0 on --help."""
     parser = FlagParser(program, description)
+    parser.add_argument("--config", metavar="FILE", default="", help="TOML file of these settings")
     for config in configs:
         parser.add_config(config)
     values = parser.parse_args(argv)
+    if values.config:
+        names = [item.name for config in configs for item in fields(config)]
+        try:
+            values = parser.parse_args([*file_flags(values.config, names), *argv])
+        except ConfigFileError as error:
+            parser.error(str(error))
     return tuple(parser.build(config, values) for config in configs)
 
 

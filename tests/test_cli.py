@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tasuki.engine.config import option
+from tasuki.engine.config import EngineConfig, option
 from tasuki.front import cli
+from tasuki.front.config import FrontConfig
 from tasuki.front.flags import parse_config, parse_configs
 
 
@@ -136,3 +137,49 @@ def test_a_bug_keeps_its_traceback(
     assert cli.main(["demo"]) == 1
     told = capsys.readouterr().err
     assert "Traceback" in told and told.endswith("tasuki: error: a bug\n")
+
+
+def test_a_file_gives_settings_and_the_command_line_has_the_last_word(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('max_batch = 3\ndtype = "float32"\n"arena-mib" = 9\ninsecure = true\n')
+    engine, front = parse_configs(
+        "tasuki serve", "", ["--config", str(path), "--max-batch=5"], EngineConfig, FrontConfig
+    )
+    assert (engine.max_batch, engine.dtype, engine.arena_mib) == (5, "float32", 9)
+    assert front.insecure and front.bind == FrontConfig().bind
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("max_bath = 3", "unknown key max_bath: did you mean max_batch?"),
+        ("max_batch = [3]", "max_batch must be text, a number or true"),
+        ("max_batch = 0", "max_batch must be at least 1"),
+        ('max_batch = "many"', "invalid int value: 'many'"),
+        ("max_batch =", "is not TOML"),
+    ],
+)
+def test_a_bad_file_is_one_line(
+    tmp_path: Path, text: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        parse_configs("tasuki serve", "", ["--config", str(path)], EngineConfig, FrontConfig)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert part in line
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--max-num-seqs", "max_batch"),
+        ("--max-running-requests", "max_batch"),
+        ("--max-num-batched-tokens", "prefill_chunk_tokens"),
+        ("--chunked-prefill-size", "prefill_chunk_tokens"),
+    ],
+)
+def test_other_engines_spellings_mean_the_same(flag: str, field: str) -> None:
+    engine, _ = parse_configs("tasuki serve", "", [flag, "128"], EngineConfig, FrontConfig)
+    assert getattr(engine, field) == 128
