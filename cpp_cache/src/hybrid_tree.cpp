@@ -187,6 +187,7 @@ bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
 }
 
 void HybridTree::evict(const EvictionItem& item) {
+  journal_.evicting(item);
   const Freed freed = tree_.evict(item, clock_);
   ++room_version_;
   for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
@@ -198,7 +199,11 @@ void HybridTree::evict(const EvictionItem& item) {
 std::int64_t HybridTree::flush() {
   ++clock_;
   const std::int64_t before = tree_.resident_nodes();
+  const std::int64_t standing = tree_.pages() + tree_.states();
+  const bool clears = standing > 0 && tree_.pinned_pages() + tree_.pinned_states() == 0;
+  if (clears) journal_.begin_clearing();
   while (const auto item = tree_.victim()) evict(*item);
+  if (clears) journal_.end_clearing();
   tree_.forget_ghosts();
   if (trials_) trials_->flush();
   return before - tree_.resident_nodes();
