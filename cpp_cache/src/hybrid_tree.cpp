@@ -148,15 +148,12 @@ std::int64_t HybridTree::emptiable_slabs() const {
   const auto block = [&](PageId page) {
     blocked[static_cast<std::size_t>(allocator_.slab_of(page))] = true;
   };
-  for (const auto& node : tree_.nodes()) {
-    if (!node) continue;
-    if (node->is_protected()) {
-      std::ranges::for_each(node->pages, block);
-    }
-    for (const Tail& tail : node->tails) {
+  tree_.nodes().for_each([&](const Node& node) {
+    if (node.is_protected()) std::ranges::for_each(node.pages, block);
+    for (const Tail& tail : node.tails) {
       if (tail.resident() && tail.state->pins > 0) block(*tail.page);
     }
-  }
+  });
   return std::ranges::count_if(allocator_.slabs_without_foreign_pages(), [&](std::int64_t slab) {
     return !blocked[static_cast<std::size_t>(slab)];
   });
