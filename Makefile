@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak bench-cache bench-traces fuzz-cache lint format types stubs clean
+.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache lint format types stubs clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -29,6 +29,10 @@ fuzz-cache: $(VENV)/dev-installed
 # Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
 soak: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# Random lives of the cache's tree against its oracle, with every invariant checked at every step.
+soak-cache: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.soak_cache --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .

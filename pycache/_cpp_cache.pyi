@@ -4,6 +4,7 @@ Single-threaded: only the engine loop calls it. Token arrays are one-dimensional
 int32.
 """
 
+from collections.abc import Iterator
 from enum import Enum
 
 import numpy as np
@@ -194,6 +195,58 @@ class TreeStats:
     def lost(self) -> Causes:
         """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
 
+class EventGap:
+    """The watcher was too slow: its stream's events first_lost..resync_from are not told one by
+    one."""
+
+    @property
+    def first_lost(self) -> int: ...
+    @property
+    def resync_from(self) -> int: ...
+
+class CacheEvent:
+    """One change of what the tree keeps. A prefix is named by a hash: see prefix_hashes()."""
+
+    @property
+    def sequence(self) -> int:
+        """1, 2, 3, ... in its stream; in a snapshot the batch's."""
+    @property
+    def kind(self) -> str:
+        """page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared."""
+    @property
+    def checkpoint_kind(self) -> CheckpointKind | None:
+        """Of checkpoint_stored."""
+    @property
+    def tokens(self) -> int:
+        """Of the prefix: a multiple of PAGE_TOKENS but for the checkpoint of a tail, whose partial
+        page comes and goes with it."""
+    @property
+    def prefix(self) -> bytes | None:
+        """16 bytes; None of cleared."""
+    @property
+    def parent(self) -> bytes | None:
+        """The prefix of whole pages before this one's last page or part of one."""
+
+class EventBatch:
+    """Changes in order, or a snapshot. A value: iterate it on any thread, at any time."""
+
+    @property
+    def sequence(self) -> int:
+        """Every change of the stream up to it is told."""
+    @property
+    def is_snapshot(self) -> bool:
+        """Forget all that was told before: these *_stored events are all that stands, parents
+        first. The first batch of a watch is one, and so is one with a gap."""
+    @property
+    def gap(self) -> EventGap | None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[CacheEvent]: ...
+
+def prefix_hashes(tokens: NDArray[np.int32], salt: bytes = b"") -> list[bytes]:
+    """The names that events give to the prefixes of tokens under that salt: of nothing, of each
+    run of whole pages, and, where tokens end inside a page, of all of them. 16 bytes each, equal
+    in every process."""
+
 class HybridTree:
     def __init__(self, config: TreeConfig) -> None: ...
     @property
@@ -288,6 +341,15 @@ class HybridTree:
         free_quarantined()."""
     def free_quarantined(self, quarantine: int) -> None:
         """The writer is fenced: the ids are free."""
+
+    # events
+    def watch(self, stream: str = "usable", capacity: int = 65536) -> int:
+        """Begin to tell changes: of all, or of usable prefixes alone (those with a checkpoint).
+        At most capacity events wait undrained; then they are dropped and the next batch is a
+        snapshot with a gap. Hashes the tokens of the whole tree if nobody watched before."""
+    def drain_events(self, watch: int) -> EventBatch:
+        """What happened since the last call; first, and after a gap, what stands."""
+    def unwatch(self, watch: int) -> None: ...
 
     # maintenance
     def drain_moves(self) -> list[tuple[int, int]]:

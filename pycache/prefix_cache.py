@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ._cpp_cache import CheckpointKind, HybridTree, Lease, Match, TreeConfig, TreeStats
+from ._cpp_cache import (
+    CheckpointKind,
+    EventBatch,
+    HybridTree,
+    Lease,
+    Match,
+    TreeConfig,
+    TreeStats,
+)
 from .arena import Arena
 from .copies import copy_page, copy_slot, zero_slot
 
@@ -185,6 +193,16 @@ class HybridPrefixCache:
 
     def close_cursor(self, cursor: int) -> None:
         self._tree.close_cursor(cursor)
+
+    def watch(self, stream: str = "usable", capacity: int = 65536) -> int:
+        """Events of the tree from now on; PrefixIndex follows them."""
+        return self._tree.watch(stream, capacity)
+
+    def drain_events(self, watch: int) -> EventBatch:
+        return self._tree.drain_events(watch)
+
+    def unwatch(self, watch: int) -> None:
+        self._tree.unwatch(watch)
 
     def flush(self) -> int:
         return self._tree.flush()

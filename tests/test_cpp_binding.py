@@ -36,6 +36,8 @@ def stub_names() -> dict[str, set[str]]:
     for statement in ast.parse(STUB.read_text()).body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             names[""].add(statement.target.id)
+        if isinstance(statement, ast.FunctionDef):
+            names[""].add(statement.name)
         if not isinstance(statement, ast.ClassDef):
             continue
         names[""].add(statement.name)

@@ -11,7 +11,9 @@ from tasuki.pycache._cpp_cache import (
     HybridTree,
     ImpossibleRequest,
     TreeConfig,
+    prefix_hashes,
 )
+from tasuki.pycache.prefix_index import PrefixIndex
 
 from tests.tree_oracle import Held, Oracle, Prefix, array, whole
 
@@ -34,8 +36,9 @@ class TreeMachine(RuleBasedStateMachine):
         slabs=st.integers(4, 12),
         ghosts=st.sampled_from([10_000, 10_000, 3, 0]),
         policy=st.sampled_from(["lru", "value", "auto"]),
+        patience=st.sampled_from([3, 1_000]),
     )
-    def start(self, slabs: int, ghosts: int, policy: str) -> None:
+    def start(self, slabs: int, ghosts: int, policy: str, patience: int) -> None:
         config = TreeConfig(
             slabs=slabs,
             blocks_per_slab=5,
@@ -50,6 +53,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.remembers = ghosts == 10_000
         self.cursors: dict[int, tuple[bytes, Prefix]] = {}
         self.requests = 0
+        self.watches: dict[int, tuple[str, PrefixIndex]] = {}
+        self.patience = patience
 
     def able(self, wanted: str) -> list[Held]:
         tests = {
@@ -314,6 +319,33 @@ class TreeMachine(RuleBasedStateMachine):
         cursor = min(self.cursors)
         self.tree.close_cursor(cursor)
         del self.cursors[cursor]
+
+    @precondition(lambda self: len(self.watches) < 3)
+    @rule(stream=st.sampled_from(["all", "usable"]))
+    def watch(self, stream: str) -> None:
+        self.watches[self.tree.watch(stream, self.patience)] = (stream, PrefixIndex())
+
+    @precondition(lambda self: self.watches)
+    @rule(data=st.data())
+    def unwatch(self, data: st.DataObject) -> None:
+        watch = data.draw(st.sampled_from(sorted(self.watches)))
+        self.tree.unwatch(watch)
+        del self.watches[watch]
+
+    @precondition(lambda self: self.watches)
+    @rule(data=st.data(), salt=SALTS, prompt=prompts())
+    def follow(self, data: st.DataObject, salt: bytes, prompt: Prefix) -> None:
+        """However long it did not look, a watcher then knows exactly what stands."""
+        watch = data.draw(st.sampled_from(sorted(self.watches)))
+        stream, index = self.watches[watch]
+        index.apply(self.tree.drain_events(watch))
+        assert index.checkpoints == {
+            prefix_hashes(array(prefix), salt)[-1]: len(prefix)
+            for salt, prefix in self.oracle.states
+        }
+        stand = {prefix_hashes(array(prefix), salt)[-1] for salt, prefix in self.oracle.kv}
+        assert index.pages == (stand if stream == "all" else set())
+        assert index.usable_tokens(array(prompt), salt) == self.oracle.usable(salt, prompt)
 
     @rule(salt=SALTS, prompt=prompts())
     def match(self, salt: bytes, prompt: Prefix) -> None:

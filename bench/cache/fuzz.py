@@ -18,6 +18,7 @@ from tasuki.pycache._cpp_cache import (
     HybridTree,
     Lease,
     TreeConfig,
+    prefix_hashes,
 )
 
 NUMBERS = (-(2**63), -(2**31), -65, -1, 0, 1, 63, 64, 65, 640, 2**31 - 1, 2**31, 2**48, 2**63 - 1)
@@ -53,6 +54,7 @@ class Fuzzer:
         assert foreign is not None
         self.leases: list[Lease] = [foreign]
         self.cursors: list[int] = []
+        self.watches: list[int] = []
         self.held: list[int] = []  # quarantines
         self.calls = self.refused = 0
 
@@ -144,6 +146,10 @@ class Fuzzer:
             ("settle", lambda: tree.settle(lease)),
             ("quarantine", lambda: self.held.append(tree.quarantine(lease))),
             ("free_quarantined", lambda: tree.free_quarantined(self._quarantine())),
+            ("watch", lambda: self._watch()),
+            ("drain_events", lambda: list(tree.drain_events(self._some_watch()))),
+            ("unwatch", lambda: tree.unwatch(self._some_watch())),
+            ("prefix_hashes", lambda: prefix_hashes(self.tokens(), salt)),
             ("read", lambda: self._read(self.draw.choice(self.leases))),
         ]
 
@@ -152,6 +158,13 @@ class Fuzzer:
         assert lease.match.prompt_tokens > 0
         assert len(lease.pages) * 64 == lease.capacity_tokens >= lease.cached_tokens
         assert lease.tokens > 0 and lease.shared_pages <= len(lease.pages)
+
+    def _watch(self) -> None:
+        stream = self.draw.choice(("all", "usable", "", None))
+        self.watches.append(self.tree.watch(stream, self.number()))
+
+    def _some_watch(self) -> Any:
+        return self.draw.choice((*self.watches[-3:], self.number()))
 
     def _quarantine(self) -> Any:
         return self.draw.choice((*self.held[-2:], self.number()))

@@ -26,10 +26,16 @@ KIND = CheckpointKind.TURN_END
 Row = dict[str, float]
 
 
-def tree_for(tokens: int, states: int) -> HybridTree:
+def tree_for(tokens: int, states: int, policy: str = "lru") -> HybridTree:
     slabs = tokens // (PAGE * PAGES_PER_SLAB) + states + 64
     return HybridTree(
-        TreeConfig(slabs=slabs, blocks_per_slab=PAGES_PER_SLAB * 8, pages_per_slab=PAGES_PER_SLAB)
+        TreeConfig(
+            slabs=slabs,
+            blocks_per_slab=PAGES_PER_SLAB * 8,
+            pages_per_slab=PAGES_PER_SLAB,
+            policy=policy,
+            attention_cost=3e-5,
+        )
     )
 
 
@@ -68,9 +74,20 @@ def lengths(row: Row) -> None:
             row[f"match {count}{name}, ns/token"] = spent * 1e3 / count
 
 
-def agents(row: Row, sessions: int, *, label: str, cursors: bool) -> None:
+def agents(
+    row: Row,
+    sessions: int,
+    *,
+    label: str,
+    cursors: bool,
+    policy: str = "lru",
+    stream: str | None = None,
+) -> None:
+    """`stream`: of events that somebody watches meanwhile."""
     work = Agents(sessions)
-    tree = tree_for(sessions * 62_000, sessions * 16)
+    tree = tree_for(sessions * 62_000, sessions * 16, policy)
+    if stream is not None:
+        tree.drain_events(tree.watch(stream, 1 << 20))
     places = [tree.open_cursor() for _ in range(sessions)] if cursors else None
     matches, publishes, totals, pairs = [], [], [], []
     hit = asked = 0
@@ -216,6 +233,8 @@ def main(full: bool) -> None:
     sessions = 200 if full else 40
     agents(row, sessions, label="agents with session", cursors=True)
     agents(row, sessions, label="agents without session", cursors=False)
+    agents(row, sessions, label="agents with session, policy auto", cursors=True, policy="auto")
+    agents(row, sessions, label="agents with session, watched", cursors=True, stream="all")
     bushes(row, Bushes(1_000 if full else 100, 120), label="121K nodes")
     shorts(row)
     blocked(row)

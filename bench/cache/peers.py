@@ -6,6 +6,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -50,7 +52,8 @@ def command(peer: Peer, folder: Path) -> list[str]:
     source = home / "source"
     if not ready.exists():
         _run(sys.executable, "-m", "venv", str(home))
-        _run(str(python), "-m", "pip", "install", "-q", *peer.packages)
+        # The project's versions of numpy and torch, so that all bindings convert alike.
+        _run(str(python), "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), *peer.packages)
         if peer.wheel is not None:
             fetched = home / "wheel"
             _run(str(python), "-m", "pip", "download", "-q", "--no-deps", "-d", str(fetched),

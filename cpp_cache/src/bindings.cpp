@@ -15,6 +15,8 @@
 
 #include "cpp_cache/errors.h"
 #include "cpp_cache/hybrid_tree.h"
+#include "event_bindings.h"
+#include "token_array.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -36,25 +38,6 @@ struct LeaseHandle {
 
   const Lease& get() const { return tree->lease_of(id); }
 };
-
-Tokens tokens_of(const py::object& object) {
-  if (!py::isinstance<py::array>(object)) throw InvalidArgument("tokens must be a numpy array");
-  const auto array = py::reinterpret_borrow<py::array>(object);
-  // Comparing dtype objects would cost more than a short match.
-  const py::dtype dtype = array.dtype();
-  const bool is_int32 = dtype.kind() == 'i' && dtype.itemsize() == sizeof(Token) &&
-                        (dtype.byteorder() == '=' || dtype.byteorder() == '|');
-  if (!is_int32) {
-    throw InvalidArgument("tokens must be int32, not " + std::string(py::str(array.dtype())));
-  }
-  if (array.ndim() != 1) {
-    throw InvalidArgument("tokens must have 1 dimension, not " + std::to_string(array.ndim()));
-  }
-  if ((array.flags() & py::array::c_style) == 0) {
-    throw InvalidArgument("tokens must be C-contiguous");
-  }
-  return {static_cast<const Token*>(array.data()), static_cast<std::size_t>(array.size())};
-}
 
 LeaseId lease_id(const TreePtr& tree, const LeaseHandle& handle) {
   if (handle.tree != tree) throw InvalidArgument("the lease was cut from another tree");
@@ -390,4 +373,5 @@ PYBIND11_MODULE(_cpp_cache, module) {
   bind_asking(tree);
   bind_leasing(tree);
   bind_handing_over(tree, kinds);
+  bind_events(module, tree, kinds);
 }

@@ -3,7 +3,7 @@
 namespace tasuki::cache {
 
 void GhostList::add(const Ghost& ghost, std::int64_t tokens) {
-  ghosts_.insert(ghost);
+  ghosts_.insert(ghosts_.end(), ghost);  // nearly always the youngest
   tokens_ += tokens;
 }
 

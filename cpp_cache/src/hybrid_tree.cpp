@@ -148,15 +148,12 @@ std::int64_t HybridTree::emptiable_slabs() const {
   const auto block = [&](PageId page) {
     blocked[static_cast<std::size_t>(allocator_.slab_of(page))] = true;
   };
-  for (const auto& node : tree_.nodes()) {
-    if (!node) continue;
-    if (node->is_protected()) {
-      std::ranges::for_each(node->pages, block);
-    }
-    for (const Tail& tail : node->tails) {
+  tree_.nodes().for_each([&](const Node& node) {
+    if (node.is_protected()) std::ranges::for_each(node.pages, block);
+    for (const Tail& tail : node.tails) {
       if (tail.resident() && tail.state->pins > 0) block(*tail.page);
     }
-  }
+  });
   return std::ranges::count_if(allocator_.slabs_without_foreign_pages(), [&](std::int64_t slab) {
     return !blocked[static_cast<std::size_t>(slab)];
   });
@@ -187,6 +184,7 @@ bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
 }
 
 void HybridTree::evict(const EvictionItem& item) {
+  journal_.evicting(item);
   const Freed freed = tree_.evict(item, clock_);
   ++room_version_;
   for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
@@ -198,7 +196,11 @@ void HybridTree::evict(const EvictionItem& item) {
 std::int64_t HybridTree::flush() {
   ++clock_;
   const std::int64_t before = tree_.resident_nodes();
+  const std::int64_t standing = tree_.pages() + tree_.states();
+  const bool clears = standing > 0 && tree_.pinned_pages() + tree_.pinned_states() == 0;
+  if (clears) journal_.begin_clearing();
   while (const auto item = tree_.victim()) evict(*item);
+  if (clears) journal_.end_clearing();
   tree_.forget_ghosts();
   if (trials_) trials_->flush();
   return before - tree_.resident_nodes();

@@ -156,9 +156,7 @@ void RadixTree::check(Tick now) const {
   std::int64_t ghosts = 0;
   std::int64_t ghost_tokens = 0;
   std::int64_t candidates = 0;
-  for (const auto& each : nodes_) {
-    if (!each) continue;
-    const Node& node = *each;
+  nodes_.for_each([&](const Node& node) {
     check_node(node, now);
     const auto count_state = [&](const Checkpoint& state, std::int64_t tail_pages) {
       ++states;
@@ -195,7 +193,7 @@ void RadixTree::check(Tick now) const {
       require(roots_.contains(*node.salt) && roots_.find(*node.salt)->second == node.id, 2,
               name(node) + " is a root that no salt leads to");
     }
-  }
+  });
   require(resident == resident_nodes_ && states == states_ && pages == pages_, 1,
           "the tree miscounts its items");
   require(pinned_states == pinned_states_ && pinned_pages == this->pinned_pages(), 1,
@@ -210,11 +208,10 @@ void HybridTree::check_integrity() const {
   tree_.check(clock_);
   Census census(allocator_);
   std::int64_t lessees = 0;
-  for (const auto& node : tree_.nodes()) {
-    if (!node) continue;
-    count_node(census, *node);
-    lessees += static_cast<std::int64_t>(node->lessees.size());
-  }
+  tree_.nodes().for_each([&](const Node& node) {
+    count_node(census, node);
+    lessees += static_cast<std::int64_t>(node.lessees.size());
+  });
   std::map<std::pair<NodeId, std::optional<TailId>>, std::int64_t> pins;
   for (const auto& [id, lease] : leases_) {
     count_lease(census, lease);

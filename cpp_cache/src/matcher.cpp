@@ -14,14 +14,6 @@ Tokens from(Tokens tokens, std::int64_t start) {
   return tokens.subspan(static_cast<std::size_t>(start));
 }
 
-// Asks for the first few kilobytes of a run before they are needed: in a large tree nearly every
-// node is cold, and a comparison would wait for memory line by line.
-void prefetch(Tokens run) {
-  constexpr std::size_t kTokensPerLine = 64 / sizeof(Token);
-  const std::size_t most = std::min<std::size_t>(run.size(), 2048);
-  for (std::size_t i = 0; i < most; i += kTokensPerLine) __builtin_prefetch(run.data() + i);
-}
-
 std::int64_t whole_pages(std::int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
 
 }  // namespace
@@ -55,7 +47,6 @@ struct Matcher::Survey {
 Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> start) const {
   Walk walk;
   const std::int64_t limit = whole_pages(length(prompt));
-  prefetch(from(prompt, start ? start->depth : 0));
   if (start) {
     walk.matched = start->depth;
     for (const Node* node = &tree_.node(tree_.cover(start->node, start->depth).node);;
@@ -67,15 +58,20 @@ Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> 
   } else {
     walk.path.push_back(root);
   }
+  const auto page_at = [&](std::int64_t depth) {
+    return PageKey(from(prompt, depth).first(static_cast<std::size_t>(kPageTokens)));
+  };
+  std::optional<PageKey> next;  // the page after the deepest node
   while (walk.matched < limit) {
     const Node* node = &tree_.node(walk.path.back());
     if (walk.matched == node->depth) {
-      const auto child = tree_.find_child(
-          *node, from(prompt, walk.matched).first(static_cast<std::size_t>(kPageTokens)));
+      const auto child = tree_.find_child(*node, next ? *next : page_at(walk.matched));
       if (!child) break;
       walk.path.push_back(*child);
       node = &tree_.node(*child);
-      prefetch(node->tokens);
+      // While the child's run is on its way from memory.
+      next.reset();
+      if (node->depth < limit) tree_.expect_child(*node, next.emplace(page_at(node->depth)));
     }
     const Tokens edge = from(node->tokens, walk.matched - node->start());
     const Tokens rest =

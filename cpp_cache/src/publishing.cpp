@@ -94,6 +94,7 @@ NodeId HybridTree::insert_path(Lease& lease, std::int64_t end) {
       const std::int64_t revived = place.depth + same;
       place.node = revived < ghost.depth ? split(*child, revived) : *child;
       tree_.revive(place.node, give_pages(lease, place.depth, revived), clock_);
+      journal_.stored(place.node, place.depth);
       place.depth = revived;
       continue;
     }
@@ -104,6 +105,7 @@ NodeId HybridTree::insert_path(Lease& lease, std::int64_t end) {
     } else {
       place.node = tree_.add_child(place.node, run, std::move(pages), clock_);
     }
+    journal_.stored(place.node, place.depth);
     place.depth = end;
   }
   return place.node;
@@ -111,6 +113,7 @@ NodeId HybridTree::insert_path(Lease& lease, std::int64_t end) {
 
 NodeId HybridTree::split(NodeId id, std::int64_t depth) {
   const NodeId upper = tree_.split(id, depth);
+  journal_.split(upper);
   // A lease that stands above the cut moves up, so that matches which end there still meet it.
   const auto& standing = tree_.node(id).lessees;
   const std::vector<LeaseId> lessees(standing.begin(), standing.end());
@@ -148,6 +151,7 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
     } else {
       allocator_.hand_over(slot, Owner::kWorking, Owner::kTree);
       tree_.attach_checkpoint(node, slot, birth, clock_);
+      journal_.state_stored({node, std::nullopt});
     }
     follow_up(lease, {node, std::nullopt}, boundary, kind, hint);
     return;
@@ -169,6 +173,7 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
   allocator_.hand_over(slot, Owner::kWorking, Owner::kTree);
   lease.own[logical] = false;
   const StateRef ref{node, tree_.attach_tail(node, tokens, page, slot, birth, clock_)};
+  journal_.state_stored(ref);
   tree_.pin_state(ref);
   lease.pinned_states.push_back(ref);
   follow_up(lease, ref, boundary, kind, hint);

@@ -11,7 +11,7 @@ namespace {
 
 // FNV-1a over words in four lanes that do not wait for each other, finished so that low bits depend
 // on all tokens.
-std::uint64_t page_hash(Tokens page) {
+std::uint64_t hash_of(Tokens page) {
   constexpr std::uint64_t kPrime = 0x100000001b3ULL;
   std::uint64_t lanes[4] = {0xcbf29ce484222325ULL, 0x84222325cbf29ce4ULL, 0x9ce484222325cbf2ULL,
                             0x2325cbf29ce48422ULL};
@@ -25,6 +25,17 @@ std::uint64_t page_hash(Tokens page) {
   return hash ^ (hash >> 32);
 }
 
+// Asks for memory before it is needed: in a large tree nearly every node is cold, and a comparison
+// would wait line by line. Inline, since a call that only prefetches counts as one without effect.
+[[gnu::always_inline]] inline void prefetch(const void* from, std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(static_cast<const char*>(from) + at);
+  }
+}
+
+constexpr std::size_t kMostAhead = 8192;  // bytes of a run
+
 Tokens first_page(const Node& node) {
   return Tokens(node.tokens).first(static_cast<std::size_t>(kPageTokens));
 }
@@ -33,8 +44,33 @@ bool before(const ChildEntry& left, const ChildEntry& right) {
   return std::tie(left.hash, left.node) < std::tie(right.hash, right.node);
 }
 
+// Where the entry would stand if hashes were spread exactly evenly. REQUIRES: there are children.
+const ChildEntry* expected_place(const CompactVector<ChildEntry>& children, std::uint64_t hash) {
+  return children.begin() + static_cast<std::ptrdiff_t>((hash >> 32) * children.size() >> 32);
+}
+
+// The first entry of that hash or a higher one. Hashes are spread evenly, so the search begins at
+// the expected place and widens: in a large tree each step of a binary search waits for memory.
+const ChildEntry* first_from(const CompactVector<ChildEntry>& children, std::uint64_t hash) {
+  const ChildEntry* low = children.begin();
+  const ChildEntry* high = children.end();
+  const ChildEntry* const guess = expected_place(children, hash);
+  std::ptrdiff_t step = 1;
+  if (guess->hash < hash) {
+    low = guess + 1;
+    for (; high - low > step && low[step - 1].hash < hash; step *= 2) low += step;
+    if (high - low > step) high = low + step;
+  } else {
+    high = guess;
+    for (; high - low > step && high[-step].hash >= hash; step *= 2) high -= step;
+    if (high - low > step) low = high - step;
+  }
+  return std::lower_bound(
+      low, high, hash, [](const ChildEntry& child, std::uint64_t key) { return child.hash < key; });
+}
+
 void insert_child(Node& parent, const Node& child) {
-  const ChildEntry entry{page_hash(first_page(child)), child.tokens.front(), child.id};
+  const ChildEntry entry{hash_of(first_page(child)), child.tokens.front(), child.id};
   parent.children.insert(
       std::lower_bound(parent.children.begin(), parent.children.end(), entry, before), entry);
 }
@@ -45,16 +81,13 @@ void erase_child(Node& parent, NodeId child) {
 
 }  // namespace
 
+PageKey::PageKey(Tokens page) : tokens(page), hash(hash_of(page)) {}
+
 RadixTree::RadixTree(std::unique_ptr<EvictionPolicy> policy, const TreeConfig& shape)
     : shape_(shape),
       policy_(std::move(policy)),
       ghosts_(shape.max_ghost_nodes),
       homes_(static_cast<std::size_t>(shape.slabs * shape.pages_per_slab)) {}
-
-bool RadixTree::alive(NodeId id, std::uint64_t serial) const {
-  const auto& slot = nodes_[static_cast<std::size_t>(raw(id))];
-  return slot != nullptr && slot->serial == serial;
-}
 
 std::optional<NodeId> RadixTree::root(std::string_view salt) const {
   const auto found = roots_.find(salt);
@@ -62,14 +95,18 @@ std::optional<NodeId> RadixTree::root(std::string_view salt) const {
   return found->second;
 }
 
-std::optional<NodeId> RadixTree::find_child(const Node& parent, Tokens page) const {
+void RadixTree::expect_child(const Node& parent, const PageKey& page) const {
+  if (!parent.children.empty()) __builtin_prefetch(expected_place(parent.children, page.hash));
+}
+
+std::optional<NodeId> RadixTree::find_child(const Node& parent, const PageKey& page) const {
   if (parent.children.empty()) return std::nullopt;
-  const std::uint64_t hash = page_hash(page);
-  auto entry =
-      std::lower_bound(parent.children.begin(), parent.children.end(), hash,
-                       [](const ChildEntry& child, std::uint64_t key) { return child.hash < key; });
-  for (; entry != parent.children.end() && entry->hash == hash; ++entry) {
-    if (std::ranges::equal(first_page(node(entry->node)), page)) return entry->node;
+  for (const ChildEntry* entry = first_from(parent.children, page.hash);
+       entry != parent.children.end() && entry->hash == page.hash; ++entry) {
+    const Node& child = node(entry->node);
+    prefetch(&child, sizeof child);
+    prefetch(child.tokens.data(), std::min(child.tokens.size() * sizeof(Token), kMostAhead));
+    if (std::ranges::equal(first_page(child), page.tokens)) return entry->node;
   }
   return std::nullopt;
 }
@@ -108,7 +145,7 @@ std::vector<Token> RadixTree::tokens_to(Position end) const {
 
 NodeId RadixTree::open_root(std::string_view salt) {
   if (const auto existing = root(salt)) return *existing;
-  Node& node = new_node();
+  Node& node = nodes_.make();
   node.salt = std::make_unique<const std::string>(salt);
   node.depth = 0;
   node.resident = true;
@@ -124,7 +161,7 @@ void RadixTree::close_root_if_bare(NodeId id) {
 }
 
 NodeId RadixTree::add_child(NodeId parent_id, Tokens run, std::vector<PageId> pages, Tick now) {
-  Node& child = new_node();
+  Node& child = nodes_.make();
   Node& parent = at(parent_id);
   child.parent = parent_id;
   child.tokens.assign(run.begin(), run.end());
@@ -163,7 +200,7 @@ void RadixTree::grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, 
 }
 
 NodeId RadixTree::split(NodeId id, std::int64_t depth) {
-  Node& upper = new_node();
+  Node& upper = nodes_.make();
   Node& lower = at(id);
   Node& parent = at(*lower.parent);
   const std::int64_t cut = depth - lower.start();
@@ -211,28 +248,11 @@ void RadixTree::revive(NodeId ghost, std::vector<PageId> pages, Tick now) {
   if (parent.resident_children == 2) weigh_below(parent);
 }
 
-Node& RadixTree::new_node() {
-  NodeId id{};
-  if (spare_ids_.empty()) {
-    id = static_cast<NodeId>(nodes_.size());
-    nodes_.emplace_back();
-  } else {
-    id = spare_ids_.back();
-    spare_ids_.pop_back();
-  }
-  auto& slot = nodes_[static_cast<std::size_t>(raw(id))];
-  slot = std::make_unique<Node>();
-  slot->id = id;
-  slot->serial = next_serial_++;
-  return *slot;
-}
-
 void RadixTree::drop_node(NodeId id) {
   const Node& gone = node(id);
   policy_->forgotten({id, std::nullopt});
   if (!gone.is_root()) erase_child(at(*gone.parent), id);
-  nodes_[static_cast<std::size_t>(raw(id))].reset();
-  spare_ids_.push_back(id);
+  nodes_.drop(id);
 }
 
 void RadixTree::forget(const Ghost& ghost) {
@@ -275,11 +295,11 @@ void RadixTree::trim_ghosts() {
 
 void RadixTree::forget_ghosts() {
   while (const auto ghost = ghosts_.oldest()) forget(*ghost);
-  for (const auto& node : nodes_) {
-    if (!node || !node->checkpoint_evicted) continue;
-    node->checkpoint_evicted = false;
-    policy_->forgotten({node->id, std::nullopt});
-  }
+  nodes_.for_each([this](const Node& node) {
+    if (!node.checkpoint_evicted) return;
+    at(node.id).checkpoint_evicted = false;
+    policy_->forgotten({node.id, std::nullopt});
+  });
 }
 
 }  // namespace tasuki::cache

@@ -26,6 +26,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cpp_cache/event_journal.h"
 #include "cpp_cache/lease.h"
 #include "cpp_cache/matcher.h"
 #include "cpp_cache/policy_trials.h"
@@ -56,6 +57,8 @@ struct PageMove {
 class HybridTree {
  public:
   explicit HybridTree(const TreeConfig& config);
+  HybridTree(const HybridTree&) = delete;  // the journal reads this one's nodes
+  HybridTree& operator=(const HybridTree&) = delete;
 
   // Ask.
   const TreeConfig& config() const { return config_; }
@@ -105,6 +108,9 @@ class HybridTree {
   // Moves decided since the last call, in order: to be copied before anything is written to an id
   // that the call which decided them handed out.
   std::vector<PageMove> drain_moves();
+
+  // Events: of the tree's own pages and states, never of a lease's. Watching changes no decision.
+  EventJournal& journal() { return journal_; }
 
   // Evicts all that is unpinned and forgets every ghost. Returns nodes dropped.
   std::int64_t flush();
@@ -172,6 +178,7 @@ class HybridTree {
   TreeConfig config_;
   SlabAllocator allocator_;
   RadixTree tree_;
+  EventJournal journal_{tree_};
   LeaseBook leases_;
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;

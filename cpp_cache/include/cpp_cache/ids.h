@@ -14,6 +14,7 @@ enum class TailId : std::int64_t {};        // never reused
 enum class LeaseId : std::int64_t {};       // never reused
 enum class CursorId : std::int64_t {};      // never reused
 enum class QuarantineId : std::int64_t {};  // never reused
+enum class WatchId : std::int64_t {};       // never reused
 
 template <typename Id>
 constexpr std::underlying_type_t<Id> raw(Id id) {

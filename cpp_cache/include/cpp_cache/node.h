@@ -44,15 +44,15 @@ struct ChildEntry {
 };
 
 struct Node {
-  NodeId id;
-  std::optional<NodeId> parent;  // nullopt: a root
-  std::uint64_t serial;  // never reused: tells a cursor whether `id` is still the node it knew
+  NodeId id{};
+  std::optional<NodeId> parent{};  // nullopt: a root
+  std::uint64_t serial = 0;  // never reused: tells a cursor whether `id` is still the node it knew
   std::unique_ptr<const std::string> salt;  // of a root
   std::vector<Token> tokens;                // of the edge; empty in a root
   std::vector<PageId> pages;                // empty in a ghost
-  std::int64_t depth;                       // tokens from the root to this node's end
-  std::optional<Checkpoint> checkpoint;
-  bool resident;                    // false: a ghost, which remembers that its KV stood here
+  std::int64_t depth = 0;                   // tokens from the root to this node's end
+  std::optional<Checkpoint> checkpoint{};
+  bool resident = false;            // false: a ghost, which remembers that its KV stood here
   bool checkpoint_evicted = false;  // a state stood at the end and was evicted since
   CompactVector<Tail> tails;
   CompactVector<ChildEntry> children;  // by (hash, node)

@@ -13,6 +13,7 @@
 #include "cpp_cache/ghosts.h"
 #include "cpp_cache/ids.h"
 #include "cpp_cache/node.h"
+#include "cpp_cache/node_pool.h"
 #include "cpp_cache/tree_config.h"
 
 namespace tasuki::cache {
@@ -21,6 +22,14 @@ namespace tasuki::cache {
 struct Freed {
   std::vector<PageId> pages;
   std::vector<SlotId> slots;
+};
+
+// By what a child is found. Refers to the tokens. REQUIRES: page.size() == kPageTokens.
+struct PageKey {
+  PageKey(Tokens page);  // implicit: a page names itself
+
+  Tokens tokens;
+  std::uint64_t hash;
 };
 
 // Owns the nodes: their tokens, pages, states, pins and ghosts, and tells the eviction policy what
@@ -37,11 +46,12 @@ class RadixTree {
   RadixTree(std::unique_ptr<EvictionPolicy> policy, const TreeConfig& shape);
 
   // Structure, asked.
-  const Node& node(NodeId id) const { return *nodes_[static_cast<std::size_t>(raw(id))]; }
-  bool alive(NodeId id, std::uint64_t serial) const;
+  const Node& node(NodeId id) const { return nodes_[id]; }
+  bool alive(NodeId id, std::uint64_t serial) const { return nodes_.holds(id, serial); }
   std::optional<NodeId> root(std::string_view salt) const;
-  // REQUIRES: page.size() == kPageTokens.
-  std::optional<NodeId> find_child(const Node& parent, Tokens page) const;
+  std::optional<NodeId> find_child(const Node& parent, const PageKey& page) const;
+  // Asks memory for what find_child() will read, where there is other work to do first.
+  void expect_child(const Node& parent, const PageKey& page) const;
   // The node on the path to `at` that holds the token before `depth`. REQUIRES: depth <= at's
   // depth.
   Position cover(NodeId at, std::int64_t depth) const;
@@ -52,7 +62,7 @@ class RadixTree {
   // REQUIRES: end.depth is whole pages.
   std::vector<Token> tokens_to(Position end) const;
   const Checkpoint& state(const StateRef& ref) const;
-  const std::vector<std::unique_ptr<Node>>& nodes() const { return nodes_; }
+  const NodePool& nodes() const { return nodes_; }
   const std::map<std::string, NodeId, std::less<>>& roots() const { return roots_; }
 
   // Structure, changed.
@@ -109,10 +119,9 @@ class RadixTree {
   void check(Tick now) const;
 
  private:
-  Node& at(NodeId id) { return *nodes_[static_cast<std::size_t>(raw(id))]; }
+  Node& at(NodeId id) { return nodes_[id]; }
   Tail& tail_at(Node& node, TailId id);
   Checkpoint& state_at(const StateRef& ref);
-  Node& new_node();
   void drop_node(NodeId id);
   void forget(const Ghost& ghost);
   void forget_subtree(NodeId id);
@@ -139,11 +148,9 @@ class RadixTree {
   TreeConfig shape_;
   std::unique_ptr<EvictionPolicy> policy_;
   GhostList ghosts_;
-  std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<NodeId> spare_ids_;
+  NodePool nodes_;
   std::vector<NodeId> homes_;  // by dense page: where a page of the tree stands
   std::map<std::string, NodeId, std::less<>> roots_;
-  std::uint64_t next_serial_ = 1;
   std::int64_t next_tail_ = 1;
   std::int64_t resident_nodes_ = 0;  // without roots
   std::int64_t states_ = 0;
