@@ -29,6 +29,7 @@ class CheckpointKind(Enum):
     TURN_END = "turn_end"
     BRANCH = "branch"
     MARK = "mark"
+    INTERIOR = "interior"
 
 class TreeConfig:
     """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one
@@ -95,6 +96,9 @@ class Match:
         anywhere."""
     @property
     def causes(self) -> Causes: ...
+    @property
+    def interior_tokens(self) -> list[int]:
+        """Of a lease's match: where states inside a long first-seen prompt would pay."""
 
 class Lease:
     """What one request holds. Returned by lease() and lease_receive(); a handle, released exactly

@@ -63,31 +63,29 @@ class Player:
         tally.prompt_tokens += len(prompt)
         tally.flops += self._flops.of(len(prompt))
         tree.advance_to(request.timestamp_ms)
-        match = tree.match(prompt)
-        plan = plan_checkpoints(min(known + 1, len(prompt)), match.usable_tokens, match, ())
         try:
-            lease = tree.lease(
-                prompt, capacity_tokens=len(tokens), working_slots=1, checkpoint_slots=len(plan)
-            )
+            lease = tree.lease(prompt, capacity_tokens=len(tokens), working_slots=1)
         except ImpossibleRequest:
             lease = None
         if lease is None:
             tally.refused += 1
             _add(tally.causes, {"refused": len(prompt)})
             return
-        tally.usable_tokens += lease.match.usable_tokens
-        tally.flops_saved += self._flops.of(lease.match.usable_tokens)
-        _add(tally.causes, lease.match.causes.as_dict())
-        if lease.match.checkpoint_kind is not None:
-            _add(tally.sources, {lease.match.checkpoint_kind.value: lease.match.usable_tokens})
-        for planned in plan:
+        match = lease.match
+        tally.usable_tokens += match.usable_tokens
+        tally.flops_saved += self._flops.of(match.usable_tokens)
+        _add(tally.causes, match.causes.as_dict())
+        if match.checkpoint_kind is not None:
+            _add(tally.sources, {match.checkpoint_kind.value: match.usable_tokens})
+        end = min(known + 1, len(prompt))
+        for planned in plan_checkpoints(end, lease.cached_tokens, match, ()):
             slot = tree.take_checkpoint_slot(lease)
             if slot is not None:
                 tree.publish(lease, planned.position, slot, planned.kind)
         forwarded = max(len(tokens) - 1, len(prompt))
         tree.append(lease, tokens[len(prompt) :])
         hint = _HINTS.get(request.stop, "unknown")
-        if forwarded > lease.match.usable_tokens:
+        if forwarded > match.usable_tokens:
             tree.publish(lease, forwarded, lease.working_slots[0], CheckpointKind.TURN_END, hint)
         tree.release(lease)
 

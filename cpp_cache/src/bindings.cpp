@@ -99,10 +99,9 @@ py::dict causes_dict(const Causes& causes) {
 }
 
 constexpr std::pair<const char*, CheckpointKind> kKinds[] = {
-    {"PROMPT_END", CheckpointKind::kPromptEnd},
-    {"TURN_END", CheckpointKind::kTurnEnd},
-    {"BRANCH", CheckpointKind::kBranch},
-    {"MARK", CheckpointKind::kMark},
+    {"PROMPT_END", CheckpointKind::kPromptEnd}, {"TURN_END", CheckpointKind::kTurnEnd},
+    {"BRANCH", CheckpointKind::kBranch},        {"MARK", CheckpointKind::kMark},
+    {"INTERIOR", CheckpointKind::kInterior},
 };
 
 // A true enum.Enum, which py::enum_ is not.
@@ -186,7 +185,8 @@ void bind_values(py::module_& module, const py::object& kinds) {
                                return kinds[kKinds[static_cast<int>(*match.checkpoint_kind)].first];
                              })
       .def_readonly("branch_tokens", &Match::branch_tokens)
-      .def_readonly("causes", &Match::causes);
+      .def_readonly("causes", &Match::causes)
+      .def_readonly("interior_tokens", &Match::interior_tokens);
 
   py::class_<PoolCounts>(module, "PoolCounts")
       .def_readonly("free", &PoolCounts::free)

@@ -19,7 +19,10 @@ const TreeConfig& validated(const TreeConfig& config) {
 }  // namespace
 
 HybridTree::HybridTree(const TreeConfig& config)
-    : config_(validated(config)), allocator_(config), tree_(make_policy(config.policy), config) {
+    : config_(validated(config)),
+      allocator_(config),
+      tree_(make_policy(config.policy), config),
+      depths_(config.pages_per_slab * kPageTokens, config.attention_cost) {
   if (config.policy == PolicyKind::kAuto) trials_ = std::make_unique<PolicyTrials>(config);
 }
 
@@ -189,6 +192,7 @@ bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
 void HybridTree::evict(const EvictionItem& item) {
   const Freed freed = tree_.evict(item, clock_);
   ++room_version_;
+  earnings_.evicted();
   for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
   for (const SlotId slot : freed.slots) allocator_.give_back(slot, Owner::kTree);
   evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());

@@ -180,6 +180,8 @@ void ValuePolicy::inherited(const StateKey& dropped, const StateKey& heir) {
   if (from == lives_.end() || to == lives_.end()) return;
   Life& life = to->second;
   if (from->second.since_ms < life.since_ms) return;
+  // It goes on waiting for those who branch off, which is another question.
+  if (life.traits.kind == CheckpointKind::kInterior) return;
   if (life.listed) withdraw(heir, life);
   end_risk(life);
   const std::int64_t boundary = life.traits.boundary;
@@ -214,8 +216,9 @@ std::int64_t ValuePolicy::turns(const StateKey& key) const {
   if (found == lives_.end()) return 0;
   // What many share tells nothing of the conversation that starts from it.
   const ReuseClass& traits = found->second.traits;
-  const bool is_shared =
-      traits.kind == CheckpointKind::kBranch || traits.kind == CheckpointKind::kMark;
+  const bool is_shared = traits.kind == CheckpointKind::kBranch ||
+                         traits.kind == CheckpointKind::kMark ||
+                         traits.kind == CheckpointKind::kInterior;
   return is_shared ? 0 : traits.turns;
 }
 
