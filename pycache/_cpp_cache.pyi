@@ -33,7 +33,8 @@ class CheckpointKind(Enum):
 
 class TreeConfig:
     """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one
-    slab holds; policy: who is evicted, lru, value, hazard or auto; attention_cost: prefill cost of
+    slab holds; policy: who is evicted, lru, value, auto, or marconi
+    (for comparison); attention_cost: prefill cost of
     a token for each token before it, where the token alone costs 1."""
 
     def __init__(

@@ -150,7 +150,7 @@ void bind_values(py::module_& module, const py::object& kinds) {
                        std::int64_t ghosts, const std::string& policy, double attention_cost) {
              const auto kind = policy_named(policy);
              if (!kind) {
-               throw InvalidArgument("policy must be lru, value, hazard or auto, not " + policy);
+               throw InvalidArgument("policy must be lru, value, auto or marconi, not " + policy);
              }
              const TreeConfig config{slabs, blocks, pages, ghosts, *kind, attention_cost};
              config.validate();

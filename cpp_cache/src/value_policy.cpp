@@ -74,18 +74,13 @@ void ValuePolicy::remove(const EvictionItem& item) {
   life.listed.reset();
 }
 
-double ValuePolicy::index(std::int32_t group, std::int32_t bucket) const {
-  return index_ == ValueIndex::kHazard ? model_.hazard(group, bucket)
-                                       : model_.gittins(group, bucket);
-}
-
 std::optional<EvictionItem> ValuePolicy::victim() const {
   if (index_ == ValueIndex::kRecency || worthless_ > 0) return recency_.victim();
   const StateKey* least = nullptr;
   double score = 0;
   for (const auto& [shelf, heads] : shelves_) {
     const auto& [density, key] = *heads.begin();
-    const double here = index(shelf.first, shelf.second) * density;
+    const double here = model_.gittins(shelf.first, shelf.second) * density;
     if (least != nullptr && here >= score) continue;
     least = &key;
     score = here;
@@ -112,9 +107,7 @@ void ValuePolicy::advance(std::int64_t now_ms) {
 }
 
 void ValuePolicy::follow(PolicyKind kind) {
-  index_ = kind == PolicyKind::kLru      ? ValueIndex::kRecency
-           : kind == PolicyKind::kHazard ? ValueIndex::kHazard
-                                         : ValueIndex::kGittins;
+  index_ = kind == PolicyKind::kLru ? ValueIndex::kRecency : ValueIndex::kGittins;
 }
 
 void ValuePolicy::born(const StateKey& key, const Birth& birth) {

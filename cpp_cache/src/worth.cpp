@@ -74,6 +74,7 @@ Worth RadixTree::worth(const Node& node, const Checkpoint& state, bool is_tail) 
   const auto to = static_cast<double>(state.boundary);
   worth.gain = (to - from) * (1 + shape_.attention_cost * (to + from) / 2);
   worth.pages = shape_.pages_per_slab;
+  if (!is_tail) worth.paths_below = node.resident_children + node.resident_tails();
   const std::int64_t tails = node.tails.empty() ? 0 : node.resident_tails();
   if (is_tail) {
     worth.pages += 1;

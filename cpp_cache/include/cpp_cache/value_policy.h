@@ -14,7 +14,7 @@
 
 namespace tasuki::cache {
 
-enum class ValueIndex : std::uint8_t { kRecency, kGittins, kHazard };
+enum class ValueIndex : std::uint8_t { kRecency, kGittins };
 
 // Owns what is known of every state, evicted ones included, and what it learnt from their lives.
 // States of one class and age share one index, so that they are ordered by gain a byte alone: a
@@ -71,7 +71,6 @@ class ValuePolicy final : public EvictionPolicy {
   void end_risk(Life& life);
   void list(const StateKey& key, const Life& life);
   void withdraw(const StateKey& key, const Life& life);
-  double index(std::int32_t group, std::int32_t bucket) const;
 
   ValueIndex index_;
   ReuseModel model_;
