@@ -185,6 +185,7 @@ std::optional<LeaseId> HybridTree::lease(Tokens prompt, std::string_view salt,
     Lease& lease = live(*id);
     lease.turns = note_use(found, plan);
     if (left && found.known->depth < *left) depths_.left(*left, found.known->depth);
+    lease.is_sampled = trials_ && trials_->samples(salt, prompt);
     lease.match.interior_tokens = place_interior(plan.match);
     if (!told_time_) now_ms_ += 1000;
     ++leased_requests_;

@@ -46,7 +46,7 @@ std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind) {
     case PolicyKind::kAuto:
       break;
   }
-  return std::make_unique<ValuePolicy>(ValueIndex::kGittins);
+  return std::make_unique<ValuePolicy>();
 }
 
 }  // namespace tasuki::cache

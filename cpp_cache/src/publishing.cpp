@@ -55,7 +55,7 @@ void HybridTree::publish(LeaseId id, std::int64_t boundary, std::optional<SlotId
   if (slot) {
     if (tree_.node(node).depth > whole) node = split(node, whole);
     publish_state(lease, node, boundary, *slot, kind, hint);
-    if (trials_) lease.published.push_back({boundary, kind, hint});
+    if (lease.is_sampled) lease.published.push_back({boundary, kind, hint});
   }
   if (whole >= lease.standing.depth) stand_at(lease, {node, whole});
   const auto count = static_cast<std::int64_t>(lease.pages.size());

@@ -75,12 +75,12 @@ void ValuePolicy::remove(const EvictionItem& item) {
 }
 
 std::optional<EvictionItem> ValuePolicy::victim() const {
-  if (index_ == ValueIndex::kRecency || worthless_ > 0) return recency_.victim();
+  if (by_recency_ || worthless_ > 0) return recency_.victim();
   const StateKey* least = nullptr;
   double score = 0;
   for (const auto& [shelf, heads] : shelves_) {
     const auto& [density, key] = *heads.begin();
-    const double here = model_.gittins(shelf.first, shelf.second) * density;
+    const double here = indices_->gittins(shelf.first, shelf.second) * density;
     if (least != nullptr && here >= score) continue;
     least = &key;
     score = here;
@@ -101,14 +101,12 @@ void ValuePolicy::advance(std::int64_t now_ms) {
     end_risk(life);
     start_risk(due.key, life);
   }
-  if (events_ < kEventsToLearn) return;
+  if (events_ < kEventsToLearn || indices_ != &model_) return;
   events_ = 0;
   model_.learn(now_ms_);
 }
 
-void ValuePolicy::follow(PolicyKind kind) {
-  index_ = kind == PolicyKind::kLru ? ValueIndex::kRecency : ValueIndex::kGittins;
-}
+void ValuePolicy::follow(PolicyKind kind) { by_recency_ = kind == PolicyKind::kLru; }
 
 void ValuePolicy::born(const StateKey& key, const Birth& birth) {
   ++events_;

@@ -10,6 +10,8 @@
 
 namespace tasuki::cache {
 
+class ReuseModel;
+
 enum class EvictionKind : std::uint8_t {
   kLeafPages,   // KV of a node with no state, nothing below: worth nothing to a prefill
   kCheckpoint,  // the state at a node's end; its KV stays
@@ -64,6 +66,8 @@ class EvictionPolicy {
 
   // Whether the calls below and the worth of items matter to it.
   virtual bool learns() const { return false; }
+  // What it learnt of reuse; nullptr of one that learns nothing of it.
+  virtual const ReuseModel* model() const { return nullptr; }
   // For one that can act as several.
   virtual void follow(PolicyKind /*kind*/) {}
   // Time is injected and never runs back.

@@ -58,6 +58,8 @@ struct PageMove {
 class HybridTree {
  public:
   explicit HybridTree(const TreeConfig& config);
+  // With a policy of its own instead of the one that the config names.
+  HybridTree(const TreeConfig& config, std::unique_ptr<EvictionPolicy> policy);
 
   // Ask.
   const TreeConfig& config() const { return config_; }
