@@ -30,9 +30,9 @@ struct EvictionItem {
 
 // What evicting a state loses and frees.
 struct Worth {
-  double gain = 0;               // prefill of one token is 1: saved over the nearest state above
-  std::int64_t paths_below = 0;  // that lead on from it
+  double gain = 0;         // prefill of one token is 1: saved over the nearest state above
   std::int64_t pages = 1;  // freed at once or made worthless; a slot counts as the pages of a slab
+  std::int64_t paths_below = 0;  // of a node: that lead on from it
 };
 
 // A state's name, stable from birth until its ghost is forgotten.
