@@ -1,6 +1,7 @@
 """From a config to a running engine: weights, arena, cache, runner."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,7 @@ from .config import EngineConfig, EngineConfigError
 from .engine import Engine
 from .role import Role
 from .runner import Runner
+from .turn_hint import read_tool_call_ids
 
 
 @dataclass(frozen=True)
@@ -83,5 +85,6 @@ def build_engine(
         max_position=parts.model_config.max_position,
         vocab_size=parts.model_config.vocab,
         eos_ids=parts.model_config.eos_ids,
+        tool_call_ids=read_tool_call_ids(Path(config.model)),
         sender=sender,
     )

@@ -36,6 +36,8 @@ def plan_checkpoints(
     keep((tokens - 1) // PAGE_TOKENS * PAGE_TOKENS, CheckpointKind.PROMPT_END)
     if match.branch_tokens is not None:
         keep(match.branch_tokens, CheckpointKind.BRANCH)
+    for position in match.interior_tokens:
+        keep(position, CheckpointKind.INTERIOR)
     boundaries = {mark // PAGE_TOKENS * PAGE_TOKENS for mark in marks}
     for position in sorted(boundaries, reverse=True)[:MAX_MARKS]:
         keep(position, CheckpointKind.MARK)

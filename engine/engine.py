@@ -32,6 +32,7 @@ from .runner import Runner
 from .scheduler import Scheduler, Work
 from .stats import stats_reply
 from .take_over import TakeOver
+from .turn_hint import turn_hint
 from .turns import keep_state
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Engine:
         max_position: int,
         vocab_size: int,
         eos_ids: Sequence[int],
+        tool_call_ids: frozenset[int] = frozenset(),
         sender: Sender | None = None,
     ) -> None:
         self._role = role
@@ -62,6 +64,7 @@ class Engine:
         self._max_position = max_position
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
+        self._tool_call_ids = tool_call_ids
         self._outbox: list[m.Outbox] = []
         self._requests: dict[m.RequestId, Request] = {}
         self._draining = False
@@ -136,7 +139,7 @@ class Engine:
             reason = m.FinishReason.LENGTH
         else:
             return
-        hint = "end_of_turn" if reason is m.FinishReason.STOP else "unknown"
+        hint = turn_hint(request.output, reason, self._tool_call_ids)
         keep_state(self._cache, request, state, hint)
         self._cache.release(state.lease)
         request.move(Finished())

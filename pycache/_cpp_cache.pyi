@@ -30,10 +30,12 @@ class CheckpointKind(Enum):
     TURN_END = "turn_end"
     BRANCH = "branch"
     MARK = "mark"
+    INTERIOR = "interior"
 
 class TreeConfig:
     """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one
-    slab holds; policy: who is evicted, lru, value, hazard or auto; attention_cost: prefill cost of
+    slab holds; policy: who is evicted, lru, value, auto, or marconi
+    (for comparison); attention_cost: prefill cost of
     a token for each token before it, where the token alone costs 1."""
 
     def __init__(
@@ -96,6 +98,9 @@ class Match:
         anywhere."""
     @property
     def causes(self) -> Causes: ...
+    @property
+    def interior_tokens(self) -> list[int]:
+        """Of a lease's match: where states inside a long first-seen prompt would pay."""
 
 class Lease:
     """What one request holds. Returned by lease() and lease_receive(); a handle, released exactly

@@ -10,7 +10,7 @@ from .replay import replay
 from .report import as_json, as_text
 from .trace import load_trace
 
-POLICIES = ("lru", "value", "hazard", "auto")
+POLICIES = ("lru", "marconi", "value", "auto")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from ..engine.checkpoints import plan_checkpoints
 from ..model.prefill_cost import PrefillFlops
 from ..pycache._cpp_cache import CheckpointKind, HybridTree, ImpossibleRequest
 from .prompts import Prompts
+from .rules import ReplayRules
 from .trace import Trace, TraceRequest
 
 _HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
@@ -37,9 +38,10 @@ class Tally:
 class Player:
     """Borrows the tree. Thread rule: one thread."""
 
-    def __init__(self, tree: HybridTree, flops: PrefillFlops) -> None:
+    def __init__(self, tree: HybridTree, flops: PrefillFlops, rules: ReplayRules) -> None:
         self._tree = tree
         self._flops = flops
+        self._rules = rules
 
     def play(self, trace: Trace, prompts: Prompts) -> Tally:
         """Every request in order; cpu_seconds counts the tree's calls and their Python callers."""
@@ -58,36 +60,38 @@ class Player:
         """`known`: prompt tokens in whole blocks. Where in a last partial block two prompts part is
         not told by a trace, so the prompt's end is kept before it."""
         tree = self._tree
-        prompt = tokens[: request.prompt_tokens]
+        grain = self._rules.grain_tokens
+        shared = request.prompt_tokens // grain * grain
+        prompt = tokens[: min(request.prompt_tokens, shared + 1)]
         tally.requests += 1
-        tally.prompt_tokens += len(prompt)
-        tally.flops += self._flops.of(len(prompt))
+        tally.prompt_tokens += request.prompt_tokens
+        tally.flops += self._flops.of(request.prompt_tokens)
         tree.advance_to(request.timestamp_ms)
-        match = tree.match(prompt)
-        plan = plan_checkpoints(min(known + 1, len(prompt)), match.usable_tokens, match, ())
         try:
-            lease = tree.lease(
-                prompt, capacity_tokens=len(tokens), working_slots=1, checkpoint_slots=len(plan)
-            )
+            lease = tree.lease(prompt, capacity_tokens=len(tokens), working_slots=1)
         except ImpossibleRequest:
             lease = None
         if lease is None:
             tally.refused += 1
-            _add(tally.causes, {"refused": len(prompt)})
+            _add(tally.causes, {"refused": request.prompt_tokens})
             return
-        tally.usable_tokens += lease.match.usable_tokens
-        tally.flops_saved += self._flops.of(lease.match.usable_tokens)
-        _add(tally.causes, lease.match.causes.as_dict())
-        if lease.match.checkpoint_kind is not None:
-            _add(tally.sources, {lease.match.checkpoint_kind.value: lease.match.usable_tokens})
-        for planned in plan:
+        match = lease.match
+        tally.usable_tokens += match.usable_tokens
+        tally.flops_saved += self._flops.of(match.usable_tokens)
+        _add(tally.causes, match.causes.as_dict())
+        if match.checkpoint_kind is not None:
+            _add(tally.sources, {match.checkpoint_kind.value: match.usable_tokens})
+        end = min(known + 1, len(prompt))
+        for planned in plan_checkpoints(end, lease.cached_tokens, match, ()):
+            if planned.kind not in self._rules.kinds:
+                continue
             slot = tree.take_checkpoint_slot(lease)
             if slot is not None:
                 tree.publish(lease, planned.position, slot, planned.kind)
-        forwarded = max(len(tokens) - 1, len(prompt))
+        forwarded = max(len(tokens) - 1, len(prompt)) // grain * grain
         tree.append(lease, tokens[len(prompt) :])
         hint = _HINTS.get(request.stop, "unknown")
-        if forwarded > lease.match.usable_tokens:
+        if forwarded > match.usable_tokens:
             tree.publish(lease, forwarded, lease.working_slots[0], CheckpointKind.TURN_END, hint)
         tree.release(lease)
 

@@ -9,19 +9,23 @@ from .models import load_model
 from .player import Player
 from .prompts import Prompts
 from .report import outcome
+from .rules import ReplayRules, rules_of
 from .trace import Trace
 
 _GIB = 1 << 30
 
 
-def replay(trace: Trace, model: str, gib: float, policy: str) -> dict[str, Any]:
-    """`model`: as load_model; `gib`: bytes of the cache, GiB. Raises ReplayError."""
+def replay(
+    trace: Trace, model: str, gib: float, policy: str, rules: ReplayRules | None = None
+) -> dict[str, Any]:
+    """`model`: as load_model; `gib`: bytes of the cache, GiB; `rules`: the policy's own by default.
+    Raises ReplayError."""
     config = load_model(model)
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
     tree = HybridTree(tree_config(layout, flops, gib, policy))
-    tally = Player(tree, flops).play(trace, prompts)
+    tally = Player(tree, flops, rules or rules_of(policy)).play(trace, prompts)
     return outcome(trace, prompts, model, gib, policy, tally)
 
 

@@ -2,9 +2,11 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 from tasuki.engine.build import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import HitBreakdown
 
 from tests.engines import Lone, engine_config, submit
 from tests.goldens import MODELS, Golden, golden, model_cases, reference_dir
@@ -65,3 +67,33 @@ def test_second_turn_after_a_cached_first(model: str) -> None:
         assert engine.tokens(name) == cases[name].greedy
     hit = engine.finished("turn2").usage.hit
     assert hit is not None and hit.usable_tokens == 192
+
+
+def test_resumed_inside_a_long_prompt_that_another_left() -> None:
+    """Long is what takes more KV than a state: of the goldens one prompt. The engine learns where documents are left, keeps a state inside the next one while it is
+    first computed, and a golden that leaves it too resumes there with equal tokens."""
+    model = "tiny-dense"
+    case = cases_of(model)["turn2"]
+    left = len(case.prompt) - 100
+    engine = engine_for(model)
+    random = np.random.default_rng(5)
+
+    def ask(name: str, tokens: list[int], count: int) -> HitBreakdown:
+        engine.post(submit(name, tokens, count))
+        engine.run()
+        hit = engine.finished(name).usage.hit
+        assert hit is not None
+        return hit
+
+    for document in range(3):
+        shared = random.integers(1, 300, left).tolist()
+        for asked in range(2):
+            question = random.integers(1, 300, 100).tolist()
+            ask(f"{document}.{asked}", shared + question, 1)
+    other = random.integers(1, 300, 100).tolist()
+    ask("first", case.prompt[:left] + other, 1)
+    hit = ask("golden", case.prompt, len(case.greedy))
+    assert hit.checkpoint_source == "interior"
+    assert 0 < hit.usable_tokens <= left
+    assert engine.tokens("golden") == case.greedy
+    engine.assert_at_rest()

@@ -82,10 +82,9 @@ py::dict causes_dict(const Causes& causes) {
 }
 
 constexpr std::pair<const char*, CheckpointKind> kKinds[] = {
-    {"PROMPT_END", CheckpointKind::kPromptEnd},
-    {"TURN_END", CheckpointKind::kTurnEnd},
-    {"BRANCH", CheckpointKind::kBranch},
-    {"MARK", CheckpointKind::kMark},
+    {"PROMPT_END", CheckpointKind::kPromptEnd}, {"TURN_END", CheckpointKind::kTurnEnd},
+    {"BRANCH", CheckpointKind::kBranch},        {"MARK", CheckpointKind::kMark},
+    {"INTERIOR", CheckpointKind::kInterior},
 };
 
 // A true enum.Enum, which py::enum_ is not.
@@ -134,7 +133,7 @@ void bind_values(py::module_& module, const py::object& kinds) {
                        std::int64_t ghosts, const std::string& policy, double attention_cost) {
              const auto kind = policy_named(policy);
              if (!kind) {
-               throw InvalidArgument("policy must be lru, value, hazard or auto, not " + policy);
+               throw InvalidArgument("policy must be lru, value, auto or marconi, not " + policy);
              }
              const TreeConfig config{slabs, blocks, pages, ghosts, *kind, attention_cost};
              config.validate();
@@ -169,7 +168,8 @@ void bind_values(py::module_& module, const py::object& kinds) {
                                return kinds[kKinds[static_cast<int>(*match.checkpoint_kind)].first];
                              })
       .def_readonly("branch_tokens", &Match::branch_tokens)
-      .def_readonly("causes", &Match::causes);
+      .def_readonly("causes", &Match::causes)
+      .def_readonly("interior_tokens", &Match::interior_tokens);
 
   py::class_<PoolCounts>(module, "PoolCounts")
       .def_readonly("free", &PoolCounts::free)

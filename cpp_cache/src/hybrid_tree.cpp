@@ -18,15 +18,21 @@ const TreeConfig& validated(const TreeConfig& config) {
 
 }  // namespace
 
-HybridTree::HybridTree(const TreeConfig& config)
-    : config_(validated(config)), allocator_(config), tree_(make_policy(config.policy), config) {
-  if (config.policy == PolicyKind::kAuto) trials_ = std::make_unique<PolicyTrials>(config);
+HybridTree::HybridTree(const TreeConfig& config) : HybridTree(config, make_policy(config.policy)) {}
+
+HybridTree::HybridTree(const TreeConfig& config, std::unique_ptr<EvictionPolicy> policy)
+    : config_(validated(config)),
+      allocator_(config),
+      tree_(std::move(policy), config),
+      depths_(config.pages_per_slab * kPageTokens, config.attention_cost) {
+  if (config.policy != PolicyKind::kAuto) return;
+  trials_ = std::make_unique<PolicyTrials>(config, *tree_.policy().model());
 }
 
 PolicyKind HybridTree::policy() const { return trials_ ? trials_->best() : config_.policy; }
 
 void HybridTree::try_policies(const Lease& lease) {
-  if (!trials_ || lease.published.empty()) return;
+  if (!lease.is_sampled || lease.published.empty()) return;
   Served served{
       *tree_.node(lease.root).salt, {}, lease.match.prompt_tokens, lease.published, now_ms_};
   served.tokens = tree_.tokens_to({lease.standing.node, lease.first_kept});
@@ -187,6 +193,7 @@ void HybridTree::evict(const EvictionItem& item) {
   journal_.evicting(item);
   const Freed freed = tree_.evict(item, clock_);
   ++room_version_;
+  earnings_.evicted();
   for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
   for (const SlotId slot : freed.slots) allocator_.give_back(slot, Owner::kTree);
   evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());

@@ -184,6 +184,7 @@ Found Matcher::find(Tokens prompt, std::string_view salt, std::optional<Position
   }
   const Walk path = walk(prompt, *root, start);
   const Survey seen = survey(prompt, path);
+  found.known = {path.path.back(), path.matched};
   match.kv_tokens = seen.kv;
   match.usable_tokens = seen.usable;
   match.checkpoint_kind = seen.kind;

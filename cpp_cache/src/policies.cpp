@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cpp_cache/lru_policy.h"
+#include "cpp_cache/marconi_policy.h"
 #include "cpp_cache/value_policy.h"
 
 namespace tasuki::cache {
@@ -13,9 +14,11 @@ namespace {
 constexpr std::array<std::pair<std::string_view, PolicyKind>, 4> kNames{{
     {"lru", PolicyKind::kLru},
     {"value", PolicyKind::kValue},
-    {"hazard", PolicyKind::kHazard},
     {"auto", PolicyKind::kAuto},
+    {"marconi", PolicyKind::kMarconi},
 }};
+
+constexpr double kMarconiAlpha = 0.5;
 
 }  // namespace
 
@@ -37,13 +40,13 @@ std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind) {
   switch (kind) {
     case PolicyKind::kLru:
       return std::make_unique<LruPolicy>();
-    case PolicyKind::kHazard:
-      return std::make_unique<ValuePolicy>(ValueIndex::kHazard);
+    case PolicyKind::kMarconi:
+      return std::make_unique<MarconiPolicy>(kMarconiAlpha);
     case PolicyKind::kValue:
     case PolicyKind::kAuto:
       break;
   }
-  return std::make_unique<ValuePolicy>(ValueIndex::kGittins);
+  return std::make_unique<ValuePolicy>();
 }
 
 }  // namespace tasuki::cache

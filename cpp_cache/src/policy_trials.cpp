@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "cpp_cache/hybrid_tree.h"
+#include "cpp_cache/policies.h"
+#include "cpp_cache/value_policy.h"
 
 namespace tasuki::cache {
 
@@ -12,16 +14,29 @@ namespace {
 
 constexpr double kFade = 0.999;  // a request: the last thousand decide
 constexpr double kLead = 1.02;
-constexpr double kSigmas = 2;  // by chance alone a lead this wide is rare
+constexpr double kSigmas = 3;  // by chance alone a lead this wide is rare
 constexpr std::int64_t kRequestsToCompare = 64;
+
+// One request of so many is tried: few enough to cost little, and trees still many prompts large.
+std::int64_t share_of(const TreeConfig& config) {
+  constexpr std::int64_t kLargest = 8;
+  constexpr std::int64_t kFewestSlabs = 64;
+  return std::clamp<std::int64_t>(config.slabs / kFewestSlabs, 1, kLargest);
+}
 
 }  // namespace
 
-PolicyTrials::PolicyTrials(const TreeConfig& config) : attention_cost_(config.attention_cost) {
+PolicyTrials::PolicyTrials(const TreeConfig& config, const ReuseModel& learnt)
+    : attention_cost_(config.attention_cost), sample_(share_of(config)) {
   for (const PolicyKind policy : {PolicyKind::kValue, PolicyKind::kLru}) {
     TreeConfig shadow = config;
     shadow.policy = policy;
-    trials_.push_back({policy, std::make_unique<HybridTree>(shadow)});
+    shadow.slabs = config.slabs / share_of(config);
+    shadow.max_ghost_nodes = config.max_ghost_nodes / share_of(config);
+    auto chooser = policy == PolicyKind::kLru
+                       ? make_policy(policy)
+                       : std::unique_ptr<EvictionPolicy>(std::make_unique<ValuePolicy>(learnt));
+    trials_.push_back({policy, std::make_unique<HybridTree>(shadow, std::move(chooser))});
   }
 }
 
@@ -47,6 +62,8 @@ double PolicyTrials::serve(Trial& trial, const Served& served) {
   tree.advance_to(served.now_ms);
   const auto prompt = Tokens(served.tokens).first(static_cast<std::size_t>(served.prompt_tokens));
   const LeaseTerms terms{static_cast<std::int64_t>(served.tokens.size()), 1, 0, std::nullopt};
+  // A prompt that only the real arena can hold.
+  if (terms.capacity_tokens > tree.capacity_tokens(1)) return 0;
   const auto id = tree.lease(prompt, served.salt, terms);
   if (!id) return 0;
   const Match match = tree.lease_of(*id).match;

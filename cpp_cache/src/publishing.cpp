@@ -55,7 +55,7 @@ void HybridTree::publish(LeaseId id, std::int64_t boundary, std::optional<SlotId
   if (slot) {
     if (tree_.node(node).depth > whole) node = split(node, whole);
     publish_state(lease, node, boundary, *slot, kind, hint);
-    if (trials_) lease.published.push_back({boundary, kind, hint});
+    if (lease.is_sampled) lease.published.push_back({boundary, kind, hint});
   }
   if (whole >= lease.standing.depth) stand_at(lease, {node, whole});
   const auto count = static_cast<std::int64_t>(lease.pages.size());
@@ -145,6 +145,11 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
   const Node& host = tree_.node(node);
   give_slot(lease, slot);
   if (boundary == host.depth) {
+    const bool is_long = depths_.is_long(lease.match.causes.fresh);
+    if (kind == CheckpointKind::kPromptEnd && is_long && !host.ends_long_prompt) {
+      tree_.mark_long_prompt(node);
+      depths_.brought(boundary);
+    }
     if (host.checkpoint) {
       allocator_.give_back(slot, Owner::kWorking);
       tree_.touch({node, std::nullopt}, clock_);
@@ -196,7 +201,7 @@ void HybridTree::follow_up(Lease& lease, const StateRef& state, std::int64_t bou
   }
   // Below half a slot's worth of tokens the slot saves less than the KV it displaces.
   const std::int64_t few = config_.pages_per_slab * kPageTokens / 2;
-  if (boundary < few) tree_.put_on_probation(state);
+  if (boundary < few || kind == CheckpointKind::kInterior) tree_.put_on_probation(state);
   if (kind == CheckpointKind::kPromptEnd) lease.prompt_state = state;
   if (kind != CheckpointKind::kTurnEnd || !lease.prompt_state) return;
   if (hint != TurnHint::kUnknown) policy.hinted(key(*lease.prompt_state), hint);

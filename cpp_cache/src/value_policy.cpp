@@ -74,18 +74,13 @@ void ValuePolicy::remove(const EvictionItem& item) {
   life.listed.reset();
 }
 
-double ValuePolicy::index(std::int32_t group, std::int32_t bucket) const {
-  return index_ == ValueIndex::kHazard ? model_.hazard(group, bucket)
-                                       : model_.gittins(group, bucket);
-}
-
 std::optional<EvictionItem> ValuePolicy::victim() const {
-  if (index_ == ValueIndex::kRecency || worthless_ > 0) return recency_.victim();
+  if (by_recency_ || worthless_ > 0) return recency_.victim();
   const StateKey* least = nullptr;
   double score = 0;
   for (const auto& [shelf, heads] : shelves_) {
     const auto& [density, key] = *heads.begin();
-    const double here = index(shelf.first, shelf.second) * density;
+    const double here = indices_->gittins(shelf.first, shelf.second) * density;
     if (least != nullptr && here >= score) continue;
     least = &key;
     score = here;
@@ -106,16 +101,12 @@ void ValuePolicy::advance(std::int64_t now_ms) {
     end_risk(life);
     start_risk(due.key, life);
   }
-  if (events_ < kEventsToLearn) return;
+  if (events_ < kEventsToLearn || indices_ != &model_) return;
   events_ = 0;
   model_.learn(now_ms_);
 }
 
-void ValuePolicy::follow(PolicyKind kind) {
-  index_ = kind == PolicyKind::kLru      ? ValueIndex::kRecency
-           : kind == PolicyKind::kHazard ? ValueIndex::kHazard
-                                         : ValueIndex::kGittins;
-}
+void ValuePolicy::follow(PolicyKind kind) { by_recency_ = kind == PolicyKind::kLru; }
 
 void ValuePolicy::born(const StateKey& key, const Birth& birth) {
   ++events_;
@@ -180,6 +171,8 @@ void ValuePolicy::inherited(const StateKey& dropped, const StateKey& heir) {
   if (from == lives_.end() || to == lives_.end()) return;
   Life& life = to->second;
   if (from->second.since_ms < life.since_ms) return;
+  // It goes on waiting for those who branch off, which is another question.
+  if (life.traits.kind == CheckpointKind::kInterior) return;
   if (life.listed) withdraw(heir, life);
   end_risk(life);
   const std::int64_t boundary = life.traits.boundary;
@@ -214,8 +207,9 @@ std::int64_t ValuePolicy::turns(const StateKey& key) const {
   if (found == lives_.end()) return 0;
   // What many share tells nothing of the conversation that starts from it.
   const ReuseClass& traits = found->second.traits;
-  const bool is_shared =
-      traits.kind == CheckpointKind::kBranch || traits.kind == CheckpointKind::kMark;
+  const bool is_shared = traits.kind == CheckpointKind::kBranch ||
+                         traits.kind == CheckpointKind::kMark ||
+                         traits.kind == CheckpointKind::kInterior;
   return is_shared ? 0 : traits.turns;
 }
 

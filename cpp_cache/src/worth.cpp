@@ -34,6 +34,18 @@ std::optional<StateRef> RadixTree::state_above(const Node& node) const {
   return std::nullopt;
 }
 
+std::optional<std::int64_t> RadixTree::long_prompt_through(Position position) const {
+  const Node* node = &this->node(position.node);
+  // At a fork, or a path's end, nobody leaves anew.
+  if (position.depth == node->depth && node->children.size() != 1) return std::nullopt;
+  for (std::size_t step = 0; step < kMostWeighed; ++step) {
+    if (node->ends_long_prompt && node->depth >= position.depth) return node->depth;
+    if (node->children.empty()) return std::nullopt;
+    node = &this->node(node->children.begin()->node);
+  }
+  return std::nullopt;
+}
+
 // Pages that only the path to this node's end needs: its own, and those above up to the next state
 // or fork.
 std::int64_t RadixTree::pages_alone(const Node& node) const {
@@ -62,6 +74,7 @@ Worth RadixTree::worth(const Node& node, const Checkpoint& state, bool is_tail) 
   const auto to = static_cast<double>(state.boundary);
   worth.gain = (to - from) * (1 + shape_.attention_cost * (to + from) / 2);
   worth.pages = shape_.pages_per_slab;
+  if (!is_tail) worth.paths_below = node.resident_children + node.resident_tails();
   const std::int64_t tails = node.tails.empty() ? 0 : node.resident_tails();
   if (is_tail) {
     worth.pages += 1;

@@ -93,7 +93,7 @@ TEST_CASE("ReuseModel: buckets of age double from one second on") {
 }
 
 TEST_CASE("ValuePolicy: of equal chances the least saved a page freed goes first") {
-  ValuePolicy policy(ValueIndex::kGittins);
+  ValuePolicy policy;
   const EvictionItem rich{EvictionKind::kCheckpoint, 1, NodeId{1}, std::nullopt};
   const EvictionItem poor{EvictionKind::kCheckpoint, 2, NodeId{2}, std::nullopt};
   const EvictionItem worthless{EvictionKind::kLeafPages, 3, NodeId{3}, std::nullopt};
@@ -110,7 +110,7 @@ TEST_CASE("ValuePolicy: of equal chances the least saved a page freed goes first
 }
 
 TEST_CASE("ValuePolicy: what is used again and again outlives what is not") {
-  ValuePolicy policy(ValueIndex::kGittins);
+  ValuePolicy policy;
   const StateKey busy{NodeId{1}, std::nullopt};
   const StateKey idle{NodeId{2}, std::nullopt};
   policy.born(busy, {CheckpointKind::kPromptEnd, TurnHint::kUnknown, 100, 0});
@@ -129,7 +129,7 @@ TEST_CASE("ValuePolicy: what is used again and again outlives what is not") {
 }
 
 TEST_CASE("ValuePolicy: an heir waits in the dropped state's place, once") {
-  ValuePolicy policy(ValueIndex::kGittins);
+  ValuePolicy policy;
   const StateKey turn{NodeId{5}, TailId{1}};
   const StateKey prompt{NodeId{5}, std::nullopt};
   policy.born(prompt, {CheckpointKind::kPromptEnd, TurnHint::kUnknown, 640, 2});

@@ -10,6 +10,8 @@
 
 namespace tasuki::cache {
 
+class ReuseModel;
+
 enum class EvictionKind : std::uint8_t {
   kLeafPages,   // KV of a node with no state, nothing below: worth nothing to a prefill
   kCheckpoint,  // the state at a node's end; its KV stays
@@ -30,6 +32,7 @@ struct EvictionItem {
 struct Worth {
   double gain = 0;         // prefill of one token is 1: saved over the nearest state above
   std::int64_t pages = 1;  // freed at once or made worthless; a slot counts as the pages of a slab
+  std::int64_t paths_below = 0;  // of a node: that lead on from it
 };
 
 // A state's name, stable from birth until its ghost is forgotten.
@@ -63,6 +66,8 @@ class EvictionPolicy {
 
   // Whether the calls below and the worth of items matter to it.
   virtual bool learns() const { return false; }
+  // What it learnt of reuse; nullptr of one that learns nothing of it.
+  virtual const ReuseModel* model() const { return nullptr; }
   // For one that can act as several.
   virtual void follow(PolicyKind /*kind*/) {}
   // Time is injected and never runs back.

@@ -26,6 +26,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cpp_cache/branch_depths.h"
+#include "cpp_cache/earnings.h"
 #include "cpp_cache/event_journal.h"
 #include "cpp_cache/lease.h"
 #include "cpp_cache/matcher.h"
@@ -57,6 +59,8 @@ struct PageMove {
 class HybridTree {
  public:
   explicit HybridTree(const TreeConfig& config);
+  // With a policy of its own instead of the one that the config names.
+  HybridTree(const TreeConfig& config, std::unique_ptr<EvictionPolicy> policy);
   HybridTree(const HybridTree&) = delete;  // the journal reads this one's nodes
   HybridTree& operator=(const HybridTree&) = delete;
 
@@ -168,6 +172,8 @@ class HybridTree {
                  TurnHint hint);
   // Tells the policy of the states a request used, or would have used were they still there.
   std::int64_t note_use(const Found& found, const Plan& plan);
+  // Where the first-seen part of an admitted prompt should keep states.
+  std::vector<std::int64_t> place_interior(const Match& match);
   void stand_at(Lease& lease, Position place);
   void give_slot(Lease& lease, SlotId slot);
   bool holds_slot(const Lease& lease, SlotId slot) const;
@@ -184,6 +190,8 @@ class HybridTree {
   std::map<QuarantineId, Quarantine> quarantines_;
   std::unique_ptr<PolicyTrials> trials_;  // of PolicyKind::kAuto
   std::vector<PageMove> moves_;
+  BranchDepths depths_;
+  Earnings earnings_;
   Tick clock_ = 0;
   std::uint64_t room_version_ = 0;
   std::int64_t now_ms_ = 0;

@@ -44,7 +44,8 @@ struct Lease {
   std::optional<CursorId> cursor{};
   std::int64_t turns = 0;                  // of its conversation before it, as far as is known
   std::optional<StateRef> latest_state{};  // deepest that it used or published
-  std::vector<Published> published{};      // states, in order
+  bool is_sampled = false;                 // the trials want to know what it did
+  std::vector<Published> published{};      // states, in order, if it is sampled
   std::optional<StateRef> prompt_state{};  // that it published at its prompt's end
   LeaseState state = LeaseState::kWorking;
 

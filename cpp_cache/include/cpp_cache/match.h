@@ -4,10 +4,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace tasuki::cache {
 
-enum class CheckpointKind : std::uint8_t { kPromptEnd, kTurnEnd, kBranch, kMark };
+enum class CheckpointKind : std::uint8_t { kPromptEnd, kTurnEnd, kBranch, kMark, kInterior };
 
 // What the end of an answer says about the next request of its conversation.
 enum class TurnHint : std::uint8_t { kUnknown, kToolCall, kEndOfTurn };
@@ -42,6 +43,8 @@ struct Match {
   std::optional<CheckpointKind> checkpoint_kind;
   std::optional<std::int64_t> branch_tokens;
   Causes causes;
+  // Of a lease: where states inside a long first-seen prompt would pay. Ascending, whole pages.
+  std::vector<std::int64_t> interior_tokens{};
 };
 
 }  // namespace tasuki::cache

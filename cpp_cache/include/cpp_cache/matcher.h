@@ -19,6 +19,7 @@ struct Found {
   Position usable;                 // end of the whole pages below source. REQUIRES: source
   std::optional<StateRef> lost;    // evicted state deeper than source that would have served
   std::optional<Position> kv;      // end of the KV in whole pages at or before prompt - 1
+  std::optional<Position> known;   // end of the whole pages seen before, evicted ones included
 };
 
 // Owns nothing; changes nothing. Does not know ids' owners.

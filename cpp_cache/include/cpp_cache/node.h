@@ -54,6 +54,7 @@ struct Node {
   std::optional<Checkpoint> checkpoint{};
   bool resident = false;            // false: a ghost, which remembers that its KV stood here
   bool checkpoint_evicted = false;  // a state stood at the end and was evicted since
+  bool ends_long_prompt = false;    // a long prompt that was first seen ended here
   CompactVector<Tail> tails;
   CompactVector<ChildEntry> children;  // by (hash, node)
   CompactVector<LeaseId> lessees;      // leases whose path ends inside this node

@@ -4,15 +4,18 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cpp_cache/ids.h"
 #include "cpp_cache/match.h"
+#include "cpp_cache/traffic_sample.h"
 #include "cpp_cache/tree_config.h"
 
 namespace tasuki::cache {
 
 class HybridTree;
+class ReuseModel;
 
 // A state that a request published.
 struct Published {
@@ -30,13 +33,18 @@ struct Served {
   std::int64_t now_ms;
 };
 
-// Owns one tree for each candidate, of the real arena's size, and replays every request in each.
-// Costs their ids and tokens, no KV. Deterministic; thread rule as HybridTree.
+// Owns one tree for each candidate and replays a sample of the requests in each. The trees are as
+// much smaller than the real arena as the sample than the traffic, down to a least size. Costs
+// their ids and tokens, no KV. Deterministic; thread rule as HybridTree.
 class PolicyTrials {
  public:
-  explicit PolicyTrials(const TreeConfig& config);
+  // `learnt`: of the whole traffic, which a sample alone would teach slower. REQUIRES: it outlives
+  // this.
+  PolicyTrials(const TreeConfig& config, const ReuseModel& learnt);
   ~PolicyTrials();
 
+  // Whether the request belongs to the sample: if so it is to be told to serve() at its end.
+  bool samples(std::string_view salt, Tokens prompt) { return sample_.take(salt, prompt); }
   void serve(const Served& served);
   void flush();
   // The policy to follow: another takes over once it saved 2 % more prefill over the last
@@ -58,6 +66,7 @@ class PolicyTrials {
   void compare();
 
   double attention_cost_;
+  TrafficSample sample_;
   std::vector<Trial> trials_;
   PolicyKind best_ = PolicyKind::kValue;
   std::int64_t served_ = 0;

@@ -62,6 +62,9 @@ class RadixTree {
   // REQUIRES: end.depth is whole pages.
   std::vector<Token> tokens_to(Position end) const;
   const Checkpoint& state(const StateRef& ref) const;
+  // Where the first long prompt whose path holds the position ended; none where several ways lead
+  // on from it.
+  std::optional<std::int64_t> long_prompt_through(Position position) const;
   const NodePool& nodes() const { return nodes_; }
   const std::map<std::string, NodeId, std::less<>>& roots() const { return roots_; }
 
@@ -80,6 +83,7 @@ class RadixTree {
 
   // States. attach_* REQUIRE: the node is resident and has no such state.
   void attach_checkpoint(NodeId id, SlotId slot, const Birth& birth, Tick now);
+  void mark_long_prompt(NodeId end) { at(end).ends_long_prompt = true; }
   TailId attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot, const Birth& birth,
                      Tick now);
   void touch(const StateRef& ref, Tick now);

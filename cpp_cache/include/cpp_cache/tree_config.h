@@ -7,7 +7,8 @@
 
 namespace tasuki::cache {
 
-enum class PolicyKind : std::uint8_t { kLru, kValue, kHazard, kAuto };
+// kMarconi is for comparison in replays.
+enum class PolicyKind : std::uint8_t { kLru, kValue, kAuto, kMarconi };
 
 // nullopt: no policy has that name.
 std::optional<PolicyKind> policy_named(std::string_view name);

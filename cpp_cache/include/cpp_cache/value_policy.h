@@ -14,15 +14,17 @@
 
 namespace tasuki::cache {
 
-enum class ValueIndex : std::uint8_t { kRecency, kGittins, kHazard };
-
 // Owns what is known of every state, evicted ones included, and what it learnt from their lives.
 // States of one class and age share one index, so that they are ordered by gain a byte alone: a
 // victim is found among as many heads as there are classes and ages, whatever the tree's size.
 // Deterministic: time is injected, ties are broken by key.
 class ValuePolicy final : public EvictionPolicy {
  public:
-  explicit ValuePolicy(ValueIndex index) : index_(index) {}
+  ValuePolicy() : indices_(&model_) {}
+  // Judges by what another learns, which sees more of the same traffic. REQUIRES: it outlives this.
+  explicit ValuePolicy(const ReuseModel& teacher) : indices_(&teacher) {}
+  ValuePolicy(const ValuePolicy&) = delete;
+  ValuePolicy& operator=(const ValuePolicy&) = delete;
 
   void add(const EvictionItem& item, const Worth& worth = {}) override;
   void remove(const EvictionItem& item) override;
@@ -31,6 +33,7 @@ class ValuePolicy final : public EvictionPolicy {
   std::int64_t size() const override { return recency_.size(); }
 
   bool learns() const override { return true; }
+  const ReuseModel* model() const override { return &model_; }
   void advance(std::int64_t now_ms) override;
   void born(const StateKey& key, const Birth& birth) override;
   void used(const StateKey& key) override;
@@ -42,7 +45,7 @@ class ValuePolicy final : public EvictionPolicy {
   std::int64_t turns(const StateKey& key) const override;
   StateKey waiting_for(const StateKey& key) const override;
 
-  // Keeps what was learnt; the next victim follows the other index.
+  // Keeps what was learnt; the next victim follows the other order.
   void follow(PolicyKind kind) override;
 
  private:
@@ -71,11 +74,11 @@ class ValuePolicy final : public EvictionPolicy {
   void end_risk(Life& life);
   void list(const StateKey& key, const Life& life);
   void withdraw(const StateKey& key, const Life& life);
-  double index(std::int32_t group, std::int32_t bucket) const;
 
-  ValueIndex index_;
+  bool by_recency_ = false;
   ReuseModel model_;
-  LruPolicy recency_;  // of every item, so that worthless KV goes by age
+  const ReuseModel* indices_;  // that victims are chosen by: model_ or a teacher's
+  LruPolicy recency_;          // of every item, so that worthless KV goes by age
   std::int64_t worthless_ = 0;
   Lives lives_;
   std::map<StateKey, StateKey> heirs_;  // of states without a life of their own
