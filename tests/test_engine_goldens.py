@@ -70,7 +70,8 @@ def test_second_turn_after_a_cached_first(model: str) -> None:
 
 
 def test_resumed_inside_a_long_prompt_that_another_left() -> None:
-    """Long is what takes more KV than a state: of the goldens one prompt. The engine learns where documents are left, keeps a state inside the next one while it is
+    """Long is what takes more KV than a state: of the goldens one prompt. The engine learns where
+    documents are left, keeps a state inside the next one while it is
     first computed, and a golden that leaves it too resumes there with equal tokens."""
     model = "tiny-dense"
     case = cases_of(model)["turn2"]
