@@ -10,6 +10,7 @@ LEVEL = {
     "client": 7,
     "dashboard": 6,
     "replay": 5,
+    "bench": 5,
     "prefill_node": 5,
     "decode_node": 5,
     "front": 4,
@@ -19,7 +20,13 @@ LEVEL = {
     "pycache": 1,
     "proto": 0,
 }
-SOURCES = sorted(path for part in LEVEL for path in (ROOT / part).rglob("*.py"))
+SCRIPTS = {ROOT / "bench" / "cache", ROOT / "bench" / "traces"}
+SOURCES = sorted(
+    path
+    for part in LEVEL
+    for path in (ROOT / part).rglob("*.py")
+    if not SCRIPTS.intersection(path.parents)
+)
 
 
 def imported_parts(path: Path) -> set[str]:
