@@ -13,51 +13,86 @@ from ..pycache.arena import Arena
 from .batch import Batch
 from .config import ModelConfig
 from .hooks import LayerHooks
-from .layers import attention_mixer, feed_forward, gdn_mixer
-from .ops.norm import rms_norm
-from .plan import ForwardPlan
+from .operators import Backend, Operators
+from .torch_operators import TorchBackend
 from .weights import GdnWeights, LayerWeights, ModelWeights
 
 
 class Qwen35Model:
     """REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are inside it."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, backend: Backend | None = None
+    ) -> None:
+        """backend: PyTorch's operators if none is given."""
         self.config = config
         self.weights = weights
+        self.backend = backend or TorchBackend(config)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
         """Logits [B, vocab] float32 of each sequence's last token; pages and slots are written."""
-        return self.logits(self.hidden(batch, arena, hooks)[batch.cu_seqlens[1:] - 1])
+        return self.last_logits(
+            batch.token_ids, self.backend.bind(batch), arena, hooks, batch.cu_seqlens[1:] - 1
+        )
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
         """The residual stream after the final norm, [T, hidden], of every token."""
-        config = self.config
-        plan = ForwardPlan.of(batch, config)
-        x = functional.embedding(batch.token_ids, self.weights.embedding)
-        for layer, weights in enumerate(self.weights.layers):
-            hooks.before_layer(layer)
-            x = x + self._mixer(
-                layer, weights, rms_norm(x, weights.mixer_norm, config.norm_eps), arena, plan
-            )
-            x = x + feed_forward(
-                rms_norm(x, weights.mlp_norm, config.norm_eps), weights.mlp, config
-            )
-            hooks.after_layer(layer, x)
-        return rms_norm(x, self.weights.norm, config.norm_eps)
+        operators = self.backend.bind(batch)
+        branch, residual = self._layers(batch.token_ids, operators, arena, hooks)
+        return operators.add_norm(branch, residual, self.weights.norm)[0]
+
+    @torch.inference_mode()
+    def last_logits(
+        self,
+        token_ids: Tensor,
+        operators: Operators,
+        arena: Arena,
+        hooks: LayerHooks,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Logits [n, vocab] float32 of the tokens `rows` [n], or of all; token_ids [T].
+
+        What a decode graph captures, so it waits for nothing on the host.
+        """
+        branch, residual = self._layers(token_ids, operators, arena, hooks)
+        if rows is not None:
+            branch, residual = branch[rows], residual[rows]
+        return self.logits(operators.add_norm(branch, residual, self.weights.norm)[0])
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocab] float32 of final-normed hidden states [n, hidden]."""
         return functional.linear(hidden, self.weights.head).float()
 
+    def _layers(
+        self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
+    ) -> tuple[Tensor, Tensor]:
+        """The last layer's branch and the residual stream that it is still to be added to."""
+        residual = functional.embedding(token_ids, self.weights.embedding)
+        branch = None
+        for layer, weights in enumerate(self.weights.layers):
+            hooks.before_layer(layer)
+            if branch is None:
+                normed = operators.norm(residual, weights.mixer_norm)
+            else:
+                normed, residual = operators.add_norm(branch, residual, weights.mixer_norm)
+            branch = self._mixer(layer, weights, normed, operators, arena)
+            normed, residual = operators.add_norm(branch, residual, weights.mlp_norm)
+            branch = operators.feed_forward(normed, weights.mlp)
+            hooks.after_layer(layer, branch, residual)
+        assert branch is not None
+        return branch, residual
+
     def _mixer(
-        self, layer: int, weights: LayerWeights, x: Tensor, arena: Arena, plan: ForwardPlan
+        self, layer: int, weights: LayerWeights, x: Tensor, operators: Operators, arena: Arena
     ) -> Tensor:
         index = arena.layout.kind_index(layer)
         mixer = weights.mixer
+        projected = functional.linear(x, mixer.in_proj)
         if isinstance(mixer, GdnWeights):
-            return gdn_mixer(x, mixer, self.config, arena.conv[index], arena.ssm[index], plan)
-        return attention_mixer(x, mixer, self.config, arena.kv[index], plan)
+            mixed = operators.gdn(projected, mixer, arena.conv[index], arena.ssm[index])
+        else:
+            mixed = operators.attention(projected, mixer, arena.kv[index])
+        return functional.linear(mixed, mixer.out_proj)
