@@ -1,0 +1,87 @@
+"""Rows of measured time beside their floor: a table for people, JSON for the record."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .floors import Floors
+from .host import Host
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure.
+
+    floor is None where no byte or FLOP count bounds the figure. target is the text of what was
+    asked, met whether it was. others are the seconds of other implementations of the same work;
+    extra is whatever else is worth a column, by name.
+    """
+
+    name: str
+    seconds: float
+    floor: float | None = None
+    target: str = ""
+    met: bool | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float | None:
+        """Floor over measured: 1 is as fast as the hardware allows."""
+        return None if self.floor is None else self.floor / self.seconds
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"share": self.share}
+
+
+@dataclass
+class Report:
+    """What one `tasuki bench` printed and writes."""
+
+    bench: str
+    host: Host
+    floors: Floors
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        """Keep the row and show it at once: a long run may be cut short."""
+        self.rows.append(row)
+        print(as_line(row), flush=True)
+
+    def head(self) -> str:
+        floors = self.floors
+        return (
+            f"{self.bench} on {self.host.device}, commit {self.host.commit}: copy "
+            f"{floors.copy_bandwidth / 1e12:.3f} TB/s, matmul {floors.matmul_rate / 1e12:.1f} "
+            f"TFLOP/s in this run\n{'':58}{'measured':>10}{'floor':>10}{'share':>7}"
+        )
+
+    def write(self, path: Path) -> None:
+        document = {
+            "bench": self.bench,
+            "host": asdict(self.host),
+            "floors": asdict(self.floors),
+            "rows": [row.as_json() for row in self.rows],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def as_line(row: Row) -> str:
+    floor = "" if row.floor is None else duration(row.floor)
+    share = "" if row.share is None else f"{row.share:.0%}"
+    parts = [f"{row.name:<58}{duration(row.seconds):>10}{floor:>10}{share:>7}"]
+    parts += [f"{name} {seconds / row.seconds:.2f}x" for name, seconds in row.others.items()]
+    parts += [f"{name} {value:.4g}" for name, value in row.extra.items()]
+    if row.target:
+        verdict = {True: "met", False: "MISSED", None: "not judged"}[row.met]
+        parts.append(f"{row.target}: {verdict}")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
