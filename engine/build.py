@@ -16,7 +16,7 @@ from ..transfer.steps import StepCounter
 from .config import EngineConfig, EngineConfigError
 from .engine import Engine
 from .role import Role
-from .runner import Runner
+from .runner import HostRunner
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def build_engine(
         config,
         role,
         cache,
-        Runner(parts.model, parts.arena, parts.steps),
+        HostRunner(parts.model, parts.arena, parts.steps),
         max_position=parts.model_config.max_position,
         vocab_size=parts.model_config.vocab,
         eos_ids=parts.model_config.eos_ids,
