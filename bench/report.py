@@ -58,7 +58,10 @@ class Report:
             f"TFLOP/s in this run\n{'':58}{'measured':>10}{'floor':>10}{'share':>7}"
         )
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path | None) -> None:
+        """Nothing without a path: the table is enough for a look."""
+        if path is None:
+            return
         document = {
             "bench": self.bench,
             "host": asdict(self.host),

@@ -1,0 +1,189 @@
+"""`tasuki bench agentic`: sessions of an agent whose prompt grows turn by turn.
+
+A turn's prompt is the one before, its answer and new tokens. A token is eligible for a hit when its
+prefix was forwarded before: all of a prompt but what is new in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from ..engine.config import option
+from ..engine.messages import HitBreakdown
+from ..front.flags import parse_configs
+from .config import BenchConfig
+from .floors import measure_floors
+from .host import describe_host
+from .model_floor import ModelFloor
+from .report import Report, Row
+from .rig import Answer, BenchError, Rig
+from .workload import TURN_TARGETS
+
+
+@dataclass(frozen=True)
+class AgenticConfig:
+    sessions: str = option("1,16", "at a time, by commas")
+    first_turn: int = option(50_000, "prompt tokens of the first turn")
+    turn: int = option(800, "new prompt tokens of every later turn")
+    turns: int = option(12, "of each session")
+    answer: int = option(300, "output tokens of a turn")
+    short_answer: int = option(64, "output tokens before the lone turn that is timed")
+
+    def counts(self) -> list[int]:
+        return [int(text) for text in self.sessions.split(",")]
+
+
+@dataclass
+class Session:
+    """tokens: all that was said, by either side. answers: one a turn."""
+
+    tokens: list[int]
+    answers: list[Answer] = field(default_factory=list)
+
+    def take_turn(self, rig: Rig, new_tokens: int) -> Answer:
+        """Submit all that was said so far."""
+        answer = rig.submit(self.tokens, new_tokens)
+        self.answers.append(answer)
+        return answer
+
+
+def main(argv: Sequence[str]) -> int:
+    config, own = parse_configs(
+        "tasuki bench agentic", "Time turns of agents.", argv, BenchConfig, AgenticConfig
+    )
+    model = config.model_config()
+    floors = measure_floors(config.torch_device, config.torch_dtype)
+    report = Report(
+        f"agentic {config.model}", describe_host(config.torch_device, config.commit), floors
+    )
+    print(report.head(), flush=True)
+    rig = Rig(model, config.engine_config())
+    floor = ModelFloor.of(model, rig.parts.layout, floors)
+    _warm_up(rig, own)
+    for row in _lone_turn(rig, own, config.model, floor):
+        report.add(row)
+    for count in own.counts():
+        rig.flush()
+        for row in _rows(_play(rig, own, count), own, floor):
+            report.add(row)
+    report.write(config.out_path)
+    return 0
+
+
+def _warm_up(rig: Rig, own: AgenticConfig) -> None:
+    """Every shape of a turn once, so that nothing compiles or allocates while the clock runs."""
+    _play(rig, own, 1, turns=2)
+    rig.flush()
+
+
+def _lone_turn(rig: Rig, own: AgenticConfig, model: str, floor: ModelFloor) -> list[Row]:
+    """First tokens after a turn was added to a cached prompt, and of the same prompt again."""
+    session = Session(rig.prompt(own.first_turn))
+    first = session.take_turn(rig, own.short_answer)
+    rig.run()
+    session.tokens += [*first.tokens, *rig.prompt(own.turn)]
+    added = session.take_turn(rig, 1)
+    rig.run()
+    again = session.take_turn(rig, 1)
+    rig.run()
+    cached = _usable(again)
+    limits = TURN_TARGETS.get(model) if own == AgenticConfig(sessions=own.sessions) else None
+    texts = ["" if limits is None else f"<= {limit * 1e3:g} ms" for limit in limits or (0, 0)]
+    met = [
+        None if limits is None else answer.first_token_seconds <= limit
+        for answer, limit in zip((added, again), limits or (0, 0), strict=True)
+    ]
+    return [
+        Row(
+            f"first token: {own.first_turn} cached, +{own.turn} new",
+            added.first_token_seconds,
+            floor.prefill(len(session.tokens) - _usable(added), _usable(added)),
+            target=texts[0],
+            met=met[0],
+            extra={"reused": float(_usable(added))},
+        ),
+        Row(
+            "first token: the same prompt again",
+            again.first_token_seconds,
+            floor.prefill(len(session.tokens) - cached, cached),
+            target=texts[1],
+            met=met[1],
+            extra={"reused": float(cached)},
+        ),
+    ]
+
+
+def _play(rig: Rig, own: AgenticConfig, count: int, turns: int | None = None) -> list[Session]:
+    """All turns of `count` sessions, the turns of all sessions side by side."""
+    sessions = [Session(rig.prompt(own.first_turn)) for _ in range(count)]
+    for _ in range(turns or own.turns):
+        answers = [session.take_turn(rig, own.answer) for session in sessions]
+        rig.run()
+        for session, answer in zip(sessions, answers, strict=True):
+            session.tokens += [*answer.tokens, *rig.prompt(own.turn)]
+    return sessions
+
+
+def _rows(sessions: Sequence[Session], own: AgenticConfig, floor: ModelFloor) -> list[Row]:
+    answers = [answer for session in sessions for answer in session.answers]
+    later = [answer for session in sessions for answer in session.answers[1:]]
+    rate = hit_rate(later)
+    name = f"{len(sessions)} sessions, {own.turns} turns"
+    # The mean context of the answers: a turn's own share of what the session has said.
+    context = own.first_turn + (own.turns - 1) / 2 * (own.turn + own.answer) + own.answer / 2
+    return [
+        _percentiles(
+            f"{name}: first token of a first turn",
+            [session.answers[0].first_token_seconds for session in sessions],
+            None,
+        ),
+        _percentiles(
+            f"{name}: first token of a later turn",
+            [answer.first_token_seconds for answer in later],
+            None,
+            target=f"hit rate >= 95% ({rate:.2%})",
+            met=rate >= 0.95,
+        ),
+        _percentiles(
+            f"{name}: a token",
+            [answer.token_seconds for answer in answers if len(answer.times) > 1],
+            floor.decode(len(sessions), context),
+        ),
+    ]
+
+
+def _percentiles(
+    name: str,
+    seconds: Sequence[float],
+    floor: float | None,
+    target: str = "",
+    met: bool | None = None,
+) -> Row:
+    if not seconds:
+        return Row(name, float("nan"), floor)
+    ordered = sorted(seconds)
+    extra = {
+        f"p{share} ms": 1e3 * ordered[min(len(ordered) - 1, share * len(ordered) // 100)]
+        for share in (50, 90, 99)
+    }
+    return Row(name, median(ordered), floor, target=target, met=met, extra=extra)
+
+
+def hit_rate(answers: Sequence[Answer]) -> float:
+    """Share of eligible prompt tokens that were not computed again."""
+    usable = eligible = 0
+    for answer in answers:
+        hit = _hit(answer)
+        usable += hit.usable_tokens
+        eligible += hit.prompt_tokens - hit.causes.get("new", 0)
+    return usable / eligible if eligible else 0.0
+
+
+def _usable(answer: Answer) -> int:
+    return _hit(answer).usable_tokens
+
+
+def _hit(answer: Answer) -> HitBreakdown:
+    if answer.usage is None or answer.usage.hit is None:
+        raise BenchError("an answer ended without a hit breakdown")
+    return answer.usage.hit

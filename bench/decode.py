@@ -1,0 +1,85 @@
+"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ..engine.config import option
+from ..front.flags import parse_configs
+from .config import BenchConfig
+from .floors import measure_floors
+from .host import describe_host
+from .model_floor import ModelFloor
+from .report import Report, Row
+from .rig import Rig
+from .workload import DECODE_TARGETS, Point
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    points: str = option("1x50000,16x8192,64x8192", "BATCHxCONTEXT, by commas")
+    steps: int = option(64, "timed, after a few that are not")
+    warmup_steps: int = option(8, "after every request decodes")
+
+    def __post_init__(self) -> None:
+        self.parsed()
+
+    def parsed(self) -> list[Point]:
+        return [Point.parse(text) for text in self.points.split(",")]
+
+
+def main(argv: Sequence[str]) -> int:
+    config, own = parse_configs(
+        "tasuki bench decode", "Time decode steps.", argv, BenchConfig, DecodeConfig
+    )
+    model = config.model_config()
+    floors = measure_floors(config.torch_device, config.torch_dtype)
+    report = Report(
+        f"decode {config.model}", describe_host(config.torch_device, config.commit), floors
+    )
+    print(report.head(), flush=True)
+    rig = Rig(model, config.engine_config())
+    floor = ModelFloor.of(model, rig.parts.layout, floors)
+    for point in own.parsed():
+        report.add(_row(config.model, point, _steps(rig, point, own), floor, own))
+        rig.flush()
+    report.write(config.out_path)
+    return 0
+
+
+def _steps(rig: Rig, point: Point, own: DecodeConfig) -> list[float]:
+    """Seconds of each timed step, every request decoding in it."""
+    # Requests are prefilled one after another, and the first ones answer all the while.
+    answers = [rig.submit(rig.prompt(point.context), point.context) for _ in range(point.batch)]
+    rig.run_until_tokens(answers, 1)
+    youngest = max(answers, key=lambda answer: answer.times[0])
+    rig.run_until_tokens([youngest], own.warmup_steps + own.steps + 1)
+    rig.abort(answers)
+    times = youngest.times[own.warmup_steps :]
+    return [after - before for before, after in pairwise(times)]
+
+
+def _row(
+    model: str, point: Point, steps: Sequence[float], floor: ModelFloor, own: DecodeConfig
+) -> Row:
+    seconds = median(steps)
+    least = floor.decode(point.batch, point.context + own.warmup_steps + own.steps / 2)
+    limit, floors = DECODE_TARGETS.get((model, point), (None, None))
+    targets = []
+    if limit is not None:
+        targets.append((f"<= {limit * 1e3:g} ms", seconds <= limit))
+    if floors is not None:
+        targets.append((f"<= {floors:g}x floor", seconds <= floors * least))
+    return Row(
+        f"step of {point.batch} x {point.context} tokens",
+        seconds,
+        least,
+        target=", ".join(text for text, _ in targets),
+        met=all(met for _, met in targets) if targets else None,
+        extra={
+            "tokens/s": point.batch / seconds,
+            "mean ms": 1e3 * sum(steps) / len(steps),
+            "p99 ms": 1e3 * sorted(steps)[int(0.99 * (len(steps) - 1))],
+        },
+    )
