@@ -29,10 +29,32 @@ def loop_bounds_from_tensors() -> None:
     interpreter._patch_lang_tensor = patch_with_index
 
 
+def dots_of_bfloat16() -> None:
+    """Triton 3.6's interpreter holds bfloat16 as its bits and multiplies those as integers."""
+    import numpy
+    from triton.runtime import interpreter
+
+    def operand(handle: Any) -> Any:
+        if not handle.dtype.scalar.is_bf16():
+            return handle.data
+        return (handle.data.astype(numpy.uint32) << 16).view(numpy.float32)
+
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if not a.dtype.scalar.is_bf16():
+            return plain(self, a, b, d, *options)
+        product = numpy.matmul(operand(a), operand(b), dtype=d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if TRITON_INSTALLED:
         loop_bounds_from_tensors()
+        dots_of_bfloat16()
 
 
 class ModuleWithoutTriton(pytest.Module):
