@@ -122,15 +122,14 @@ def _conv_kernel(
         x = tl.load(
             rows - back * projected_stride, mask=inside & (place >= back)[:, None], other=0.0
         )
-        if tap < WIDTH - 1:
-            if first - start < WIDTH - 1:
-                column = conv + slot * conv_stride + channel * (WIDTH - 1)
-                stored = tl.load(
-                    column[None, :] + (place + tap)[:, None],
-                    mask=inside & (place < back)[:, None],
-                    other=0.0,
-                )
-                x += stored.to(x.dtype)
+        if first - start < WIDTH - 1:
+            column = conv + slot * conv_stride + channel * (WIDTH - 1)
+            stored = tl.load(
+                column[None, :] + (place + tap)[:, None],
+                mask=inside & (place < back)[:, None],
+                other=0.0,
+            )
+            x += stored.to(x.dtype)
         taps = tl.load(weight + channel * WIDTH + tap, mask=dim < size, other=0.0)
         total += x.to(tl.float32) * taps.to(tl.float32)[None, :]
     activated = silu(total).to(projected.dtype.element_ty)
