@@ -12,11 +12,12 @@ from ..engine.config import option
 from ..engine.messages import HitBreakdown
 from ..front.flags import parse_configs
 from .config import BenchConfig
+from .errors import BenchError
 from .floors import measure_floors
 from .host import describe_host
 from .model_floor import ModelFloor
 from .report import Report, Row
-from .rig import Answer, BenchError, Rig
+from .rig import Answer, Rig
 from .workload import TURN_TARGETS
 
 

@@ -13,7 +13,8 @@ from .host import describe_host
 from .model_floor import ModelFloor
 from .report import Report, Row
 from .rig import Rig
-from .workload import DECODE_TARGETS, Point
+from .transformers_peer import decode_seconds
+from .workload import DECODE_PEER_RATIO, DECODE_TARGETS, Point
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class DecodeConfig:
     points: str = option("1x50000,16x8192,64x8192", "BATCHxCONTEXT, by commas")
     steps: int = option(64, "timed, after a few that are not")
     warmup_steps: int = option(8, "after every request decodes")
+    peer: bool = option(False, "time transformers on the points of one request as well")
 
     def __post_init__(self) -> None:
         self.parsed()
@@ -39,10 +41,17 @@ def main(argv: Sequence[str]) -> int:
         f"decode {config.model}", describe_host(config.torch_device, config.commit), floors
     )
     print(report.head(), flush=True)
+    # Before the engine takes all memory.
+    peers = {
+        point: {"transformers": decode_seconds(model, config.torch_device, point.context)}
+        for point in own.parsed()
+        if own.peer and point.batch == 1
+    }
     rig = Rig(model, config.engine_config())
     floor = ModelFloor.of(model, rig.parts.layout, floors)
     for point in own.parsed():
-        report.add(_row(config.model, point, _steps(rig, point, own), floor, own))
+        steps = _steps(rig, point, own)
+        report.add(_row(config.model, point, steps, floor, own, peers.get(point, {})))
         rig.flush()
     report.write(config.out_path)
     return 0
@@ -61,7 +70,12 @@ def _steps(rig: Rig, point: Point, own: DecodeConfig) -> list[float]:
 
 
 def _row(
-    model: str, point: Point, steps: Sequence[float], floor: ModelFloor, own: DecodeConfig
+    model: str,
+    point: Point,
+    steps: Sequence[float],
+    floor: ModelFloor,
+    own: DecodeConfig,
+    peers: dict[str, float],
 ) -> Row:
     seconds = median(steps)
     least = floor.decode(point.batch, point.context + own.warmup_steps + own.steps / 2)
@@ -71,12 +85,15 @@ def _row(
         targets.append((f"<= {limit * 1e3:g} ms", seconds <= limit))
     if floors is not None:
         targets.append((f"<= {floors:g}x floor", seconds <= floors * least))
+    for name, peer in peers.items():
+        targets.append((f">= {DECODE_PEER_RATIO:g}x {name}", peer >= DECODE_PEER_RATIO * seconds))
     return Row(
         f"step of {point.batch} x {point.context} tokens",
         seconds,
         least,
         target=", ".join(text for text, _ in targets),
         met=all(met for _, met in targets) if targets else None,
+        others=peers,
         extra={
             "tokens/s": point.batch / seconds,
             "mean ms": 1e3 * sum(steps) / len(steps),

@@ -11,10 +11,10 @@ from ..engine.config import option
 from ..front.flags import parse_config
 from .cases.case import measure
 from .cases.stage import Stage
+from .errors import BenchError
 from .floors import measure_floors
 from .host import describe_host
 from .report import Report
-from .rig import BenchError
 
 FAMILIES = ("gdn", "gdn_prefill", "attention", "elementwise", "slots", "experts", "sampling")
 

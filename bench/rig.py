@@ -21,12 +21,9 @@ from ..model.random_weights import random_weights
 from ..model.sampling import SamplingParams
 from ..pycache.arena import Arena
 from ..transfer.steps import StepCounter
+from .errors import BenchError
 
 _SEED = 1
-
-
-class BenchError(Exception):
-    """The engine refused or ended a request that a bench needs; the message names it."""
 
 
 @dataclass

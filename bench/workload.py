@@ -32,3 +32,6 @@ DECODE_TARGETS = {
 PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 # At 50K cached: 64 tokens answered and 800 new; then the same prompt again.
 TURN_TARGETS = {"9b": (45e-3, 15e-3)}
+# Against transformers with fla in the same run, at one request.
+DECODE_PEER_RATIO = 12.0
+PREFILL_PEER_RATIO = 1.35
