@@ -9,7 +9,7 @@ from torch import Tensor
 from ...model.config import ModelConfig, MoeShape
 from ...model.kernels.moe import moe
 from ...model.kernels.moe_place import place
-from ...model.kernels.moe_route import choose_and_rank
+from ...model.kernels.moe_route import choose
 from ...model.kernels.moe_rows import combine, naive_combine, naive_spread, spread
 from ...model.kernels.moe_shared_gate import (
     fused_gate_sigmoid_mul_add,
@@ -18,10 +18,9 @@ from ...model.kernels.moe_shared_gate import (
 from ...model.published import published_or_folder
 from ...model.random_weights import RandomSource
 from ...model.weights import MlpWeights, MoeWeights
-from ..timing import Work
+from .beside_twin import beside_twin
 from .case import Case
-from .compiled import compiled
-from .stage import Stage, turns_to_overflow
+from .stage import Stage
 
 _BLOCK_TURNS = 16
 
@@ -44,7 +43,7 @@ def _placing(stage: Stage, experts: int, chosen: int, tokens: int) -> Case:
     unfused = partial(_unfused_placing, logits, chosen)
     return Case(
         f"index shuffling, {experts} experts top {chosen}, {tokens} tokens",
-        [lambda: place(choose_and_rank(logits, chosen, rows))] * 16,
+        [lambda: place(choose(logits, chosen, rows).experts, experts, rows)] * 16,
         bytes=logits.nbytes + 12 * tokens * chosen + 4 * experts,
         captured={"same ops captured": [unfused] * 16},
         eager={"eager ops": unfused},
@@ -70,41 +69,42 @@ def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
     shape = _shape(config)
     hidden, chosen = config.hidden, shape.chosen
     rows = stage.rows(tokens)
-    x, shared, routed = (stage.random(tokens, hidden) for _ in range(3))
+    choice = choose(stage.random(tokens, shape.experts), chosen, rows)
+    positions = place(choice.experts, shape.experts, rows).positions
+    weights = choice.weights
     gate = stage.random(1, hidden)
-    choice = choose_and_rank(stage.random(tokens, shape.experts), chosen, rows)
-    positions = place(choice).positions
-    pairs = spread(x, positions, rows)
+    one = 2 * tokens * hidden
     indices = 4 * positions.numel()
 
-    def case(name: str, work: Work, twin: "partial[Tensor]", moved: int) -> Case:
-        count = turns_to_overflow(moved, most=8)
-        return Case(
-            f"{name}, {tokens} tokens of {hidden}",
-            [work] * count,
-            bytes=moved,
-            captured=compiled(twin, count),
-            share=0.85,
-            ratios={"torch.compile": 1.0},
-        )
+    def spreading() -> "partial[Tensor]":
+        return partial(spread, stage.random(tokens, hidden), positions, rows)
 
-    yield case(
-        f"spread to {chosen} experts",
-        partial(spread, x, positions, rows),
-        partial(naive_spread, x, positions),
-        x.nbytes + pairs.nbytes + indices,
+    def combining() -> "partial[Tensor]":
+        pairs = stage.random(tokens * chosen, hidden)
+        return partial(combine, pairs, positions, weights, rows)
+
+    def gating() -> "partial[Tensor]":
+        x, shared, routed = (stage.random(tokens, hidden) for _ in range(3))
+        return partial(fused_gate_sigmoid_mul_add, x, gate, shared, routed, rows)
+
+    size = f"{tokens} tokens of {hidden}"
+    yield beside_twin(
+        f"spread to {chosen} experts, {size}",
+        spreading,
+        lambda x, positions, rows: naive_spread(x, positions),
+        one * (1 + chosen) + indices,
     )
-    yield case(
-        f"combine of {chosen} experts",
-        partial(combine, pairs, positions, choice.weights, rows),
-        partial(naive_combine, pairs, positions, choice.weights),
-        x.nbytes + pairs.nbytes + 2 * indices,
+    yield beside_twin(
+        f"combine of {chosen} experts, {size}",
+        combining,
+        lambda pairs, positions, weights, rows: naive_combine(pairs, positions, weights),
+        one * (1 + chosen) + 2 * indices,
     )
-    yield case(
-        "gate, sigmoid, multiply, add",
-        partial(fused_gate_sigmoid_mul_add, x, gate, shared, routed, rows),
-        partial(naive_gate_sigmoid_mul_add, x, gate, shared, routed),
-        4 * x.nbytes,
+    yield beside_twin(
+        f"gate, sigmoid, multiply, add, {size}",
+        gating,
+        lambda x, gate, shared, routed, rows: naive_gate_sigmoid_mul_add(x, gate, shared, routed),
+        4 * one,
     )
 
 

@@ -18,7 +18,7 @@ _SHARES = {32: 0.80, 128: 0.90, 256: 0.90, 512: 0.90}
 
 
 def cases(stage: Stage) -> Iterator[Case]:
-    weights = _weights(stage)
+    weights = gdn_weights(stage)
     for batch in (1, 8, 32, 128, 512):
         for name, alternates in (("in place", False), ("slot to slot", True)):
             if batch * (1 + alternates) <= stage.slabs:
@@ -70,7 +70,7 @@ def _slots(stage: Stage, batch: int, turn: int) -> Tensor:
     return stage.ints(list(range(first, first + batch)))
 
 
-def _weights(stage: Stage) -> GdnWeights:
+def gdn_weights(stage: Stage) -> GdnWeights:
     """The projections are no part of the kernel."""
     config, source = stage.model, RandomSource(1, stage.device)
     none = torch.empty(0, device=stage.device)

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from functools import partial
 
-from torch import Tensor
-
 from ...pycache.kernels.slots import copy_pages, copy_slots, zero_slots
 from .case import Case
 from .stage import Stage, turns_to_overflow
@@ -36,16 +34,10 @@ def cases(stage: Stage) -> Iterator[Case]:
         )
     yield Case(
         f"copy {_PAGES} pages over all layers",
-        [partial(copy_pages, stage.arena, _page_pairs(stage), stage.rows(_PAGES))],
+        [
+            partial(
+                copy_pages, stage.arena, stage.page_ids(2 * _PAGES).view(-1, 2), stage.rows(_PAGES)
+            )
+        ],
         bytes=2 * _PAGES * layout.page_bytes,
     )
-
-
-def _page_pairs(stage: Stage) -> Tensor:
-    layout = stage.arena.layout
-    ids = [
-        slab * layout.blocks_per_slab + page
-        for slab in range(stage.slabs)
-        for page in range(layout.pages_per_slab)
-    ]
-    return stage.ints([ids[2 * i : 2 * i + 2] for i in range(_PAGES)])

@@ -39,6 +39,13 @@ class Stage:
     def ints(self, values: object) -> Tensor:
         return torch.tensor(values, device=self.device, dtype=torch.int32)
 
+    def page_ids(self, count: int, first: int = 0) -> Tensor:
+        """[count] int32, in the order in which a request that is alone gets them."""
+        layout = self.arena.layout
+        ids = torch.arange(first, first + count, device=self.device)
+        slab, page = ids // layout.pages_per_slab, ids % layout.pages_per_slab
+        return (slab * layout.blocks_per_slab + page).int()
+
     def rows(self, count: int) -> Tensor:
         return self.ints([count])
 
