@@ -95,7 +95,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
 
 
 def _columns(width: int) -> int:
-    return min(_COLUMNS, triton.next_power_of_2(width))
+    return min(_COLUMNS, int(triton.next_power_of_2(width)))
 
 
 @triton.jit

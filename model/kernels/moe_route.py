@@ -1,11 +1,9 @@
-"""Chooses each token's experts and weighs them; on request also ranks the pairs by expert.
+"""Chooses each token's experts and weighs them.
 
-Shapes: logits [T, experts] -> weights [T, chosen] float32, experts [T, chosen] int32.
-Twin: `model.ops.moe.route` of the logits; equal logits go to the lowest expert. The weights are a
-softmax over the chosen logits alone, which is what renormalising a softmax over all of them is.
-A (token, choice) is a pair. For moe_place.py the kernel counts, for each run of tokens, the pairs
-of each expert, and gives each pair its rank among the pairs of its run that chose the same expert,
-in the order of tokens. Tokens past rows[0] get experts and weights of 0 and are not counted.
+Shapes: logits [T, experts] -> weights [T, chosen] float32, experts [T, chosen] int32, best first.
+Twin: `model.ops.moe.route` of the logits; equal logits go to the lowest expert, NaN is the lowest
+logit. The weights are a softmax over the chosen logits alone, which is what renormalising a softmax
+over all of them is. Tokens past rows[0] are neither read nor written.
 """
 
 from dataclasses import dataclass
@@ -17,9 +15,10 @@ from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
 
-# Every program of moe_place.py reads the counts of all runs, so there must not be many.
-_MOST_RUNS = 128
-_TILE = 2048
+# One warp a program, so that no round of the choice waits for another warp; a second row in large
+# batches fills the latency of the first.
+_LOGITS_A_PROGRAM = 512
+_FEW_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -30,154 +29,120 @@ class Choice:
     experts: Tensor
 
 
-@dataclass(frozen=True)
-class RankedChoice(Choice):
-    """ranks [T, chosen] int32; counts [runs, experts] int32; each run has run_tokens tokens, the
-    last one fewer."""
-
-    ranks: Tensor
-    counts: Tensor
-    run_tokens: int
-
-
 def choose(logits: Tensor, chosen: int, rows: Tensor) -> Choice:
     """The experts of each of the first rows[0] tokens. logits [T, experts], row-strided."""
     tokens, experts = logits.shape
-    choice = Choice(*_empty_choice(logits, chosen))
-    tile = max(1, _TILE // triton.next_power_of_2(experts))
-    _route[(triton.cdiv(tokens, tile),)](
+    weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(tokens, chosen, dtype=torch.int32, device=logits.device)
+    tile = _tile(tokens, experts)
+    _choose[(triton.cdiv(tokens, tile),)](
         logits,
         rows,
-        choice.weights,
-        choice.experts,
-        None,
-        None,
+        weights,
+        ids,
         tokens,
         logits.stride(0),
-        1,
-        **_constants(experts, chosen, tile, rank=False),
+        **_constants(experts, chosen, tile),
+        NARROW=logits.dtype is torch.bfloat16,
+        num_warps=1,
     )
-    return choice
+    return Choice(weights, ids)
 
 
-def choose_and_rank(logits: Tensor, chosen: int, rows: Tensor) -> RankedChoice:
-    """As `choose`, with ranks and counts."""
-    tokens, experts = logits.shape
-    tile = max(1, _TILE // triton.next_power_of_2(experts))
-    tiles = triton.cdiv(triton.cdiv(tokens, tile), _MOST_RUNS)
-    runs = triton.cdiv(tokens, tiles * tile)
-    counts = torch.empty(runs, experts, dtype=torch.int32, device=logits.device)
-    weights, ids = _empty_choice(logits, chosen)
-    choice = RankedChoice(weights, ids, torch.empty_like(ids), counts, tiles * tile)
-    _route[(runs,)](
-        logits,
-        rows,
-        choice.weights,
-        choice.experts,
-        choice.ranks,
-        choice.counts,
-        tokens,
-        logits.stride(0),
-        tiles,
-        **_constants(experts, chosen, tile, rank=True),
-    )
-    return choice
+def _tile(tokens: int, experts: int) -> int:
+    if tokens <= _FEW_TOKENS:
+        return 1
+    return max(1, _LOGITS_A_PROGRAM // int(triton.next_power_of_2(experts)))
 
 
-def _empty_choice(logits: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
-    weights = torch.empty(logits.shape[0], chosen, dtype=torch.float32, device=logits.device)
-    return weights, torch.empty_like(weights, dtype=torch.int32)
-
-
-def _constants(experts: int, chosen: int, tile: int, rank: bool) -> dict[str, object]:
+def _constants(experts: int, chosen: int, tile: int) -> dict[str, object]:
     return {
         "EXPERTS": experts,
         "PADDED": triton.next_power_of_2(experts),
         "CHOSEN": chosen,
         "CHOSEN_PADDED": triton.next_power_of_2(chosen),
         "TILE": tile,
-        "RANK": rank,
     }
 
 
 @triton.jit
-def _route(
+def _choose(
     logits,
     rows,
     out_weights,
     out_experts,
-    out_ranks,
-    out_counts,
     tokens,
     stride,
-    tiles,
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,
     CHOSEN: tl.constexpr,
     CHOSEN_PADDED: tl.constexpr,
     TILE: tl.constexpr,
-    RANK: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
-    run = tl.program_id(0)
+    token = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    routed = tl.minimum(tokens, tl.load(rows))
+    if tl.program_id(0) * TILE >= routed:
+        return
     expert = tl.arange(0, PADDED)
     choice = tl.arange(0, CHOSEN_PADDED)
-    routed = tl.minimum(tokens, tl.load(rows))
-    counts = tl.zeros([PADDED], tl.int32)
-    for tile in range(tiles):
-        token = (run * tiles + tile) * TILE + tl.arange(0, TILE)
-        inside = (token < routed)[:, None] & (expert < EXPERTS)[None, :]
-        at = token.to(tl.int64)[:, None] * stride + expert[None, :]
-        bits = tl.load(logits + at, inside, 0.0).to(tl.float32).to(tl.int32, bitcast=True)
-        # Integers in the order of the floats, above an id that prefers the lowest: keys differ.
-        ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        keys = (ordered.to(tl.int64) << 32) | (PADDED - 1 - expert)[None, :].to(tl.int64)
+    inside = (token < routed)[:, None] & (expert < EXPERTS)[None, :]
+    at = token.to(tl.int64)[:, None] * stride + expert[None, :]
+    logit = tl.load(logits + at, inside, 0.0).to(tl.float32)
+    bits = tl.where(logit == logit, logit, -3.4028235e38).to(tl.int32, bitcast=True)
+    # Integers in the order of the floats, above a number that prefers the lowest id: all differ,
+    # so that one maximum finds value and id. A bf16 leaves room for the id in 32 bits.
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    preference = (PADDED - 1 - expert)[None, :]
+    if NARROW:
+        taken = -0x80000000
+        keys = (ordered & -0x10000) | preference
+    else:
         taken = -0x8000000000000000
-        keys = tl.where((expert < EXPERTS)[None, :], keys, taken)
-        weights = tl.zeros([TILE, CHOSEN_PADDED], tl.float32)
-        experts = tl.zeros([TILE, CHOSEN_PADDED], tl.int32)
-        largest = tl.zeros([TILE], tl.float32)
-        for number in tl.static_range(CHOSEN):
-            best = tl.max(keys, axis=1)
-            keys = tl.where(keys == best[:, None], taken, keys)
+        keys = (ordered.to(tl.int64) << 32) | preference.to(tl.int64)
+    keys = tl.where((expert < EXPERTS)[None, :], keys, taken)
+    weights = tl.zeros([TILE, CHOSEN_PADDED], tl.float32)
+    experts = tl.zeros([TILE, CHOSEN_PADDED], tl.int32)
+    largest = tl.zeros([TILE], tl.float32)
+    for number in tl.static_range(CHOSEN):
+        best = tl.max(keys, axis=1)
+        keys = tl.where(keys == best[:, None], taken, keys)
+        if NARROW:
+            # The bits below a negative bf16 are ones here, zeros in the float.
+            high = (best ^ ((best >> 31) & 0x7FFFFFFF)) & -0x10000
+        else:
             high = (best >> 32).to(tl.int32)
-            value = (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-            if number == 0:
-                largest = value
-            here = (choice == number)[None, :]
-            weights = tl.where(here, tl.exp(value - largest)[:, None], weights)
-            experts = tl.where(here, (PADDED - 1 - (best & 0xFFFF).to(tl.int32))[:, None], experts)
-        weights /= tl.sum(weights, axis=1)[:, None]
-        routable = (token < routed)[:, None]
-        weights = tl.where(routable, weights, 0.0)
-        experts = tl.where(routable, experts, 0)
-        pairs = token[:, None] * CHOSEN + choice[None, :]
-        kept = (token < tokens)[:, None] & (choice < CHOSEN)[None, :]
-        tl.store(out_weights + pairs, weights, kept)
-        tl.store(out_experts + pairs, experts, kept)
-        if RANK:
-            chose = ((keys == taken) & inside).to(tl.int32)
-            before = counts[None, :] + tl.cumsum(chose, axis=0) - chose
-            tl.store(out_ranks + pairs, tl.gather(before, experts, 1), kept)
-            counts += tl.sum(chose, axis=0)
-    if RANK:
-        tl.store(out_counts + run * EXPERTS + expert, counts, expert < EXPERTS)
+            high = high ^ ((high >> 31) & 0x7FFFFFFF)
+        value = high.to(tl.float32, bitcast=True)
+        if number == 0:
+            largest = value
+        here = (choice == number)[None, :]
+        weights = tl.where(here, tl.exp(value - largest)[:, None], weights)
+        experts = tl.where(here, (PADDED - 1 - (best & 0xFFFF).to(tl.int32))[:, None], experts)
+    weights /= tl.sum(weights, axis=1)[:, None]
+    pairs = token[:, None] * CHOSEN + choice[None, :]
+    kept = (token < routed)[:, None] & (choice < CHOSEN)[None, :]
+    tl.store(out_weights + pairs, weights, kept)
+    tl.store(out_experts + pairs, experts, kept)
 
 
 def compile_specs() -> list[KernelSpec]:
-    """The published sizes: 256 experts top 8 and 512 top 10, bf16 logits."""
-    names = ("logits", "rows", "out_weights", "out_experts", "out_ranks", "out_counts")
-    types = ("*bf16", "*i32", "*fp32", "*i32", "*i32", "*i32")
-    signature = dict(zip(names, types, strict=True)) | {"tokens": "i32", "stride": "i32:16"}
-    alone = {name: signature[name] for name in signature if name not in ("out_ranks", "out_counts")}
-    none = {"out_ranks": None, "out_counts": None, "tiles": 1}
-    ranked = [
+    """256 experts top 8 and 512 top 10, bf16 logits, one token and many; float32 for goldens."""
+    names = ("logits", "rows", "out_weights", "out_experts", "tokens", "stride")
+    types = ("*bf16", "*i32", "*fp32", "*i32", "i32", "i32:16")
+    signature = dict(zip(names, types, strict=True))
+    return [
         KernelSpec(
-            f"moe_route_ranked_{experts}_{chosen}",
-            _route,
-            signature | {"tiles": "i32"},
-            _constants(experts, chosen, _TILE // experts, rank=True),
+            f"moe_choose_{experts}_{chosen}_{'bf16' if narrow else 'fp32'}_tile{tile}",
+            _choose,
+            signature | {"logits": "*bf16" if narrow else "*fp32"},
+            _constants(experts, chosen, tile) | {"NARROW": narrow},
+            num_warps=1,
         )
-        for experts, chosen in ((256, 8), (512, 10))
+        for experts, chosen, narrow, tile in (
+            (256, 8, True, 1),
+            (256, 8, True, 2),
+            (512, 10, True, 1),
+            (256, 8, False, 1),
+        )
     ]
-    constants = none | _constants(256, 8, _TILE // 256, rank=False)
-    return [*ranked, KernelSpec("moe_route_256_8", _route, alone, constants)]

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from tasuki.model.kernels.moe_place import naive_place, place
-from tasuki.model.kernels.moe_route import choose, choose_and_rank
+from tasuki.model.kernels.moe_route import choose
 from tasuki.model.ops.moe import route
 
 # Tokens, experts, chosen: sizes that fill no tile, more runs than one step, a published shape.
-SHAPES = [(1, 16, 4), (7, 5, 5), (33, 16, 1), (300, 256, 8), (9, 512, 10)]
+SHAPES = [(1, 16, 4), (7, 5, 5), (33, 16, 1), (40, 256, 8), (9, 512, 10)]
 
 
 def count(rows: int, device: torch.device) -> torch.Tensor:
@@ -53,29 +53,28 @@ def test_choice_of_nan_is_a_valid_expert(device: torch.device) -> None:
     assert all(len(set(row)) == 3 and max(row) < 12 for row in got.experts.tolist())
 
 
-@pytest.mark.parametrize(("tokens", "experts", "chosen"), SHAPES)
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), [*SHAPES, (2100, 16, 8)])
 def test_pairs_are_sorted_by_expert_then_token(
     tokens: int, experts: int, chosen: int, device: torch.device
 ) -> None:
     torch.manual_seed(tokens)
-    logits = torch.randn(tokens, experts + 3).to(device)[:, :experts]
-    choice = choose_and_rank(logits, chosen, count(tokens, device))
-    placement = place(choice)
-    positions, ends = naive_place(choice.experts.cpu(), experts)
+    ids = torch.rand(tokens, experts).argsort(dim=-1)[:, :chosen].int()
+    placement = place(ids.to(device), experts, count(tokens, device))
+    positions, ends = naive_place(ids, experts)
     assert placement.positions.tolist() == positions.tolist()
     assert placement.ends.tolist() == ends.tolist()
 
 
 def test_rows_past_the_count_take_no_place(device: torch.device) -> None:
     torch.manual_seed(4)
-    logits = torch.randn(30, 16)
-    logits[21:] = torch.nan
-    choice = choose_and_rank(logits.to(device), 4, count(21, device))
-    placement = place(choice)
-    alone = choose_and_rank(logits[:21].to(device), 4, count(21, device))
-    expected = place(alone)
-    assert placement.ends.tolist() == expected.ends.tolist()
-    assert int(placement.ends[-1]) == 21 * 4
-    assert placement.positions[:21].tolist() == expected.positions.tolist()
-    assert not choice.weights[21:].any()
-    assert not choice.experts[21:].any()
+    logits = torch.randn(70, 16)
+    logits[41:] = torch.nan
+    rows = count(41, device)
+    choice = choose(logits.to(device), 4, rows)
+    ids = choice.experts.clone()
+    ids[41:] = -(2**31)
+    placement = place(ids, 16, rows)
+    positions, ends = naive_place(choice.experts[:41].cpu(), 16)
+    assert placement.positions[:41].tolist() == positions.tolist()
+    assert placement.ends.tolist() == ends.tolist()
+    assert int(placement.ends[-1]) == 41 * 4
