@@ -41,10 +41,13 @@ def main(argv: Sequence[str]) -> int:
     report = Report("kernels", describe_host(device, config.commit), floors)
     print(report.head(), flush=True)
     stage = Stage(device, config.slabs)
-    for family in config.families.split(","):
-        module = importlib.import_module(f".cases.{family}", __package__)
-        for case in module.cases(stage):
-            report.add(measure(case, stage, floors))
-            torch.cuda.empty_cache()
-    report.write(Path(config.out) if config.out else None)
+    try:
+        for family in config.families.split(","):
+            module = importlib.import_module(f".cases.{family}", __package__)
+            for case in module.cases(stage):
+                report.add(measure(case, stage, floors))
+                torch.cuda.empty_cache()
+    finally:
+        # What was measured before a kernel failed is worth keeping.
+        report.write(Path(config.out) if config.out else None)
     return 0

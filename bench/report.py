@@ -1,4 +1,4 @@
-"""Rows of measured time beside their floor: a table for people, JSON for the record."""
+"""Rows of measured time beside their floor: lines as they come, JSON and a table to keep."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from typing import Any
 
 from .floors import Floors
 from .host import Host
+
+_VERDICTS = {True: "met", False: "MISSED", None: "not judged"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Report:
         )
 
     def write(self, path: Path | None) -> None:
-        """Nothing without a path: the table is enough for a look."""
+        """JSON, and the same as a table beside it. Nothing without a path."""
         if path is None:
             return
         document = {
@@ -70,6 +72,36 @@ class Report:
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=1) + "\n")
+        path.with_suffix(".md").write_text(self.as_table())
+
+    def as_table(self) -> str:
+        host, floors = self.host, self.floors
+        versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
+        head = [
+            f"# {self.bench}",
+            "",
+            f"{host.device}, {host.date}, commit {host.commit}; {versions}. In this run a copy "
+            f"moved {floors.copy_bandwidth / 1e12:.2f} TB/s and a matrix product did "
+            f"{floors.matmul_rate / 1e12:.0f} TFLOP/s; the floor of a row is its bytes or FLOPs "
+            "over these.",
+            "",
+            "| work | measured | floor | share | others | more | target |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        return "\n".join([*head, *(f"| {' | '.join(_cells(row))} |" for row in self.rows), ""])
+
+
+def _cells(row: Row) -> list[str]:
+    others = [f"{name} {duration(value)}" for name, value in row.others.items()]
+    return [
+        row.name,
+        duration(row.seconds),
+        "" if row.floor is None else duration(row.floor),
+        "" if row.share is None else f"{row.share:.0%}",
+        "; ".join(others),
+        "; ".join(f"{name} {value:.4g}" for name, value in row.extra.items()),
+        f"{row.target}: {_VERDICTS[row.met]}" if row.target else "",
+    ]
 
 
 def as_line(row: Row) -> str:
@@ -79,8 +111,7 @@ def as_line(row: Row) -> str:
     parts += [f"{name} {seconds / row.seconds:.2f}x" for name, seconds in row.others.items()]
     parts += [f"{name} {value:.4g}" for name, value in row.extra.items()]
     if row.target:
-        verdict = {True: "met", False: "MISSED", None: "not judged"}[row.met]
-        parts.append(f"{row.target}: {verdict}")
+        parts.append(f"{row.target}: {_VERDICTS[row.met]}")
     return "  ".join(parts)
 
 

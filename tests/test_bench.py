@@ -46,6 +46,16 @@ def test_a_decode_bench_writes_its_host_floors_and_points(tmp_path: Path, tiny: 
         assert 0 < row["floor"] < row["seconds"]
 
 
+def test_a_bench_writes_the_same_rows_as_a_table(tmp_path: Path, tiny: list[str]) -> None:
+    run(tmp_path / "out.json", "prefill", *tiny, "--prompts", "20,30", "--repeats", "1")
+    table = (tmp_path / "out.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in table[-2:]] == [
+        "| prompt of 20 tokens, to its first token",
+        "| prompt of 30 tokens, to its first token",
+    ]
+    assert {line.count("|") for line in table[4:]} == {8}
+
+
 def test_a_prefill_bench_measures_each_length(tmp_path: Path, tiny: list[str]) -> None:
     lengths = ["--prompts", "40,700", "--repeats", "2", "--prefill-chunk-tokens", "256"]
     short, long = run(tmp_path / "out.json", "prefill", *tiny, *lengths)["rows"]
