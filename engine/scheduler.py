@@ -45,6 +45,12 @@ class Work:
         return self.active.lease.working_slots[0]
 
     @property
+    def decodes(self) -> bool:
+        """Whether it is one token of an answer given here, so that it may run in a decode graph."""
+        one = self.samples and self.stop - self.start == 1
+        return one and self.active.answers_here and not self.checkpoints
+
+    @property
     def known_tokens(self) -> list[int]:
         """Those of [start, stop) that this side knows: all, or all but the last."""
         return self.request.token_slice(self.start, self.stop)

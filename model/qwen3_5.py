@@ -32,44 +32,33 @@ class Qwen35Model:
     @torch.inference_mode()
     def forward(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
         """Logits [B, vocab] float32 of each sequence's last token; pages and slots are written."""
-        return self.last_logits(
-            batch.token_ids, self.backend.bind(batch), arena, hooks, batch.cu_seqlens[1:] - 1
-        )
+        operators = self.backend.bind(batch)
+        branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
+        last = self._on_device(batch.cu_seqlens[1:] - 1)
+        return self.head(branch[last], residual[last], operators).float()
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
         """The residual stream after the final norm, [T, hidden], of every token."""
         operators = self.backend.bind(batch)
-        branch, residual = self._layers(batch.token_ids, operators, arena, hooks)
+        branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
         return operators.add_norm(branch, residual, self.weights.norm)[0]
-
-    @torch.inference_mode()
-    def last_logits(
-        self,
-        token_ids: Tensor,
-        operators: Operators,
-        arena: Arena,
-        hooks: LayerHooks,
-        rows: Tensor | None,
-    ) -> Tensor:
-        """Logits [n, vocab] float32 of the tokens `rows` [n], or of all; token_ids [T].
-
-        What a decode graph captures, so it waits for nothing on the host.
-        """
-        branch, residual = self._layers(token_ids, operators, arena, hooks)
-        if rows is not None:
-            branch, residual = branch[rows], residual[rows]
-        return self.logits(operators.add_norm(branch, residual, self.weights.norm)[0])
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocab] float32 of final-normed hidden states [n, hidden]."""
         return functional.linear(hidden, self.weights.head).float()
 
-    def _layers(
+    def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
+        """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""
+        hidden, _ = operators.add_norm(branch, residual, self.weights.norm)
+        return functional.linear(hidden, self.weights.head)
+
+    def layers(
         self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
     ) -> tuple[Tensor, Tensor]:
-        """The last layer's branch and the residual stream that it is still to be added to."""
+        """The last layer's branch and the residual stream that it is still to be added to, both
+        [T, hidden], of token_ids [T]. Waits for nothing on the host, so a graph may capture it."""
         residual = functional.embedding(token_ids, self.weights.embedding)
         branch = None
         for layer, weights in enumerate(self.weights.layers):
@@ -84,6 +73,9 @@ class Qwen35Model:
             hooks.after_layer(layer, branch, residual)
         assert branch is not None
         return branch, residual
+
+    def _on_device(self, indices: Tensor) -> Tensor:
+        return indices.to(self.weights.embedding.device)
 
     def _mixer(
         self, layer: int, weights: LayerWeights, x: Tensor, operators: Operators, arena: Arena
