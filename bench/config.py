@@ -56,6 +56,7 @@ class BenchConfig:
     def _engine(self, arena_mib: int) -> EngineConfig:
         return EngineConfig(
             model=self.model,
+            device=self.device,
             dtype=self.dtype,
             ssm_dtype=self.ssm_dtype,
             arena_mib=arena_mib,

@@ -12,14 +12,12 @@ import numpy as np
 import torch
 
 from ..engine import messages as m
-from ..engine.build import EngineParts, build_engine
+from ..engine.build import EngineParts, build_arena, build_engine, build_model, torch_device
 from ..engine.config import EngineConfig
 from ..engine.role import Role
 from ..model.config import ModelConfig
-from ..model.qwen3_5 import Qwen35Model
 from ..model.random_weights import random_weights
 from ..model.sampling import SamplingParams
-from ..pycache.arena import Arena
 from ..transfer.steps import StepCounter
 from .errors import BenchError
 
@@ -115,8 +113,7 @@ class Rig:
 
 def random_parts(model: ModelConfig, config: EngineConfig) -> EngineParts:
     """What build_parts makes, with weights drawn on the device instead of read."""
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
-    weights = random_weights(model, _SEED, dtype)
-    arena = Arena(layout, config.arena_mib * 2**20 // layout.slab_bytes)
-    return EngineParts(model, Qwen35Model(model, weights), arena, StepCounter())
+    device = torch_device(config)
+    arena = build_arena(config, model, device)
+    weights = random_weights(model, _SEED, getattr(torch, config.dtype), device)
+    return EngineParts(model, build_model(model, weights), arena, StepCounter())
