@@ -12,6 +12,7 @@ run in parallel. Invariant: every block is a whole number of 64-bit words.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +94,23 @@ def window_rows(
     )
 
 
+class Digester(Protocol):
+    """Digests windows out of one arena, wherever its memory is."""
+
+    def digest(
+        self,
+        room: int,
+        generation: int,
+        header: WindowHeader,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> int:
+        """The window's 64-bit digest from this arena's `pages` and `slot`.
+
+        REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state.
+        """
+
+
 class WindowDigester:
     """Digests windows out of one arena in host memory.
 
@@ -114,10 +132,6 @@ class WindowDigester:
         pages: Sequence[int],
         slot: int | None,
     ) -> int:
-        """The window's 64-bit digest from this arena's `pages` and `slot`.
-
-        REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state.
-        """
         rows = window_rows(self._layout, room, generation, header, pages, slot)
         sums = self._sums(rows)
         return int(splitmix64_all(rows.seeds.view(np.uint64) ^ sums).sum())
