@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...model.config import ModelConfig
 from ...model.kernels.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate, rotary_cache
 from ...model.kernels.rms_norm import add_rms_norm, rms_norm
 from ...model.kernels.swiglu import swiglu
@@ -14,11 +15,13 @@ from ...model.ops import norm
 from ...model.ops.rope import apply_rotary
 from ...model.weights import AttentionWeights
 from ...pycache.layout import PAGE_TOKENS
-from .beside_twin import beside_twin
+from .beside_twin import Turn, beside_twin
 from .case import Case
 from .stage import Stage
 
 _TOKENS = (4096, 16384)
+_EPS = 1e-6
+_WIDTH = 12288
 
 
 def cases(stage: Stage) -> Iterator[Case]:
@@ -30,46 +33,42 @@ def cases(stage: Stage) -> Iterator[Case]:
 
 
 def _norm(stage: Stage, tokens: int) -> Case:
-    hidden, eps = stage.model.hidden, stage.model.norm_eps
+    hidden = stage.model.hidden
     weight = torch.rand(hidden, device=stage.device)
 
-    def turn() -> "partial[Tensor]":
-        return partial(rms_norm, stage.random(tokens, hidden), weight, eps)
+    def turn() -> Turn:
+        x = stage.random(tokens, hidden)
+        return partial(rms_norm, x, weight, _EPS), (x, weight)
 
-    return beside_twin(
-        f"rms norm, {tokens} tokens of {hidden}", turn, norm.rms_norm, 4 * tokens * hidden
-    )
+    name = f"rms norm, {tokens} tokens of {hidden}"
+    return beside_twin(name, turn, partial(norm.rms_norm, eps=_EPS), 4 * tokens * hidden)
 
 
 def _add_norm(stage: Stage, tokens: int) -> Case:
-    hidden, eps = stage.model.hidden, stage.model.norm_eps
+    hidden = stage.model.hidden
     weight = torch.rand(hidden, device=stage.device)
 
-    def turn() -> "partial[tuple[Tensor, Tensor]]":
+    def turn() -> Turn:
         branch, residual = stage.random(tokens, hidden), stage.random(tokens, hidden)
-        return partial(add_rms_norm, branch, residual, weight, eps)
+        work = partial(add_rms_norm, branch, residual, weight, _EPS)
+        return work, (branch, residual, weight)
 
-    return beside_twin(
-        f"add and rms norm, {tokens} tokens of {hidden}", turn, _naive_add, 8 * tokens * hidden
-    )
+    name = f"add and rms norm, {tokens} tokens of {hidden}"
+    return beside_twin(name, turn, _naive_add, 8 * tokens * hidden)
 
 
-def _naive_add(
-    branch: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def _naive_add(branch: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     total = branch + residual
-    return norm.rms_norm(total, weight, eps), total
+    return norm.rms_norm(total, weight, _EPS), total
 
 
 def _swiglu(stage: Stage, tokens: int) -> Case:
-    width = 12288
+    def turn() -> Turn:
+        gate_up = stage.random(tokens, 2 * _WIDTH)
+        return partial(swiglu, gate_up), (gate_up,)
 
-    def turn() -> "partial[Tensor]":
-        return partial(swiglu, stage.random(tokens, 2 * width))
-
-    return beside_twin(
-        f"swiglu, {tokens} tokens of {width}", turn, _naive_swiglu, 6 * tokens * width
-    )
+    name = f"swiglu, {tokens} tokens of {_WIDTH}"
+    return beside_twin(name, turn, _naive_swiglu, 6 * tokens * _WIDTH)
 
 
 def _naive_swiglu(gate_up: Tensor) -> Tensor:
@@ -78,7 +77,7 @@ def _naive_swiglu(gate_up: Tensor) -> Tensor:
 
 
 def _rope(stage: Stage, tokens: int) -> Case:
-    config, arena = stage.model, stage.arena
+    config, layers = stage.model, stage.arena.kv
     q_width, kv_width = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
     rotary = rotary_cache(config, tokens, stage.device)
     ones = torch.ones(config.head_dim, device=stage.device)
@@ -86,46 +85,39 @@ def _rope(stage: Stage, tokens: int) -> Case:
     positions = torch.arange(tokens, device=stage.device, dtype=torch.int32)
     pages = stage.page_ids(tokens // PAGE_TOKENS)
     places = TokenPlaces(positions, torch.zeros_like(positions), pages[None], stage.rows(tokens))
-    layers = iter(range(1000))
+    pending = iter(range(tokens))
 
-    def turn() -> "partial[Tensor]":
+    def turn() -> Turn:
         projected = stage.random(tokens, 2 * q_width + 2 * kv_width)
-        kv = arena.kv[next(layers) % len(arena.kv)]
-        return partial(qk_norm_rope_gate, projected, weights, config, rotary, places, kv)
-
-    def twin(
-        projected: Tensor,
-        weights: AttentionWeights,
-        config: object,
-        rotary: Tensor,
-        places: TokenPlaces,
-        kv: Tensor,
-    ) -> Tensor:
-        return _naive_rope(projected, stage, rotary, pages, kv)
+        kv = layers[next(pending) % len(layers)]
+        work = partial(qk_norm_rope_gate, projected, weights, config, rotary, places, kv)
+        return work, (projected, ones, rotary, pages, kv)
 
     return beside_twin(
         f"q and k norm, rotary, pages, {tokens} tokens",
         turn,
-        twin,
+        partial(_naive_rope, config),
         4 * tokens * (q_width + 2 * kv_width),
     )
 
 
 def _naive_rope(
-    projected: Tensor, stage: Stage, rotary: Tensor, pages: Tensor, kv: Tensor
+    config: ModelConfig,
+    projected: Tensor,
+    weight: Tensor,
+    rotary: Tensor,
+    pages: Tensor,
+    kv: Tensor,
 ) -> Tensor:
-    config, tokens = stage.model, projected.shape[0]
-    width = config.kv_heads * config.head_dim
-    ones = torch.ones(config.head_dim, device=projected.device)
-    gated, k, v = projected.split_with_sizes(
-        [2 * config.query_heads * config.head_dim, width, width], dim=-1
-    )
-    q = gated.view(tokens, config.query_heads, 2 * config.head_dim).chunk(2, dim=-1)[0]
+    tokens, dim = projected.shape[0], config.head_dim
+    q_width, kv_width = config.query_heads * dim, config.kv_heads * dim
+    gated, k, v = projected.split_with_sizes([2 * q_width, kv_width, kv_width], dim=-1)
+    q = gated.view(tokens, config.query_heads, 2 * dim).chunk(2, dim=-1)[0]
     cos, sin = rotary[:, :1], rotary[:, 1:]
-    q = apply_rotary(norm.rms_norm(q, ones, config.norm_eps), cos, sin)
-    k = norm.rms_norm(k.view(tokens, config.kv_heads, -1), ones, config.norm_eps)
+    q = apply_rotary(norm.rms_norm(q, weight, _EPS), cos, sin)
+    k = norm.rms_norm(k.view(tokens, config.kv_heads, dim), weight, _EPS)
     rows = torch.arange(tokens, device=projected.device)
     page, line = pages[rows // PAGE_TOKENS].long(), rows % PAGE_TOKENS
     kv[page, 0, line] = apply_rotary(k, cos, sin)
-    kv[page, 1, line] = v.view(tokens, config.kv_heads, -1)
+    kv[page, 1, line] = v.view(tokens, config.kv_heads, dim)
     return q

@@ -18,7 +18,7 @@ from ...model.kernels.moe_shared_gate import (
 from ...model.published import published_or_folder
 from ...model.random_weights import RandomSource
 from ...model.weights import MlpWeights, MoeWeights
-from .beside_twin import beside_twin
+from .beside_twin import Turn, beside_twin
 from .case import Case
 from .stage import Stage
 
@@ -76,35 +76,27 @@ def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
     one = 2 * tokens * hidden
     indices = 4 * positions.numel()
 
-    def spreading() -> "partial[Tensor]":
-        return partial(spread, stage.random(tokens, hidden), positions, rows)
+    def spreading() -> Turn:
+        x = stage.random(tokens, hidden)
+        return partial(spread, x, positions, rows), (x, positions)
 
-    def combining() -> "partial[Tensor]":
+    def combining() -> Turn:
         pairs = stage.random(tokens * chosen, hidden)
-        return partial(combine, pairs, positions, weights, rows)
+        return partial(combine, pairs, positions, weights, rows), (pairs, positions, weights)
 
-    def gating() -> "partial[Tensor]":
+    def gating() -> Turn:
         x, shared, routed = (stage.random(tokens, hidden) for _ in range(3))
-        return partial(fused_gate_sigmoid_mul_add, x, gate, shared, routed, rows)
+        work = partial(fused_gate_sigmoid_mul_add, x, gate, shared, routed, rows)
+        return work, (x, gate, shared, routed)
 
     size = f"{tokens} tokens of {hidden}"
+    spread_bytes = one * (1 + chosen) + indices
+    yield beside_twin(f"spread to {chosen} experts, {size}", spreading, naive_spread, spread_bytes)
     yield beside_twin(
-        f"spread to {chosen} experts, {size}",
-        spreading,
-        lambda x, positions, rows: naive_spread(x, positions),
-        one * (1 + chosen) + indices,
+        f"combine of {chosen} experts, {size}", combining, naive_combine, spread_bytes + indices
     )
     yield beside_twin(
-        f"combine of {chosen} experts, {size}",
-        combining,
-        lambda pairs, positions, weights, rows: naive_combine(pairs, positions, weights),
-        one * (1 + chosen) + 2 * indices,
-    )
-    yield beside_twin(
-        f"gate, sigmoid, multiply, add, {size}",
-        gating,
-        lambda x, gate, shared, routed, rows: naive_gate_sigmoid_mul_add(x, gate, shared, routed),
-        4 * one,
+        f"gate, sigmoid, multiply, add, {size}", gating, naive_gate_sigmoid_mul_add, 4 * one
     )
 
 

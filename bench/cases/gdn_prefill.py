@@ -48,7 +48,7 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
         ],
         bytes=2 * total * (width + values) + count * (marks + 2) * state,
         flops=total * config.value_heads * (6 * dim**2 + 10 * CHUNK * dim),
-        captured=_fla(stage, count, tokens),
+        captured={} if marks else _fla(stage, count, tokens),
     )
 
 
