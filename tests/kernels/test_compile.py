@@ -4,8 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tasuki.pycache.kernel_spec import KernelSpec
 
 from scripts.compile_kernels.growth import growth
+from scripts.compile_kernels.resources import compile_spec
+from scripts.compile_kernels.specs import KernelSpecError, find_specs
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +28,21 @@ def test_kernels_compile_within_the_recorded_resources() -> None:
     )
     assert check.returncode == 0, check.stdout + check.stderr
     assert "within the recorded numbers" in check.stdout
+
+
+def test_specs_of_every_folder_are_found() -> None:
+    names = {spec.name for spec in find_specs()}
+    assert names >= {"gdn_decode", "attention_decode", "copy_slots", "digest_sum"}
+
+
+def test_a_spec_that_leaves_out_an_argument_is_named() -> None:
+    kernel = SimpleNamespace(arg_names=["x", "count", "BLOCK"])
+    spec = KernelSpec("step", kernel, {"x": "*bf16"}, {"BLOCK": 64})
+    with pytest.raises(KernelSpecError, match="step: count must be named once"):
+        compile_spec(spec, 90)
+    twice = KernelSpec("step", kernel, {"x": "*bf16", "count": "i32", "BLOCK": "i32"}, {"BLOCK": 1})
+    with pytest.raises(KernelSpecError, match="step: BLOCK must be named once"):
+        compile_spec(twice, 90)
 
 
 def test_growth_names_the_kernel_the_architecture_and_both_numbers() -> None:
