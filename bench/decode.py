@@ -10,11 +10,14 @@ from ..front.flags import parse_configs
 from .config import BenchConfig
 from .floors import measure_floors
 from .host import describe_host
+from .idle import idle_between_steps
 from .model_floor import ModelFloor
 from .report import Report, Row
-from .rig import Rig
+from .rig import Answer, Rig
 from .transformers_peer import decode_seconds
-from .workload import DECODE_PEER_RATIO, DECODE_TARGETS, Point
+from .workload import DECODE_PEER_RATIO, DECODE_TARGETS, IDLE_BATCH, IDLE_SECONDS, Point
+
+_PROFILED_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -50,23 +53,41 @@ def main(argv: Sequence[str]) -> int:
     rig = Rig(model, config.engine_config())
     floor = ModelFloor.of(model, rig.parts.layout, floors)
     for point in own.parsed():
-        steps = _steps(rig, point, own)
+        answers = _start(rig, point)
+        steps = _steps(rig, answers, own)
         report.add(_row(config.model, point, steps, floor, own, peers.get(point, {})))
+        if config.torch_device.type == "cuda":
+            report.add(_idle(rig, point))
+        rig.abort(answers)
         rig.flush()
     report.write(config.out_path)
     return 0
 
 
-def _steps(rig: Rig, point: Point, own: DecodeConfig) -> list[float]:
-    """Seconds of each timed step, every request decoding in it."""
-    # Requests are prefilled one after another, and the first ones answer all the while.
+def _start(rig: Rig, point: Point) -> list[Answer]:
+    """Requests that all decode; the first ones answer while the last ones are prefilled."""
     answers = [rig.submit(rig.prompt(point.context), point.context) for _ in range(point.batch)]
     rig.run_until_tokens(answers, 1)
+    return answers
+
+
+def _steps(rig: Rig, answers: Sequence[Answer], own: DecodeConfig) -> list[float]:
+    """Seconds of each timed step."""
     youngest = max(answers, key=lambda answer: answer.times[0])
     rig.run_until_tokens([youngest], own.warmup_steps + own.steps + 1)
-    rig.abort(answers)
     times = youngest.times[own.warmup_steps :]
     return [after - before for before, after in pairwise(times)]
+
+
+def _idle(rig: Rig, point: Point) -> Row:
+    seconds = idle_between_steps(rig.step, _PROFILED_STEPS)
+    judged = point.batch == IDLE_BATCH
+    return Row(
+        f"GPU idle between steps of {point.batch} x {point.context} tokens",
+        seconds,
+        target=f"< {IDLE_SECONDS * 1e6:g} us" if judged else "",
+        met=seconds < IDLE_SECONDS if judged else None,
+    )
 
 
 def _row(

@@ -35,3 +35,5 @@ TURN_TARGETS = {"9b": (45e-3, 15e-3)}
 # Against transformers with fla in the same run, at one request.
 DECODE_PEER_RATIO = 12.0
 PREFILL_PEER_RATIO = 1.35
+# Between two decode graphs, at that batch.
+IDLE_BATCH, IDLE_SECONDS = 64, 50e-6

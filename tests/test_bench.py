@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tasuki.bench.floors import Floors, measure_floors
+from tasuki.bench.idle import gaps
 from tasuki.bench.model_floor import ModelFloor
 from tasuki.bench.report import Row, as_line
 from tasuki.bench.timing import turn_seconds
@@ -121,6 +122,12 @@ def test_a_row_shows_share_comparison_and_verdict() -> None:
     for word in ("copy", "2.00 ms", "1.00 ms", "50%", "eager 3.00x", ">= 85%: MISSED"):
         assert word in line
     assert Row("idle", 1e-6).share is None
+
+
+def test_gaps_are_where_no_piece_of_work_runs() -> None:
+    spans = [(5.0, 6.0), (0.0, 1.0), (0.5, 2.0), (2.0, 3.0), (3.5, 4.0)]
+    assert gaps(spans) == [0.5, 1.0]
+    assert gaps([]) == []
 
 
 def test_a_point_is_batch_by_context() -> None:
