@@ -8,7 +8,6 @@ from itertools import pairwise
 from statistics import median
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from .errors import BenchError
@@ -30,7 +29,7 @@ def idle_between_steps(step: Callable[[], object], steps: int) -> float:
     spans = [
         (event.time_range.start / 1e6, event.time_range.end / 1e6)
         for event in profiled.events() or []
-        if event.device_type == DeviceType.CUDA
+        if event.device_type.name == "CUDA"
     ]
     if len(spans) <= steps:
         raise BenchError(f"the profiler saw {len(spans)} pieces of GPU work in {steps} steps")
