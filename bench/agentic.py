@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
         f"agentic {config.model}", describe_host(config.torch_device, config.commit), floors
     )
     print(report.head(), flush=True)
-    rig = Rig(model, config.engine_config())
+    engine = config.engine_config()
+    rig = Rig(model, engine)
     floor = ModelFloor.of(model, rig.parts.layout, floors)
     _warm_up(rig, own)
     for row in _lone_turn(rig, own, config.model, floor):
@@ -67,6 +68,8 @@ def main(argv: Sequence[str]) -> int:
         rig.flush()
         for row in _rows(_play(rig, own, count), own, floor):
             report.add(row)
+    if config.device == "cuda":
+        report.note(config.memory_note(engine))
     report.write(config.out_path)
     return 0
 

@@ -49,9 +49,21 @@ class BenchConfig:
             return self._engine(self.arena_mib)
         if self.device == "cpu":
             return self._engine(_CPU_ARENA_MIB)
+        return self._engine(self._plan(1).fitting_arena // MIB)
+
+    def memory_note(self, engine: EngineConfig) -> str:
+        """What the plan foresaw beside the arena, and what is taken now. REQUIRES: a GPU."""
+        plan = self._plan(engine.arena_mib)
+        foreseen = plan.weights + plan.workspace + plan.graphs + plan.context
+        free, total = torch.cuda.mem_get_info()
+        return (
+            f"GPU memory beside the arena: {foreseen / MIB:.0f} MiB planned, "
+            f"{(total - free - plan.arena) / MIB:.0f} MiB taken"
+        )
+
+    def _plan(self, arena_mib: int) -> MemoryPlan:
         memory = torch.cuda.get_device_properties(0).total_memory
-        plan = MemoryPlan.of(self.model_config(), self._engine(1), memory, Role.FUSED)
-        return self._engine(plan.fitting_arena // MIB)
+        return MemoryPlan.of(self.model_config(), self._engine(arena_mib), memory, Role.FUSED)
 
     def _engine(self, arena_mib: int) -> EngineConfig:
         return EngineConfig(

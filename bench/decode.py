@@ -50,16 +50,19 @@ def main(argv: Sequence[str]) -> int:
         for point in own.parsed()
         if own.peer and point.batch == 1
     }
-    rig = Rig(model, config.engine_config())
+    engine = config.engine_config()
+    rig = Rig(model, engine)
     floor = ModelFloor.of(model, rig.parts.layout, floors)
     for point in own.parsed():
         answers = _start(rig, point)
         steps = _steps(rig, answers, own)
         report.add(_row(config.model, point, steps, floor, own, peers.get(point, {})))
-        if config.torch_device.type == "cuda":
+        if config.device == "cuda":
             report.add(_idle(rig, point))
         rig.abort(answers)
         rig.flush()
+    if config.device == "cuda":
+        report.note(config.memory_note(engine))
     report.write(config.out_path)
     return 0
 

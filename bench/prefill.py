@@ -42,11 +42,14 @@ def main(argv: Sequence[str]) -> int:
         for length in own.lengths()
         if own.peer
     }
-    rig = Rig(model, config.engine_config())
+    engine = config.engine_config()
+    rig = Rig(model, engine)
     floor = ModelFloor.of(model, rig.parts.layout, floors)
     for length in own.lengths():
         seconds = _prefills(rig, length, own.repeats)
         report.add(_row(config.model, length, seconds, floor, peers.get(length, {})))
+    if config.device == "cuda":
+        report.note(config.memory_note(engine))
     report.write(config.out_path)
     return 0
 

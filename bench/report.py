@@ -46,6 +46,12 @@ class Report:
     host: Host
     floors: Floors
     rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Something that is no time: kept below the rows."""
+        self.notes.append(text)
+        print(text, flush=True)
 
     def add(self, row: Row) -> None:
         """Keep the row and show it at once: a long run may be cut short."""
@@ -69,6 +75,7 @@ class Report:
             "host": asdict(self.host),
             "floors": asdict(self.floors),
             "rows": [row.as_json() for row in self.rows],
+            "notes": self.notes,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=1) + "\n")
@@ -88,7 +95,9 @@ class Report:
             "| work | measured | floor | share | others | more | target |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
-        return "\n".join([*head, *(f"| {' | '.join(_cells(row))} |" for row in self.rows), ""])
+        rows = [f"| {' | '.join(_cells(row))} |" for row in self.rows]
+        notes = [line for note in self.notes for line in ("", note)]
+        return "\n".join([*head, *rows, *notes, ""])
 
 
 def _cells(row: Row) -> list[str]:
