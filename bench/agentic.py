@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     rig = Rig(model, engine)
     floor = ModelFloor.of(model, rig.parts.layout, floors)
     _warm_up(rig, own)
-    for row in _lone_turn(rig, own, config.model, floor):
+    for row in _lone_rows(_lone_turn(rig, own), own, config.model, floor):
         report.add(row)
     for count in own.counts():
         rig.flush()
@@ -78,10 +78,12 @@ def _warm_up(rig: Rig, own: AgenticConfig) -> None:
     """Every shape of a turn once, so that nothing compiles or allocates while the clock runs."""
     _play(rig, own, 1, turns=2)
     rig.flush()
+    _lone_turn(rig, own)
+    rig.flush()
 
 
-def _lone_turn(rig: Rig, own: AgenticConfig, model: str, floor: ModelFloor) -> list[Row]:
-    """First tokens after a turn was added to a cached prompt, and of the same prompt again."""
+def _lone_turn(rig: Rig, own: AgenticConfig) -> tuple[Answer, Answer]:
+    """A turn added to a cached prompt, then the same prompt again."""
     session = Session(rig.prompt(own.first_turn))
     first = session.take_turn(rig, own.short_answer)
     rig.run()
@@ -90,31 +92,32 @@ def _lone_turn(rig: Rig, own: AgenticConfig, model: str, floor: ModelFloor) -> l
     rig.run()
     again = session.take_turn(rig, 1)
     rig.run()
-    cached = _usable(again)
+    return added, again
+
+
+def _lone_rows(
+    answers: tuple[Answer, Answer], own: AgenticConfig, model: str, floor: ModelFloor
+) -> list[Row]:
     limits = TURN_TARGETS.get(model) if own == AgenticConfig(sessions=own.sessions) else None
-    texts = ["" if limits is None else f"<= {limit * 1e3:g} ms" for limit in limits or (0, 0)]
-    met = [
-        None if limits is None else answer.first_token_seconds <= limit
-        for answer, limit in zip((added, again), limits or (0, 0), strict=True)
-    ]
-    return [
-        Row(
-            f"first token: {own.first_turn} cached, +{own.turn} new",
-            added.first_token_seconds,
-            floor.prefill(len(session.tokens) - _usable(added), _usable(added)),
-            target=texts[0],
-            met=met[0],
-            extra={"reused": float(_usable(added))},
-        ),
-        Row(
-            "first token: the same prompt again",
-            again.first_token_seconds,
-            floor.prefill(len(session.tokens) - cached, cached),
-            target=texts[1],
-            met=met[1],
-            extra={"reused": float(cached)},
-        ),
-    ]
+    names = (
+        f"first token: {own.first_turn} cached, +{own.turn} new",
+        "first token: the same prompt again",
+    )
+    rows = []
+    for name, answer, limit in zip(names, answers, limits or (None, None), strict=True):
+        hit, seconds = _hit(answer), answer.first_token_seconds
+        reused = hit.usable_tokens
+        rows.append(
+            Row(
+                name,
+                seconds,
+                floor.prefill(hit.prompt_tokens - reused, reused),
+                target="" if limit is None else f"<= {limit * 1e3:g} ms",
+                met=None if limit is None else seconds <= limit,
+                extra={"reused": float(reused)},
+            )
+        )
+    return rows
 
 
 def _play(rig: Rig, own: AgenticConfig, count: int, turns: int | None = None) -> list[Session]:
@@ -181,10 +184,6 @@ def hit_rate(answers: Sequence[Answer]) -> float:
         usable += hit.usable_tokens
         eligible += hit.prompt_tokens - hit.causes.get("new", 0)
     return usable / eligible if eligible else 0.0
-
-
-def _usable(answer: Answer) -> int:
-    return _hit(answer).usable_tokens
 
 
 def _hit(answer: Answer) -> HitBreakdown:

@@ -116,4 +116,6 @@ def random_parts(model: ModelConfig, config: EngineConfig) -> EngineParts:
     device = torch_device(config)
     arena = build_arena(config, model, device)
     weights = random_weights(model, _SEED, getattr(torch, config.dtype), device)
+    # Drawing leaves float32 copies behind that a checkpoint's loading does not.
+    torch.cuda.empty_cache()
     return EngineParts(model, build_model(model, weights), arena, StepCounter())
