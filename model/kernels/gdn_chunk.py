@@ -2,8 +2,8 @@
 
 With cumulative log decay G inside a chunk, the deltas D of its tokens solve (I + A) D = beta (v -
 exp(G) k S) where A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. This file makes (I + A)^-1
-and the scores exp(G_t - G_s) q_t . k_s for s <= t; `gdn_scan` applies them chunk after chunk. Twin:
-the same quantities in `model.ops.gdn_chunked`.
+and its product with the scores exp(G_t - G_s) q_t . k_s for s <= t, so that `gdn_scan` gets deltas
+and read-out from one product a chunk. Twin: the same quantities in `model.ops.gdn_chunked`.
 """
 
 import triton
@@ -20,35 +20,33 @@ _WARPS = 4
 
 
 def gdn_chunk(
-    projected: Tensor, qk: Tensor, weights: GdnWeights, config: ModelConfig, plan: GdnPrefillPlan
-) -> tuple[Tensor, Tensor, Tensor]:
-    """inverse and scores, both [N, value_heads, CHUNK, CHUNK] in qk's dtype, and gates [N,
-    value_heads, 2, CHUNK] float32: cumulative log decay, and beta.
+    projected: Tensor, kq: Tensor, weights: GdnWeights, config: ModelConfig, plan: GdnPrefillPlan
+) -> tuple[Tensor, Tensor]:
+    """mixers [N, value_heads, 2, CHUNK, CHUNK] in kq's dtype, the inverse before scores times
+    inverse, and gates [N, value_heads, 2, CHUNK] float32: cumulative log decay, and beta.
 
-    projected [T, q | k | v | z | b | a], any row stride; qk as `gdn_conv` gives it.
+    projected [T, q | k | v | z | b | a], any row stride; kq as `gdn_conv` gives it.
     """
-    chunks, heads = qk.shape[0], config.value_heads
-    inverse = qk.new_empty(chunks, heads, CHUNK, CHUNK)
-    scores = qk.new_empty(chunks, heads, CHUNK, CHUNK)
-    gates = qk.new_empty(chunks, heads, 2, CHUNK, dtype=float32)
-    _kernel[(config.key_heads, chunks)](
+    chunks, heads = kq.shape[0], config.value_heads
+    mixers = kq.new_empty(chunks, heads, 2, CHUNK, CHUNK)
+    gates = kq.new_empty(chunks, heads, 2, CHUNK, dtype=float32)
+    _kernel[(heads, chunks)](
         projected[:, config.conv_channels + heads * config.value_dim :],
         projected.stride(0),
-        qk,
+        kq,
         weights.decay_rate,
         weights.dt_bias,
         plan.chunks,
-        inverse,
-        scores,
+        mixers,
         gates,
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=heads,
         KEY_DIM=config.key_dim,
         CHUNK=CHUNK,
-        PRECISION=solve_precision(qk),
+        PRECISION=solve_precision(kq),
         num_warps=_WARPS,
     )
-    return inverse, scores, gates
+    return mixers, gates
 
 
 def solve_precision(activations: Tensor) -> str:
@@ -61,44 +59,52 @@ def solve_precision(activations: Tensor) -> str:
 def _unit_lower_inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """(I + lower)^-1 of a strictly lower triangular [CHUNK, CHUNK] float32.
 
-    Blocks of 16 on the diagonal by forward substitution, all together; the rest by B - MB + MMB -
-    MMMB with M = B times what is below the blocks, which is exact for four blocks: M is nilpotent.
+    By doubling: where X inverts the diagonal blocks of one size, X - X L X inverts those of twice
+    the size, L being what is below X's blocks inside the larger ones. Nothing grows beyond the
+    entries of the inverse itself, so that keys which repeat do no harm. Blocks up to 16 are a batch
+    of small products.
     """
-    BLOCK: tl.constexpr = 16
-    BLOCKS: tl.constexpr = CHUNK // BLOCK
+    tl.static_assert(CHUNK == 64)
+    SMALL: tl.constexpr = 16
+    BLOCKS: tl.constexpr = CHUNK // SMALL
     across = tl.arange(0, BLOCKS)
-    within = tl.arange(0, BLOCK)
+    row = tl.arange(0, SMALL)
     diagonal = (across[:, None] == across[None, :])[:, None, :, None]
-    blocks = tl.reshape(lower, [BLOCKS, BLOCK, BLOCKS, BLOCK])
-    solved = -tl.sum(tl.where(diagonal, blocks, 0.0), axis=2)
-    for row in range(1, BLOCK):
-        here = (within == row)[None, :, None]
-        known = tl.sum(tl.where(here, solved, 0.0), axis=1)
-        known += tl.sum(known[:, :, None] * solved, axis=1)
-        solved = tl.where(here, known[:, None, :], solved)
-    solved += (within[:, None] == within[None, :]).to(tl.float32)[None, :, :]
+    blocks = tl.sum(
+        tl.where(diagonal, tl.reshape(lower, [BLOCKS, SMALL, BLOCKS, SMALL]), 0.0), axis=2
+    )
+    unit = (row[:, None] == row[None, :]).to(tl.float32)[None, :, :]
+    solved = unit - tl.where(_below(row, 1)[None, :, :], blocks, 0.0)
+    for doubling in tl.static_range(1, 4):
+        step = tl.where(_below(row, 2**doubling)[None, :, :], blocks, 0.0)
+        step = tl.dot(solved, step, input_precision=PRECISION)
+        solved -= tl.dot(step, solved, input_precision=PRECISION)
     spread = tl.where(diagonal, solved[:, :, None, :], 0.0)
     inverse = tl.reshape(spread, [CHUNK, CHUNK])
-    place = tl.arange(0, CHUNK) // BLOCK
-    below = tl.where(place[:, None] > place[None, :], lower, 0.0)
-    step = tl.dot(inverse, below, input_precision=PRECISION)
-    term = inverse
-    for _ in tl.static_range(BLOCKS - 1):
-        term = -tl.dot(step, term, input_precision=PRECISION)
-        inverse += term
+    place = tl.arange(0, CHUNK)
+    for doubling in tl.static_range(4, 6):
+        step = tl.where(_below(place, 2**doubling), lower, 0.0)
+        step = tl.dot(inverse, step, input_precision=PRECISION)
+        inverse -= tl.dot(step, inverse, input_precision=PRECISION)
     return inverse
+
+
+@triton.jit
+def _below(place, SIZE: tl.constexpr):
+    """Where a row is in the second and a column in the first half of the same block of 2 SIZE."""
+    block = place // SIZE
+    return (block[:, None] == block[None, :] + 1) & (block % 2 == 1)[:, None]
 
 
 @triton.jit
 def _kernel(
     ba,
     projected_stride,
-    qk,
+    kq,
     decay_rate,
     dt_bias,
     chunks,
-    inverse,
-    scores,
+    mixers,
     gates,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
@@ -106,40 +112,37 @@ def _kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    key_head = tl.program_id(0)
+    head = tl.program_id(0)
     chunk = tl.program_id(1).to(tl.int64)
-    RATIO: tl.constexpr = VALUE_HEADS // KEY_HEADS
-    first = tl.load(chunks + 3 * chunk)
-    count = tl.load(chunks + 3 * chunk + 1)
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    first, count = tl.load(chunks + 4 * chunk), tl.load(chunks + 4 * chunk + 1)
     token = tl.arange(0, CHUNK)
     inside = token < count
     tile = token[:, None] * KEY_DIM + tl.arange(0, KEY_DIM)[None, :]
-    q_tile = qk + (chunk * 2 * KEY_HEADS + key_head) * (CHUNK * KEY_DIM) + tile
-    q = tl.load(q_tile)
-    k = tl.load(q_tile + KEY_HEADS * CHUNK * KEY_DIM)
-    kk = tl.dot(k, tl.trans(k), input_precision="ieee")
-    qk_products = tl.dot(q, tl.trans(k), input_precision="ieee")
-    later = token[:, None] > token[None, :]
-    square = token[:, None] * CHUNK + token[None, :]
-    rows = ba + (first + token).to(tl.int64) * projected_stride
-    for member in range(RATIO):
-        head = key_head * RATIO + member
-        b = tl.load(rows + head, mask=inside, other=0.0).to(tl.float32)
-        a = tl.load(rows + VALUE_HEADS + head, mask=inside, other=0.0).to(tl.float32)
-        log_decay = tl.load(decay_rate + head) * softplus(a + tl.load(dt_bias + head))
-        total = tl.cumsum(tl.where(inside, log_decay, 0.0))
-        beta = tl.where(inside, sigmoid(b), 0.0)
-        # Above the diagonal the gap is positive and its exponential may be infinite.
-        gap = tl.minimum(total[:, None] - total[None, :], 0.0)
-        decay = tl.exp(gap)
-        lower = tl.where(later, kk * decay * beta[:, None], 0.0)
-        solved = _unit_lower_inverse(lower, CHUNK, PRECISION)
-        seen = tl.where(token[:, None] >= token[None, :], qk_products * decay, 0.0)
-        at = chunk * VALUE_HEADS + head
-        tl.store(inverse + at * (CHUNK * CHUNK) + square, solved.to(inverse.dtype.element_ty))
-        tl.store(scores + at * (CHUNK * CHUNK) + square, seen.to(scores.dtype.element_ty))
-        tl.store(gates + at * (2 * CHUNK) + token, total)
-        tl.store(gates + at * (2 * CHUNK) + CHUNK + token, beta)
+    tile += 2 * (chunk * KEY_HEADS + key_head) * (CHUNK * KEY_DIM)
+    rows = ba + (first + token).to(tl.int64) * projected_stride + head
+    k = tl.load(kq + tile)
+    q = tl.load(kq + tile + CHUNK * KEY_DIM)
+    b = tl.load(rows, mask=inside, other=0.0).to(tl.float32)
+    a = tl.load(rows + VALUE_HEADS, mask=inside, other=0.0).to(tl.float32)
+    log_decay = tl.load(decay_rate + head) * softplus(a + tl.load(dt_bias + head))
+    total = tl.cumsum(tl.where(inside, log_decay, 0.0))
+    beta = tl.where(inside, sigmoid(b), 0.0)
+    at = chunk * VALUE_HEADS + head
+    tl.store(gates + at * (2 * CHUNK) + token, total)
+    tl.store(gates + at * (2 * CHUNK) + CHUNK + token, beta)
+
+    # Above the diagonal the gap is positive and its exponential may be infinite.
+    gap = tl.minimum(total[:, None] - total[None, :], 0.0)
+    decay = tl.where(token[:, None] >= token[None, :], tl.exp(gap), 0.0)
+    seen = tl.dot(q, tl.trans(k), input_precision="ieee") * decay
+    lower = tl.dot(k, tl.trans(k), input_precision="ieee") * decay * beta[:, None]
+    lower = tl.where(token[:, None] > token[None, :], lower, 0.0)
+    solved = _unit_lower_inverse(lower, CHUNK, PRECISION).to(kq.dtype.element_ty)
+    read = tl.dot(seen.to(kq.dtype.element_ty), solved, input_precision="ieee")
+    to = mixers + at * (2 * CHUNK * CHUNK) + token[:, None] * CHUNK + token[None, :]
+    tl.store(to, solved)
+    tl.store(to + CHUNK * CHUNK, read.to(kq.dtype.element_ty))
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -151,12 +154,11 @@ def compile_specs() -> list[KernelSpec]:
             signature={
                 "ba": "*bf16",
                 "projected_stride": "i32:16",
-                "qk": "*bf16",
+                "kq": "*bf16",
                 "decay_rate": "*fp32",
                 "dt_bias": "*fp32",
                 "chunks": "*i32",
-                "inverse": "*bf16",
-                "scores": "*bf16",
+                "mixers": "*bf16",
                 "gates": "*fp32",
             },
             constants={

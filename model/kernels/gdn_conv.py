@@ -17,6 +17,8 @@ from ..config import ModelConfig
 from .gdn_math import silu
 from .gdn_plan import CHUNK, GdnPrefillPlan
 
+# Tokens of a program: few, since the window and the taps of each stay in registers.
+_TOKENS = 16
 _WARPS = 4
 _CHANNELS = 256
 
@@ -24,24 +26,24 @@ _CHANNELS = 256
 def gdn_conv(
     projected: Tensor, weight: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
-    """qk [N, 2 * key_heads, CHUNK, key_dim], q scaled by key_dim ** -0.5, and v [N, value_heads,
-    CHUNK, value_dim], in projected's dtype.
+    """kq [N, key_heads, 2, CHUNK, key_dim], k before q, q scaled by key_dim ** -0.5, and v [N,
+    value_heads, CHUNK, value_dim], in projected's dtype.
 
     projected [T, q | k | v | ...], any row stride; weight [channels, width]; conv [slots, channels,
     width - 1], dense but for the slot stride.
     """
     chunks = plan.chunks.shape[0]
-    qk = projected.new_empty(chunks, 2 * config.key_heads, CHUNK, config.key_dim)
+    kq = projected.new_empty(chunks, config.key_heads, 2, CHUNK, config.key_dim)
     v = projected.new_empty(chunks, config.value_heads, CHUNK, config.value_dim)
-    _conv_kernel[(2 * config.key_heads + config.value_heads, chunks)](
+    grid = (2 * config.key_heads + config.value_heads, CHUNK // _TOKENS, chunks)
+    _conv_kernel[grid](
         projected,
         projected.stride(0),
         weight,
         conv,
         conv.stride(0),
-        plan.sequences,
         plan.chunks,
-        qk,
+        kq,
         v,
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=config.value_heads,
@@ -49,10 +51,12 @@ def gdn_conv(
         VALUE_DIM=config.value_dim,
         DIM=max(config.key_dim, config.value_dim),
         WIDTH=config.conv_width,
+        TAPS=triton.next_power_of_2(config.conv_width),
+        TOKENS=_TOKENS,
         CHUNK=CHUNK,
         num_warps=_WARPS,
     )
-    return qk, v
+    return kq, v
 
 
 def store_conv_columns(
@@ -82,9 +86,8 @@ def _conv_kernel(
     weight,
     conv,
     conv_stride,
-    sequences,
     chunks,
-    qk,
+    kq,
     v,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
@@ -92,15 +95,15 @@ def _conv_kernel(
     VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     head = tl.program_id(0)
-    chunk = tl.program_id(1)
-    first = tl.load(chunks + 3 * chunk)
-    count = tl.load(chunks + 3 * chunk + 1)
-    sequence = tl.load(chunks + 3 * chunk + 2)
-    start = tl.load(sequences + 6 * sequence)
-    slot = tl.load(sequences + 6 * sequence + 1).to(tl.int64)
+    chunk = tl.program_id(2)
+    row = chunks + 4 * chunk
+    first, count = tl.load(row), tl.load(row + 1)
+    start, slot = tl.load(row + 2), tl.load(row + 3).to(tl.int64)
     is_value = head >= 2 * KEY_HEADS
     size = tl.where(is_value, VALUE_DIM, KEY_DIM)
     base = tl.where(
@@ -109,42 +112,51 @@ def _conv_kernel(
         head * KEY_DIM,
     )
 
-    token = tl.arange(0, CHUNK)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     dim = tl.arange(0, DIM)
     channel = base + dim
-    inside = (token < count)[:, None] & (dim < size)[None, :]
+    fits = (dim < size)[None, :]
+    inside = (token < count)[:, None] & fits
     # Tokens of its sequence before each row; its last WIDTH - 1 predecessors may be in the slot.
     place = first - start + token
     rows = projected + (start + place).to(tl.int64)[:, None] * projected_stride + channel[None, :]
-    total = tl.zeros([CHUNK, DIM], tl.float32)
-    for tap in tl.static_range(WIDTH):
-        back = WIDTH - 1 - tap
+    tap = tl.arange(0, TAPS)
+    taps = tl.load(
+        weight + channel[:, None] * WIDTH + tap[None, :],
+        mask=(dim < size)[:, None] & (tap < WIDTH)[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    total = tl.zeros([TOKENS, DIM], tl.float32)
+    for back in tl.static_range(WIDTH):
         x = tl.load(
             rows - back * projected_stride, mask=inside & (place >= back)[:, None], other=0.0
         )
-        if first - start < WIDTH - 1:
-            column = conv + slot * conv_stride + channel * (WIDTH - 1)
+        weights = tl.sum(tl.where(tap[None, :] == WIDTH - 1 - back, taps, 0.0), axis=1)
+        total += x.to(tl.float32) * weights[None, :]
+    if first - start < WIDTH - 1:
+        for back in tl.static_range(1, WIDTH):
+            column = conv + slot * conv_stride + channel * (WIDTH - 1) + WIDTH - 1 - back
             stored = tl.load(
-                column[None, :] + (place + tap)[:, None],
+                column[None, :] + place[:, None],
                 mask=inside & (place < back)[:, None],
                 other=0.0,
             )
-            x += stored.to(x.dtype)
-        taps = tl.load(weight + channel * WIDTH + tap, mask=dim < size, other=0.0)
-        total += x.to(tl.float32) * taps.to(tl.float32)[None, :]
+            weights = tl.sum(tl.where(tap[None, :] == WIDTH - 1 - back, taps, 0.0), axis=1)
+            total += stored.to(tl.float32) * weights[None, :]
     activated = silu(total).to(projected.dtype.element_ty)
 
     within = token[:, None] * size + dim[None, :]
-    fits = (token < CHUNK)[:, None] & (dim < size)[None, :]
     if is_value:
         to = v + (chunk.to(tl.int64) * VALUE_HEADS + head - 2 * KEY_HEADS) * (CHUNK * VALUE_DIM)
         tl.store(to + within, activated, mask=fits)
     else:
         wide = activated.to(tl.float32)
         length = tl.rsqrt(tl.sum(wide * wide, axis=1) + 1e-6)
-        length *= tl.where(head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
-        to = qk + (chunk.to(tl.int64) * 2 * KEY_HEADS + head) * (CHUNK * KEY_DIM)
-        tl.store(to + within, (wide * length[:, None]).to(qk.dtype.element_ty), mask=fits)
+        is_q = head < KEY_HEADS
+        length *= tl.where(is_q, KEY_DIM**-0.5, 1.0)
+        pair = 2 * (chunk.to(tl.int64) * KEY_HEADS + head % KEY_HEADS) + is_q.to(tl.int32)
+        to = kq + pair * (CHUNK * KEY_DIM)
+        tl.store(to + within, (wide * length[:, None]).to(kq.dtype.element_ty), mask=fits)
 
 
 @triton.jit
@@ -194,13 +206,12 @@ def compile_specs() -> list[KernelSpec]:
         "projected_stride": "i32:16",
         "conv": "*bf16",
         "conv_stride": "i32:16",
-        "sequences": "*i32",
     }
     return [
         KernelSpec(
             name="gdn_conv",
             kernel=_conv_kernel,
-            signature={**common, "weight": "*bf16", "chunks": "*i32", "qk": "*bf16", "v": "*bf16"},
+            signature={**common, "weight": "*bf16", "chunks": "*i32", "kq": "*bf16", "v": "*bf16"},
             constants={
                 "KEY_HEADS": 16,
                 "VALUE_HEADS": 32,
@@ -208,6 +219,8 @@ def compile_specs() -> list[KernelSpec]:
                 "VALUE_DIM": 128,
                 "DIM": 128,
                 "WIDTH": 4,
+                "TAPS": 4,
+                "TOKENS": _TOKENS,
                 "CHUNK": CHUNK,
             },
             num_warps=_WARPS,
@@ -215,7 +228,7 @@ def compile_specs() -> list[KernelSpec]:
         KernelSpec(
             name="gdn_conv_columns",
             kernel=_columns_kernel,
-            signature={**common, "saves": "*i32"},
+            signature={**common, "sequences": "*i32", "saves": "*i32"},
             constants={"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS},
             num_warps=_WARPS,
         ),

@@ -17,7 +17,11 @@ from ..config import ModelConfig
 from ..weights import GdnWeights
 from .gdn_math import sigmoid, silu, softplus
 
-_WARPS = 8
+# Rows of state that a step of the loop takes, and steps in flight: four programs of this size fit
+# a Hopper SM, so that one's convolution hides behind the others' traffic.
+_BLOCK = 32
+_STAGES = 3
+_WARPS = 4
 
 
 def gdn_decode(
@@ -65,6 +69,8 @@ def gdn_decode(
         WIDTH=config.conv_width,
         TAPS=triton.next_power_of_2(config.conv_width),
         LINE=_line(ssm.element_size(), config.key_dim),
+        BLOCK=min(_BLOCK, config.value_dim),
+        STAGES=_STAGES,
         num_warps=_WARPS,
     )
     return output
@@ -137,64 +143,49 @@ def _kernel(
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
     LINE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     head = tl.program_id(0)
     row = tl.program_id(1)
-    if row >= tl.load(rows):
+    # Asked for together, so that padding is noticed without a second wait.
+    count = tl.load(rows)
+    read = tl.load(read_slots + row).to(tl.int64)
+    write = tl.load(write_slots + row).to(tl.int64)
+    if row >= count:
         return
     RATIO: tl.constexpr = VALUE_HEADS // KEY_HEADS
     LINES: tl.constexpr = KEY_DIM // LINE
+    BLOCKS: tl.constexpr = VALUE_DIM // BLOCK
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     VALUES: tl.constexpr = VALUE_HEADS * VALUE_DIM
     key_head = head // RATIO
-    read = tl.load(read_slots + row).to(tl.int64)
-    write = tl.load(write_slots + row).to(tl.int64)
-
-    # Three dimensions, so that eight lanes share a line, four lanes take rows, and the lines of a
-    # row stand in one thread: a sum over key_dim is mostly adds, and takes 3 shuffles and not 5.
     line = tl.arange(0, LINES)
-    value = tl.arange(0, VALUE_DIM)
     element = tl.arange(0, LINE)
-    within = (
-        value[:, None, None] * KEY_DIM + line[None, :, None] * LINE + element[None, None, :]
-    ) + head * (VALUE_DIM * KEY_DIM)
-    # Asked for first: everything up to the sums over it hides behind its arrival.
-    state = tl.load(ssm + read * ssm_stride + within).to(tl.float32)
+    value = tl.arange(0, BLOCK)
+    blocks = tl.arange(0, BLOCKS)[:, None]
 
     projected += row.to(tl.int64) * projected_stride
     source = conv + read * conv_stride
     target = conv + write * conv_stride
     q_channel = key_head * KEY_DIM + line[:, None] * LINE + element[None, :]
-    v_channel = 2 * KEYS + head * VALUE_DIM + value[None, :]
+    v_channel = 2 * KEYS + head * VALUE_DIM + blocks * BLOCK + value[None, :]
     q_window = _window(projected, source, q_channel, WIDTH, TAPS)
     k_window = _window(projected, source, q_channel + KEYS, WIDTH, TAPS)
     v_window = _window(projected, source, v_channel, WIDTH, TAPS)
-    channels = 2 * KEYS + VALUES
-    z = tl.load(projected + channels + head * VALUE_DIM + value)
-    b = tl.load(projected + channels + VALUES + head).to(tl.float32)
-    a = tl.load(projected + channels + VALUES + VALUE_HEADS + head).to(tl.float32)
-    scale = tl.load(norm + value)
-    beta = sigmoid(b)
+    gates = projected + 2 * KEYS + 2 * VALUES + head
+    beta = sigmoid(tl.load(gates).to(tl.float32))
+    a = tl.load(gates + VALUE_HEADS).to(tl.float32)
     decay = tl.exp(tl.load(decay_rate + head) * softplus(a + tl.load(dt_bias + head)))
+    gate = silu(tl.load(projected + v_channel + VALUES).to(tl.float32))
+    gate *= tl.load(norm + blocks * BLOCK + value[None, :])
 
     q = _convolve(q_window, conv_weight, q_channel, WIDTH, TAPS)
     k = _convolve(k_window, conv_weight, q_channel + KEYS, WIDTH, TAPS)
-    v = tl.sum(_convolve(v_window, conv_weight, v_channel, WIDTH, TAPS), axis=0)
+    v = _convolve(v_window, conv_weight, v_channel, WIDTH, TAPS)
     q *= tl.rsqrt(tl.sum(q * q) + 1e-6) * (KEY_DIM**-0.5)
     k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
-
-    # Both sums are over the old state: S' q = decay (S q) + delta (k . q).
-    read_k = tl.sum(tl.sum(state * k[None, :, :], axis=1), axis=1)
-    read_q = tl.sum(tl.sum(state * q[None, :, :], axis=1), axis=1)
-    delta = beta * (v - decay * read_k)
-    state = state * decay + delta[:, None, None] * k[None, :, :]
-    tl.store(ssm + write * ssm_stride + within, state.to(ssm.dtype.element_ty))
-    out = decay * read_q + delta * tl.sum(k * q)
-
-    gate = z.to(tl.float32)
-    out *= tl.rsqrt(tl.sum(out * out) / VALUE_DIM + eps) * scale * silu(gate)
-    to = output + row.to(tl.int64) * VALUES + head * VALUE_DIM + value
-    tl.store(to, out.to(output.dtype.element_ty))
+    match = tl.sum(k * q)
 
     # In place, a column must not be overwritten while another thread has it still to read.
     tl.debug_barrier()
@@ -209,6 +200,29 @@ def _kernel(
             _store_window(target, q_window, q_channel, WIDTH, TAPS)
             _store_window(target, k_window, q_channel + KEYS, WIDTH, TAPS)
             tl.store(counter, 0)
+
+    # Three dimensions, so that eight lanes share a line, four lanes take rows, and the lines of a
+    # row stand in one thread: a sum over key_dim is mostly adds, and takes 3 shuffles and not 5.
+    within = (
+        value[:, None, None] * KEY_DIM + line[None, :, None] * LINE + element[None, None, :]
+    ) + head * (VALUE_DIM * KEY_DIM)
+    old = ssm + read * ssm_stride + within
+    new = ssm + write * ssm_stride + within
+    out = tl.zeros([BLOCKS, BLOCK], tl.float32)
+    for block in tl.range(BLOCKS, num_stages=STAGES):
+        state = tl.load(old + block * (BLOCK * KEY_DIM)).to(tl.float32)
+        # Both sums are over the old state: S' q = decay (S q) + delta (k . q).
+        read_k = tl.sum(tl.sum(state * k[None, :, :], axis=1), axis=1)
+        read_q = tl.sum(tl.sum(state * q[None, :, :], axis=1), axis=1)
+        here = blocks == block
+        delta = beta * (tl.sum(tl.where(here, v, 0.0), axis=0) - decay * read_k)
+        state = state * decay + delta[:, None, None] * k[None, :, :]
+        tl.store(new + block * (BLOCK * KEY_DIM), state.to(ssm.dtype.element_ty))
+        out = tl.where(here, (decay * read_q + delta * match)[None, :], out)
+
+    out *= tl.rsqrt(tl.sum(out * out) / VALUE_DIM + eps) * gate
+    to = output + row.to(tl.int64) * VALUES + head * VALUE_DIM + blocks * BLOCK + value[None, :]
+    tl.store(to, out.to(output.dtype.element_ty))
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -236,7 +250,14 @@ def compile_specs() -> list[KernelSpec]:
                 "output": "*bf16",
                 "eps": "fp32",
             },
-            constants={**shape, "WIDTH": 4, "TAPS": 4, "LINE": 32},
+            constants={
+                **shape,
+                "WIDTH": 4,
+                "TAPS": 4,
+                "LINE": 32,
+                "BLOCK": _BLOCK,
+                "STAGES": _STAGES,
+            },
             num_warps=_WARPS,
         )
     ]

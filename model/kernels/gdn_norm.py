@@ -56,8 +56,8 @@ def _kernel(
 ):
     head = tl.program_id(0)
     chunk = tl.program_id(1)
-    first = tl.load(chunks + 3 * chunk)
-    count = tl.load(chunks + 3 * chunk + 1)
+    first = tl.load(chunks + 4 * chunk)
+    count = tl.load(chunks + 4 * chunk + 1)
     token = tl.arange(0, CHUNK)
     dim = tl.arange(0, VALUE_DIM)
     inside = (token < count)[:, None]

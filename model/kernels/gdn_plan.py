@@ -20,7 +20,7 @@ class GdnPrefillPlan:
 
     sequences [B, 6]: first row, slot read, first and end segment, first and end save.
     segments [G, 4]: first and end chunk, first and end save.
-    chunks [N, 3]: first row, tokens (1..CHUNK), sequence.
+    chunks [N, 4]: first row, tokens (1..CHUNK), first row and slot read of its sequence.
     saves [S, 2]: tokens of its sequence before it, slot; ascending within a sequence, and what goes
     into the slot that the sequence reads comes last among equals.
     """
@@ -62,12 +62,12 @@ def plan_gdn_prefill(
         begin = 0
         for end in sorted({length, *(offset for offset, _ in marks)}):
             ending = [mark for mark in marks if mark[0] == end]
-            chunk, save = len(chunk_rows) // 3, len(save_rows) // 2
+            chunk, save = len(chunk_rows) // 4, len(save_rows) // 2
             for start in range(begin, end, CHUNK):
-                chunk_rows += (row + start, min(CHUNK, end - start), sequence)
+                chunk_rows += (row + start, min(CHUNK, end - start), row, read_slot)
             for mark in ending:
                 save_rows += mark
-            segment_rows += (chunk, len(chunk_rows) // 3, save, save + len(ending))
+            segment_rows += (chunk, len(chunk_rows) // 4, save, save + len(ending))
             begin = end
         sequence_rows += (
             *(row, read_slot, first_segment, len(segment_rows) // 4),
@@ -83,6 +83,6 @@ def plan_gdn_prefill(
         tokens=row,
         sequences=parts[0].view(-1, 6),
         segments=parts[1].view(-1, 4),
-        chunks=parts[2].view(-1, 3),
+        chunks=parts[2].view(-1, 4),
         saves=parts[3].view(-1, 2),
     )

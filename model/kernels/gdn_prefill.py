@@ -31,8 +31,8 @@ def gdn_prefill(
     key_dim] are views of the arena: dense but for the slot stride. A sequence may save into the
     slot it reads, and into none that another reads. Head dimensions are powers of two from 16.
     """
-    qk, v = gdn_conv(projected, weights.conv, config, conv, plan)
+    kq, v = gdn_conv(projected, weights.conv, config, conv, plan)
     store_conv_columns(projected, config, conv, plan)
-    inverse, scores, gates = gdn_chunk(projected, qk, weights, config, plan)
-    gdn_scan(qk, v, inverse, scores, gates, config, ssm, plan)
+    mixers, gates = gdn_chunk(projected, kq, weights, config, plan)
+    gdn_scan(kq, v, mixers, gates, config, ssm, plan)
     return gdn_norm(projected, v, weights.norm, config, plan)

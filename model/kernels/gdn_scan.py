@@ -14,15 +14,14 @@ from ..config import ModelConfig
 from .gdn_plan import CHUNK, GdnPrefillPlan
 
 _WARPS = 4
-_STAGES = 2
+_STAGES = 3
 _COLUMNS = 32
 
 
 def gdn_scan(
-    qk: Tensor,
+    kq: Tensor,
     v: Tensor,
-    inverse: Tensor,
-    scores: Tensor,
+    mixers: Tensor,
     gates: Tensor,
     config: ModelConfig,
     ssm: Tensor,
@@ -30,16 +29,15 @@ def gdn_scan(
 ) -> None:
     """Writes the outputs, before their norm, over v; and the states that the plan saves.
 
-    qk, v as of `gdn_conv`; inverse, scores, gates as of `gdn_chunk`; ssm [slots, value_heads,
-    value_dim, key_dim], dense but for the slot stride.
+    kq, v as of `gdn_conv`; mixers, gates as of `gdn_chunk`; ssm [slots, value_heads, value_dim,
+    key_dim], dense but for the slot stride.
     """
     columns = min(_COLUMNS, config.value_dim)
     grid = (config.value_dim // columns, config.value_heads, plan.sequences.shape[0])
     _kernel[grid](
-        qk,
+        kq,
         v,
-        inverse,
-        scores,
+        mixers,
         gates,
         ssm,
         ssm.stride(0),
@@ -54,16 +52,21 @@ def gdn_scan(
         CHUNK=CHUNK,
         num_warps=_WARPS,
         # Float32 tiles are twice as large, and two stages of them no longer fit.
-        num_stages=1 if qk.dtype == float32 else _STAGES,
+        num_stages=1 if kq.dtype == float32 else _STAGES,
     )
 
 
 @triton.jit
+def _halves(rows, HALF: tl.constexpr, COLUMNS: tl.constexpr):
+    """The upper and the lower half of [2 * HALF, COLUMNS]."""
+    return tl.split(tl.permute(tl.reshape(rows, [2, HALF, COLUMNS]), (1, 2, 0)))
+
+
+@triton.jit
 def _kernel(
-    qk,
+    kq,
     v,
-    inverse,
-    scores,
+    mixers,
     gates,
     ssm,
     ssm_stride,
@@ -81,11 +84,12 @@ def _kernel(
     sequence = sequences + 6 * tl.program_id(2)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
     token = tl.arange(0, CHUNK)
+    twice = tl.arange(0, 2 * CHUNK)
     key = tl.arange(0, KEY_DIM)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    q_tiles = qk + key_head * (CHUNK * KEY_DIM) + token[:, None] * KEY_DIM + key[None, :]
+    kq_tiles = kq + key_head * (2 * CHUNK * KEY_DIM) + twice[:, None] * KEY_DIM + key[None, :]
     v_tiles = v + head * (CHUNK * VALUE_DIM) + token[:, None] * VALUE_DIM + column[None, :]
-    square = head * (CHUNK * CHUNK) + token[:, None] * CHUNK + token[None, :]
+    mix_tiles = mixers + head * (2 * CHUNK * CHUNK) + twice[:, None] * CHUNK + token[None, :]
     state_tile = (head * VALUE_DIM + column[None, :]) * KEY_DIM + key[:, None]
 
     slot = tl.load(sequence + 1).to(tl.int64)
@@ -93,27 +97,36 @@ def _kernel(
     for segment in range(tl.load(sequence + 2), tl.load(sequence + 3)):
         for chunk in range(tl.load(segments + 4 * segment), tl.load(segments + 4 * segment + 1)):
             at = tl.cast(chunk, tl.int64)
-            q = tl.load(q_tiles + at * (2 * KEY_HEADS * CHUNK * KEY_DIM))
-            k = tl.load(q_tiles + (at * 2 + 1) * (KEY_HEADS * CHUNK * KEY_DIM))
+            keys_queries = tl.load(kq_tiles + at * (KEY_HEADS * 2 * CHUNK * KEY_DIM))
             values = tl.load(v_tiles + at * (VALUE_HEADS * CHUNK * VALUE_DIM))
-            solve = tl.load(inverse + at * (VALUE_HEADS * CHUNK * CHUNK) + square)
-            seen = tl.load(scores + at * (VALUE_HEADS * CHUNK * CHUNK) + square)
+            mixer = tl.load(mix_tiles + at * (VALUE_HEADS * 2 * CHUNK * CHUNK))
             gate = gates + (at * VALUE_HEADS + head) * (2 * CHUNK)
             total = tl.load(gate + token)
             last = tl.load(gate + CHUNK - 1)
             beta = tl.load(gate + CHUNK + token)
 
-            rounded = state.to(qk.dtype.element_ty)
+            # Keys and queries ask the state in one product, and deltas and read-out come of one.
+            rounded = state.to(kq.dtype.element_ty)
+            known, read = _halves(
+                tl.dot(keys_queries, rounded, input_precision="ieee"), CHUNK, COLUMNS
+            )
             fade = tl.exp(total)[:, None]
-            known = tl.dot(k, rounded, input_precision="ieee")
             missing = beta[:, None] * (values.to(tl.float32) - fade * known)
-            deltas = tl.dot(solve, missing.to(qk.dtype.element_ty), input_precision="ieee")
-            read = fade * tl.dot(q, rounded, input_precision="ieee")
-            read = tl.dot(seen, deltas.to(qk.dtype.element_ty), read, input_precision="ieee")
-            kept = (deltas * tl.exp(last - total)[:, None]).to(qk.dtype.element_ty)
-            state = tl.dot(tl.trans(k), kept, state * tl.exp(last), input_precision="ieee")
+            deltas, inside = _halves(
+                tl.dot(mixer, missing.to(kq.dtype.element_ty), input_precision="ieee"),
+                CHUNK,
+                COLUMNS,
+            )
+            kept = (deltas * tl.exp(last - total)[:, None]).to(kq.dtype.element_ty)
+            # Queries add nothing to the state: their rows meet zeros.
+            padded = tl.reshape(
+                tl.permute(tl.join(kept, tl.zeros_like(kept)), (2, 0, 1)), [2 * CHUNK, COLUMNS]
+            )
+            state = tl.dot(
+                tl.trans(keys_queries), padded, state * tl.exp(last), input_precision="ieee"
+            )
             to = v_tiles + at * (VALUE_HEADS * CHUNK * VALUE_DIM)
-            tl.store(to, read.to(v.dtype.element_ty))
+            tl.store(to, (fade * read + inside).to(v.dtype.element_ty))
         for save in range(tl.load(segments + 4 * segment + 2), tl.load(segments + 4 * segment + 3)):
             target = tl.load(saves + 2 * save + 1).to(tl.int64)
             tl.store(ssm + target * ssm_stride + state_tile, state.to(ssm.dtype.element_ty))
@@ -126,10 +139,9 @@ def compile_specs() -> list[KernelSpec]:
             name="gdn_scan",
             kernel=_kernel,
             signature={
-                "qk": "*bf16",
+                "kq": "*bf16",
                 "v": "*bf16",
-                "inverse": "*bf16",
-                "scores": "*bf16",
+                "mixers": "*bf16",
                 "gates": "*fp32",
                 "ssm": "*fp32",
                 "ssm_stride": "i32:16",
