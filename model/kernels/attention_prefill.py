@@ -44,7 +44,7 @@ class PrefillTiles:
     ) -> "PrefillTiles":
         """lengths: tokens of each sequence in this forward; context_lens: tokens before them."""
         rows = _tile_rows(dtype)
-        tiles = []
+        tiles: list[tuple[int, int, int, int]] = []
         start = 0
         for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
             tiles.extend(

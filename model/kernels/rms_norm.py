@@ -54,7 +54,8 @@ def add_rms_norm(
 
 def _warps(hidden: int) -> int:
     """So that a thread holds 16 to 32 elements, two to four loads of 16 bytes."""
-    return min(max(triton.next_power_of_2(hidden) // 1024, 1), 16)
+    warps: int = triton.next_power_of_2(hidden) // 1024
+    return min(max(warps, 1), 16)
 
 
 @triton.jit
