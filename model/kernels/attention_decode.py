@@ -131,7 +131,7 @@ def page_matrix(kv: Tensor, tile: int) -> TensorDescriptor:
     return TensorDescriptor(kv, [pages * kinds * tokens, width], [width, 1], [tile, dim])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["page_table_stride", "batch"])
 def _kernel(
     q,
     kv,
@@ -227,12 +227,12 @@ def compile_specs() -> list[KernelSpec]:
                 "q": f"*{dtype}",
                 "kv": f"tensordesc<{dtype}[{tile},256]>",
                 "page_table": "*i32",
-                "page_table_stride": "i32:16",
+                "page_table_stride": "i32",
                 "context_lens": "*i32",
                 "rows": "*i32",
                 "outputs": "*fp32",
                 "weights": "*fp32",
-                "batch": "i32:16",
+                "batch": "i32",
                 "scale": "fp32",
             },
             {

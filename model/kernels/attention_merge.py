@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
 
-_STEP = 8
+_SLICE = 64
+_STEP = 64
 _WARPS = 4
 
 
@@ -48,7 +49,7 @@ def merge_shares(
     """
     batch, heads, dim = like.shape
     merged = like.new_empty(batch, heads * dim)
-    _shares_kernel[(heads, batch)](
+    _shares_kernel[(heads * (dim // min(dim, _SLICE)), batch)](
         outputs,
         weights,
         source.gate,
@@ -62,6 +63,7 @@ def merge_shares(
         HEAD_DIM=dim,
         PAGE_TOKENS=page_tokens,
         BATCH_BLOCK=triton.next_power_of_2(batch),
+        SLICE=min(dim, _SLICE),
         STEP=_STEP,
         num_warps=_WARPS,
     )
@@ -76,7 +78,7 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
     """
     tokens, heads, dim = like.shape
     merged = like.new_empty(tokens, heads * dim)
-    _splits_kernel[(heads, tokens)](
+    _splits_kernel[(heads * (dim // min(dim, _SLICE)), tokens)](
         outputs,
         weights,
         source.gate,
@@ -86,6 +88,7 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
         tokens,
         HEADS=heads,
         HEAD_DIM=dim,
+        SLICE=min(dim, _SLICE),
         STEP=_STEP,
         num_warps=_WARPS,
     )
@@ -105,20 +108,27 @@ def share_of_program(
 
 
 @triton.jit
-def _joined(outputs, weights, first, last, step, HEAD_DIM: tl.constexpr, STEP: tl.constexpr):
-    """Parts first, ..., last - 1, `step` rows apart, by their weights: [HEAD_DIM]."""
-    element = tl.arange(0, HEAD_DIM)
+def _joined(
+    outputs,
+    weights,
+    first,
+    last,
+    step,
+    element,
+    HEAD_DIM: tl.constexpr,
+    SLICE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Parts first, ..., last - 1, `step` rows apart, by their weights: the elements [SLICE]."""
     largest = tl.full([STEP], -1.0e30, tl.float32)
     total = tl.zeros([STEP], tl.float32)
-    joined = tl.zeros([STEP, HEAD_DIM], tl.float32)
+    joined = tl.zeros([STEP, SLICE], tl.float32)
     for start in range(first, last, STEP):
         part = start + tl.arange(0, STEP)
         row = part.to(tl.int64) * step
         weight = tl.load(weights + row, mask=part < last, other=float("-inf"))
-        there = weight > float("-inf")
-        output = tl.load(
-            outputs + row[:, None] * HEAD_DIM + element, mask=there[:, None], other=0.0
-        )
+        place = outputs + row[:, None] * HEAD_DIM + element
+        output = tl.load(place, mask=(part < last)[:, None], other=0.0)
         higher = tl.maximum(largest, weight)
         correction = tl.exp2(largest - higher)
         share = tl.exp2(weight - higher)
@@ -131,15 +141,22 @@ def _joined(outputs, weights, first, last, step, HEAD_DIM: tl.constexpr, STEP: t
 
 @triton.jit
 def _store_gated(
-    merged, gate, gate_stride, row, head, joined, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr
+    merged,
+    gate,
+    gate_stride,
+    row,
+    head,
+    element,
+    joined,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
 ):
-    element = tl.arange(0, HEAD_DIM)
     opening = tl.load(gate + row * gate_stride + head * (2 * HEAD_DIM) + element).to(tl.float32)
     target = merged + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + element
     tl.store(target, (joined * tl.sigmoid(opening)).to(merged.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["shares", "batch"])
 def _shares_kernel(
     outputs,
     weights,
@@ -154,9 +171,12 @@ def _shares_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     BATCH_BLOCK: tl.constexpr,
+    SLICE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    head = tl.program_id(0)
+    slices: tl.constexpr = HEAD_DIM // SLICE
+    head = tl.program_id(0) // slices
+    element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
     sequence = tl.program_id(1)
     if sequence >= tl.load(rows):
         return
@@ -170,13 +190,16 @@ def _shares_kernel(
         begin // share + sequence,
         (end - 1) // share + sequence + 1,
         HEADS,
+        element,
         HEAD_DIM,
+        SLICE,
         STEP,
     )
-    _store_gated(merged, gate, gate_stride, sequence.to(tl.int64), head, joined, HEADS, HEAD_DIM)
+    row = sequence.to(tl.int64)
+    _store_gated(merged, gate, gate_stride, row, head, element, joined, HEADS, HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "tokens"])
 def _splits_kernel(
     outputs,
     weights,
@@ -187,15 +210,26 @@ def _splits_kernel(
     tokens,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    SLICE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    head = tl.program_id(0)
+    slices: tl.constexpr = HEAD_DIM // SLICE
+    head = tl.program_id(0) // slices
+    element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
     token = tl.program_id(1).to(tl.int64)
     row = token * HEADS + head
     joined = _joined(
-        outputs + row * HEAD_DIM, weights + row, 0, splits, tokens * HEADS, HEAD_DIM, STEP
+        outputs + row * HEAD_DIM,
+        weights + row,
+        0,
+        splits,
+        tokens * HEADS,
+        element,
+        HEAD_DIM,
+        SLICE,
+        STEP,
     )
-    _store_gated(merged, gate, gate_stride, token, head, joined, HEADS, HEAD_DIM)
+    _store_gated(merged, gate, gate_stride, token, head, element, joined, HEADS, HEAD_DIM)
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -207,13 +241,12 @@ def compile_specs() -> list[KernelSpec]:
         "gate_stride": "i32:16",
         "merged": "*bf16",
     }
-    constants: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 256, "STEP": _STEP}
+    constants: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 256, "SLICE": _SLICE, "STEP": _STEP}
     return [
         KernelSpec(
             "attention_merge_shares",
             _shares_kernel,
-            signature
-            | {"context_lens": "*i32", "rows": "*i32", "shares": "i32", "batch": "i32:16"},
+            signature | {"context_lens": "*i32", "rows": "*i32", "shares": "i32", "batch": "i32"},
             constants | {"PAGE_TOKENS": 64, "BATCH_BLOCK": 32},
             _WARPS,
         ),

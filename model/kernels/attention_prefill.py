@@ -187,7 +187,7 @@ def _queries(q, row, head, inside, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
     return tl.load(start + element, mask=inside[:, None], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["page_table_stride"])
 def _kernel(
     q,
     kv,
@@ -237,7 +237,7 @@ def _kernel(
     tl.store(target, result.to(output.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["page_table_stride", "tokens"])
 def _split_kernel(
     q,
     kv,
@@ -311,7 +311,7 @@ def compile_specs() -> list[KernelSpec]:
             "q": f"*{dtype}",
             "kv": f"tensordesc<{dtype}[{keys},256]>",
             "page_table": "*i32",
-            "page_table_stride": "i32:16",
+            "page_table_stride": "i32",
             "tiles": "*i32",
             "scale": "fp32",
         }

@@ -88,7 +88,7 @@ def qk_norm_rope_gate(
         PAGE_TOKENS=kv.shape[2],
         Q_BLOCK=min(triton.next_power_of_2(heads), _HEADS),
         KV_BLOCK=min(triton.next_power_of_2(config.kv_heads), _HEADS),
-        PARTS=triton.next_power_of_2(triton.cdiv(dim, half)),
+        DIM=triton.next_power_of_2(dim),
         PART=triton.next_power_of_2(half),
         num_warps=_WARPS,
     )
@@ -96,57 +96,55 @@ def qk_norm_rope_gate(
 
 
 @triton.jit
-def _rotated(source, weight, angles, part, column, within, inside, eps, HEAD_DIM, HALF):
-    """Norm of heads [HEADS, PARTS, PART], then rotary of parts 0 and 1, in float32.
+def _norm_and_rotate(
+    source,
+    target,
+    inside,
+    weight,
+    angles,
+    live,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    DIM: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Heads at `source` [HEADS] to `target` [HEADS], where `inside`.
 
-    A head is cut into parts of HALF elements, since rotary turns element i with element i + HALF:
-    the partner of an element is at the same column of the other of the first two parts.
+    The elements that turn are read again, from the nearest cache, as two tiles of which one is the
+    other's partner: exchanging them between threads costs more.
     """
-    element = part * HALF + column
-    stored = tl.load(source + element, mask=inside, other=0.0)
+    element = tl.arange(0, DIM)
+    stored = tl.load(
+        source[:, None] + element, mask=inside[:, None] & (element < HEAD_DIM), other=0.0
+    )
     values = stored.to(tl.float32)
-    mean = tl.sum(tl.sum(values * values, axis=2), axis=1) / HEAD_DIM
-    root = tl.rsqrt(mean + eps)[:, None, None]
-    scale = tl.load(weight + element, mask=within, other=0.0)
+    root = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)
+    scale = tl.load(weight + element, mask=element < HEAD_DIM, other=0.0)
+    normed = values * root[:, None] * scale[None, :]
+    tl.store(
+        target[:, None] + element,
+        normed.to(stored.dtype),
+        mask=inside[:, None] & (element >= 2 * HALF) & (element < HEAD_DIM),
+    )
+    column = tl.arange(0, PART)
+    there = inside[:, None] & (column < HALF)
     # Rounded as the oracle rounds between norm and rotary.
-    normed = (values * root * scale).to(stored.dtype).to(tl.float32)
-
-    across = element + tl.where(part == 0, HALF, -HALF)
-    other = tl.load(source + across, mask=inside & (part < 2), other=0.0).to(tl.float32)
-    other_scale = tl.load(weight + across, mask=within & (part < 2), other=0.0)
-    partner = (other * root * other_scale).to(stored.dtype).to(tl.float32)
-    cos = tl.load(angles + column, mask=column < HALF, other=0.0)
-    sin = tl.load(angles + HALF + column, mask=column < HALF, other=0.0)
-    turned = normed * cos + tl.where(part == 0, -partner, partner) * sin
-    return tl.where(part < 2, turned, normed)
-
-
-@triton.jit
-def _write_queries(
-    source, q_norm, angles, part, column, within, head, q, token, eps, HEADS, HEAD_DIM, HALF
-):
-    inside = within & (head < HEADS)
-    heads = source + head * (2 * HEAD_DIM)
-    result = _rotated(heads, q_norm, angles, part, column, within, inside, eps, HEAD_DIM, HALF)
-    target = q + token * (HEADS * HEAD_DIM) + head * HEAD_DIM + part * HALF + column
-    tl.store(target, result.to(q.dtype.element_ty), mask=inside)
+    first = tl.load(source[:, None] + column, mask=there, other=0.0).to(tl.float32)
+    first_scale = tl.load(weight + column, mask=column < HALF, other=0.0)
+    first = (first * root[:, None] * first_scale[None, :]).to(stored.dtype).to(tl.float32)
+    second = tl.load(source[:, None] + HALF + column, mask=there, other=0.0).to(tl.float32)
+    second_scale = tl.load(weight + HALF + column, mask=column < HALF, other=0.0)
+    second = (second * root[:, None] * second_scale[None, :]).to(stored.dtype).to(tl.float32)
+    cos = tl.load(angles + column, mask=live & (column < HALF), other=0.0)[None, :]
+    sin = tl.load(angles + HALF + column, mask=live & (column < HALF), other=0.0)[None, :]
+    turned = first * cos - second * sin
+    tl.store(target[:, None] + column, turned.to(stored.dtype), mask=there)
+    turned = second * cos + first * sin
+    tl.store(target[:, None] + HALF + column, turned.to(stored.dtype), mask=there)
 
 
-@triton.jit
-def _write_page(
-    keys, k_norm, angles, part, column, within, head, line, value_stride, eps, HEADS, HEAD_DIM, HALF
-):
-    inside = within & (head < HEADS)
-    heads = keys + head * HEAD_DIM
-    element = part * HALF + column
-    value = tl.load(heads + HEADS * HEAD_DIM + element, mask=inside, other=0.0)
-    result = _rotated(heads, k_norm, angles, part, column, within, inside, eps, HEAD_DIM, HALF)
-    target = line + head * HEAD_DIM + element
-    tl.store(target, result.to(line.dtype.element_ty), mask=inside)
-    tl.store(target + value_stride, value.to(line.dtype.element_ty), mask=inside)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["page_table_stride"])
 def _kernel(
     projected,
     projected_stride,
@@ -171,58 +169,46 @@ def _kernel(
     PAGE_TOKENS: tl.constexpr,
     Q_BLOCK: tl.constexpr,
     KV_BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    DIM: tl.constexpr,
     PART: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    if token >= tl.load(rows):
-        return
+    # A mask and no early return: heads are on their way while `rows` is.
+    live = token < tl.load(rows)
     position = tl.load(positions + token).to(tl.int64)
     angles = rotary + position * (2 * HALF)
     source = projected + token * projected_stride
-    part = tl.arange(0, PARTS)[None, :, None]
-    column = tl.arange(0, PART)[None, None, :]
-    element = part * HALF + column
-    within = (column < HALF) & (element < HEAD_DIM)
     q_blocks: tl.constexpr = (QUERY_HEADS + Q_BLOCK - 1) // Q_BLOCK
     if block < q_blocks:
-        head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)[:, None, None]
-        _write_queries(
-            source,
+        head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
+        _norm_and_rotate(
+            source + head * (2 * HEAD_DIM),
+            q + (token * QUERY_HEADS + head) * HEAD_DIM,
+            (head < QUERY_HEADS) & live,
             q_norm,
             angles,
-            part,
-            column,
-            within,
-            head,
-            q,
-            token,
+            live,
             eps,
-            QUERY_HEADS,
             HEAD_DIM,
             HALF,
+            DIM,
+            PART,
         )
     else:
-        owner = tl.load(owners + token).to(tl.int64)
-        page = tl.load(page_table + owner * page_table_stride + position // PAGE_TOKENS)
-        line = page.to(tl.int64) * page_stride + (position % PAGE_TOKENS) * token_stride
-        kv_head = (block - q_blocks) * KV_BLOCK + tl.arange(0, KV_BLOCK)[:, None, None]
-        _write_page(
-            source + 2 * QUERY_HEADS * HEAD_DIM,
-            k_norm,
-            angles,
-            part,
-            column,
-            within,
-            kv_head,
-            kv + line,
-            value_stride,
-            eps,
-            KV_HEADS,
-            HEAD_DIM,
-            HALF,
-        )
+        owner = tl.load(owners + token, mask=live, other=0).to(tl.int64)
+        entry = page_table + owner * page_table_stride + position // PAGE_TOKENS
+        page = tl.load(entry, mask=live, other=0).to(tl.int64)
+        line = kv + page * page_stride + (position % PAGE_TOKENS) * token_stride
+        kv_head = (block - q_blocks) * KV_BLOCK + tl.arange(0, KV_BLOCK)
+        inside = (kv_head < KV_HEADS) & live
+        keys = source + (2 * QUERY_HEADS + kv_head) * HEAD_DIM
+        element = tl.arange(0, DIM)
+        whole = inside[:, None] & (element < HEAD_DIM)
+        value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
+        target = line + kv_head * HEAD_DIM
+        _norm_and_rotate(keys, target, inside, k_norm, angles, live, eps, HEAD_DIM, HALF, DIM, PART)
+        tl.store(target[:, None] + value_stride + element, value, mask=whole)
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -239,12 +225,14 @@ def compile_specs() -> list[KernelSpec]:
         "q": "*bf16",
         "kv": "*bf16",
     }
-    strides = ("projected_stride", "page_table_stride", "page_stride", "value_stride")
+    strides = ("projected_stride", "page_stride", "value_stride", "token_stride")
     return [
         KernelSpec(
             "qk_norm_rope_gate",
             _kernel,
-            pointers | {name: "i32:16" for name in (*strides, "token_stride")} | {"eps": "fp32"},
+            pointers
+            | {name: "i32:16" for name in strides}
+            | {"page_table_stride": "i32", "eps": "fp32"},
             {
                 "QUERY_HEADS": 16,
                 "KV_HEADS": 4,
@@ -253,7 +241,7 @@ def compile_specs() -> list[KernelSpec]:
                 "PAGE_TOKENS": 64,
                 "Q_BLOCK": 16,
                 "KV_BLOCK": 4,
-                "PARTS": 8,
+                "DIM": 256,
                 "PART": 32,
             },
             _WARPS,
