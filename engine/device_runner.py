@@ -46,8 +46,8 @@ class DeviceFlight:
         tokens: dict[int, Sampled] = {}
         for part in self.parts:
             sampled = part.drawn.sampled(len(part.rows))
-            tokens |= {item.lane: token for item, token in zip(part.rows, sampled, strict=True)}
-        return [tokens.get(item.lane) for item in self.work]
+            tokens |= {id(item): token for item, token in zip(part.rows, sampled, strict=True)}
+        return [tokens.get(id(item)) for item in self.work]
 
 
 class DeviceRunner:

@@ -1,8 +1,11 @@
-"""What a layer calls between its projections: the seam between the layer stack and the kernels.
+"""What a layer is made of: the seam between the layer stack and the kernels.
 
 A back end is chosen once, when the model is built. For every forward it is bound to a `Batch`, and
 the operators that come out hold what all layers of that forward share: slots, pages, cuts, angles.
 Nothing is dispatched per call. Memory that no index of the batch points at may hold NaN.
+
+The residual stream travels as (branch, residual), whose sum it is: the next norm adds them, where a
+kernel can do both at once. Activations are [T, ...] in the model's dtype.
 """
 
 from typing import Protocol
@@ -14,13 +17,16 @@ from .weights import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 
 
 class Operators(Protocol):
-    """One forward of T tokens. Activations are in the model's dtype."""
+    """One forward of T tokens."""
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Root-mean-square norm of x [T, hidden]; weight [hidden] float32, 1 + w."""
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(root-mean-square norm of branch + residual, times weight [n, hidden] transposed: [T, n];
+        the sum). norm [hidden] float32, 1 + w. Either input may be overwritten."""
 
-    def add_norm(self, branch: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, the sum), both [T, hidden]; `residual` may be overwritten."""
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, k] times weight [n, k] transposed: [T, n]."""
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         """[T, value_heads * value_dim], the input of out_proj.
@@ -36,8 +42,10 @@ class Operators(Protocol):
         head_dim] of one layer: this forward's keys and values are written before any is read.
         """
 
-    def feed_forward(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
-        """x and result [T, hidden]."""
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        """(feed-forward of the norm of branch + residual, the sum), norm as for norm_project."""
 
 
 class Backend(Protocol):

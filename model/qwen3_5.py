@@ -14,6 +14,7 @@ from .batch import Batch
 from .config import ModelConfig
 from .hooks import LayerHooks
 from .operators import Backend, Operators
+from .ops.norm import rms_norm
 from .torch_operators import TorchBackend
 from .weights import GdnWeights, LayerWeights, ModelWeights
 
@@ -42,7 +43,7 @@ class Qwen35Model:
         """The residual stream after the final norm, [T, hidden], of every token."""
         operators = self.backend.bind(batch)
         branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
-        return operators.add_norm(branch, residual, self.weights.norm)[0]
+        return rms_norm(branch + residual, self.weights.norm, self.config.norm_eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -51,8 +52,7 @@ class Qwen35Model:
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""
-        hidden, _ = operators.add_norm(branch, residual, self.weights.norm)
-        return functional.linear(hidden, self.weights.head)
+        return operators.norm_project(branch, residual, self.weights.norm, self.weights.head)[0]
 
     def layers(
         self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
@@ -63,13 +63,10 @@ class Qwen35Model:
         branch = None
         for layer, weights in enumerate(self.weights.layers):
             hooks.before_layer(layer)
-            if branch is None:
-                normed = operators.norm(residual, weights.mixer_norm)
-            else:
-                normed, residual = operators.add_norm(branch, residual, weights.mixer_norm)
-            branch = self._mixer(layer, weights, normed, operators, arena)
-            normed, residual = operators.add_norm(branch, residual, weights.mlp_norm)
-            branch = operators.feed_forward(normed, weights.mlp)
+            branch, residual = self._mixer(layer, weights, branch, residual, operators, arena)
+            branch, residual = operators.feed_forward(
+                branch, residual, weights.mlp_norm, weights.mlp
+            )
             hooks.after_layer(layer, branch, residual)
         assert branch is not None
         return branch, residual
@@ -78,13 +75,20 @@ class Qwen35Model:
         return indices.to(self.weights.embedding.device)
 
     def _mixer(
-        self, layer: int, weights: LayerWeights, x: Tensor, operators: Operators, arena: Arena
-    ) -> Tensor:
-        index = arena.layout.kind_index(layer)
-        mixer = weights.mixer
-        projected = functional.linear(x, mixer.in_proj)
+        self,
+        layer: int,
+        weights: LayerWeights,
+        branch: Tensor | None,
+        residual: Tensor,
+        operators: Operators,
+        arena: Arena,
+    ) -> tuple[Tensor, Tensor]:
+        index, mixer = arena.layout.kind_index(layer), weights.mixer
+        projected, residual = operators.norm_project(
+            branch, residual, weights.mixer_norm, mixer.in_proj
+        )
         if isinstance(mixer, GdnWeights):
             mixed = operators.gdn(projected, mixer, arena.conv[index], arena.ssm[index])
         else:
             mixed = operators.attention(projected, mixer, arena.kv[index])
-        return functional.linear(mixed, mixer.out_proj)
+        return operators.project(mixed, mixer.out_proj), residual

@@ -31,12 +31,14 @@ class TorchOperators:
         self._config = config
         self._plan = plan
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self._config.norm_eps)
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        total = residual if branch is None else residual + branch
+        return functional.linear(rms_norm(total, norm, self._config.norm_eps), weight), total
 
-    def add_norm(self, branch: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        total = residual + branch
-        return rms_norm(total, weight, self._config.norm_eps), total
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight)
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         config = self._config
@@ -79,7 +81,13 @@ class TorchOperators:
         )
         return (output * gate.sigmoid()).flatten(1)
 
-    def feed_forward(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        total = residual + branch
+        return self._experts(rms_norm(total, norm, self._config.norm_eps), weights), total
+
+    def _experts(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
         if isinstance(weights, MlpWeights):
             return swiglu(x, weights.gate_up, weights.down)
         assert isinstance(self._config.feed_forward, MoeShape)

@@ -16,6 +16,7 @@ from .kernels.gdn_decode import gdn_decode
 from .kernels.moe import moe
 from .kernels.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from .kernels.rms_norm import add_rms_norm, rms_norm
+from .kernels.row_product import norm_row_product, norm_row_swiglu, row_product
 from .kernels.swiglu import swiglu
 from .weights import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 
@@ -62,11 +63,17 @@ class TritonDecode:
             batch.positions, scratch.owners[: batch.size], batch.page_table, batch.rows
         )
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self._config.norm_eps)
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        eps = self._config.norm_eps
+        if branch is None:
+            return functional.linear(rms_norm(residual, norm, eps), weight), residual
+        normed, residual = add_rms_norm(branch, residual, norm, eps)
+        return functional.linear(normed, weight), residual
 
-    def add_norm(self, branch: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(branch, residual, weight, self._config.norm_eps)
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight)
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         batch = self._batch
@@ -96,7 +103,34 @@ class TritonDecode:
             self._scratch.attention,
         )
 
-    def feed_forward(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
         if isinstance(weights, MoeWeights):
-            return moe(x, weights, self._config, self._batch.rows, self._side)
-        return functional.linear(swiglu(functional.linear(x, weights.gate_up)), weights.down)
+            return moe(x, weights, self._config, self._batch.rows, self._side), residual
+        acts = swiglu(functional.linear(x, weights.gate_up))
+        return functional.linear(acts, weights.down), residual
+
+
+class TritonRowDecode(TritonDecode):
+    """Of so few rows that products are streams of weights: norms, SwiGLU and launches hide in
+    them."""
+
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return norm_row_product(branch, residual, norm, self._config.norm_eps, weight)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        return row_product(x, weight)
+
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        if isinstance(weights, MoeWeights):
+            return super().feed_forward(branch, residual, norm, weights)
+        acts, residual = norm_row_swiglu(
+            branch, residual, norm, self._config.norm_eps, weights.gate_up
+        )
+        return row_product(acts, weights.down), residual

@@ -10,7 +10,8 @@ from .batch import Batch
 from .config import ModelConfig
 from .decode_batch import DecodeBatch
 from .kernels.qk_norm_rope_gate import rotary_cache
-from .triton_decode import DecodeScratch, TritonDecode
+from .kernels.row_product import MOST_ROWS
+from .triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
 from .triton_prefill import PrefillPlan, TritonPrefill
 
 
@@ -34,4 +35,5 @@ class TritonBackend:
         return DecodeScratch.of(self._config, batch, self._device)
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
-        return TritonDecode(self._config, batch, scratch, self._rotary, self._side)
+        operators = TritonRowDecode if batch.size <= MOST_ROWS else TritonDecode
+        return operators(self._config, batch, scratch, self._rotary, self._side)

@@ -45,7 +45,9 @@ class PrefillPlan:
         ]
         owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
         tokens = torch.tensor([sum(counts)])
-        tables = [batch.positions, owners, tokens, batch.page_table.flatten()]
+        # Kernels are compiled for row strides that 16 divides, and for no other number of pages.
+        pages = functional.pad(batch.page_table, (0, -batch.page_table.shape[1] % 16))
+        tables = [batch.positions, owners, tokens, pages.flatten()]
         packed = torch.cat(tables).int().pin_memory().to(device, non_blocking=True)
         positions, owners, rows, pages = torch.split(packed, [len(table) for table in tables])
         return PrefillPlan(
@@ -71,11 +73,17 @@ class TritonPrefill:
         self._rotary = rotary
         self._side = side
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self._config.norm_eps)
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        eps = self._config.norm_eps
+        if branch is None:
+            return functional.linear(rms_norm(residual, norm, eps), weight), residual
+        normed, residual = add_rms_norm(branch, residual, norm, eps)
+        return functional.linear(normed, weight), residual
 
-    def add_norm(self, branch: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(branch, residual, weight, self._config.norm_eps)
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight)
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         return gdn_prefill(projected, weights, self._config, conv, ssm, self._plan.gdn)
@@ -87,7 +95,11 @@ class TritonPrefill:
             q, projected, self._config, kv, places.page_table, self._plan.tiles
         )
 
-    def feed_forward(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
         if isinstance(weights, MoeWeights):
-            return moe(x, weights, self._config, self._plan.places.rows, self._side)
-        return functional.linear(swiglu(functional.linear(x, weights.gate_up)), weights.down)
+            return moe(x, weights, self._config, self._plan.places.rows, self._side), residual
+        acts = swiglu(functional.linear(x, weights.gate_up))
+        return functional.linear(acts, weights.down), residual
