@@ -17,13 +17,11 @@ from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
 from ..gumbel import FACTORS, LARGEST, SHIFTS
+from .sampling_keys import RUN, RUN_WARPS, Cut, key_of
 
 _SHIFT_0, _SHIFT_1, _SHIFT_2 = (tl.constexpr(shift) for shift in SHIFTS)
 _FACTOR_0, _FACTOR_1 = (tl.constexpr(factor) for factor in FACTORS)
 _LARGEST = tl.constexpr(LARGEST)
-# 16 numbers a thread: a whole run is in flight at once.
-_RUN = 4096
-_RUN_WARPS = 8
 
 
 @dataclass(frozen=True)
@@ -64,26 +62,24 @@ class Draws:
 
 def sample(logits: Tensor, draws: Draws, rows: Tensor) -> None:
     """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored."""
-    _launch(logits, logits, draws, rows)
+    _launch(logits, None, draws, rows)
 
 
-def sample_kept(logits: Tensor, kept: Tensor, draws: Draws, rows: Tensor) -> None:
-    """As `sample`, but only among the tokens where `kept` [B, vocab] is not -inf.
-
-    kept: float32, the logits with -inf where a token is cut; logprobs stay those of `logits`.
-    """
-    _launch(logits, kept, draws, rows)
+def sample_kept(logits: Tensor, cut: Cut, draws: Draws, rows: Tensor) -> None:
+    """As `sample`, but only among the tokens that the cut of these logits (sampling_cut.py) keeps;
+    logprobs stay those of the whole distribution."""
+    _launch(logits, cut, draws, rows)
 
 
-def _launch(logits: Tensor, kept: Tensor, draws: Draws, rows: Tensor) -> None:
+def _launch(logits: Tensor, cut: Cut | None, draws: Draws, rows: Tensor) -> None:
     batch, vocab = logits.shape
-    runs = triton.cdiv(vocab, _RUN)
+    runs = triton.cdiv(vocab, RUN)
     best = torch.empty(3, batch, runs, dtype=torch.float32, device=logits.device)
     mass = torch.empty(2, batch, runs, dtype=torch.float32, device=logits.device)
     token = torch.empty(batch, runs, dtype=torch.int32, device=logits.device)
     _best_of_run[(runs, batch)](
         logits,
-        kept,
+        *((None,) * 3 if cut is None else (cut.keys, cut.left, cut.equals)),
         draws.temperature,
         draws.keys,
         draws.positions,
@@ -93,11 +89,12 @@ def _launch(logits: Tensor, kept: Tensor, draws: Draws, rows: Tensor) -> None:
         token,
         vocab,
         logits.stride(0),
-        kept.stride(0),
         batch * runs,
-        CUT=kept is not logits,
-        RUN=_RUN,
-        num_warps=_RUN_WARPS,
+        CUT=cut is not None,
+        NARROW=logits.dtype is torch.bfloat16,
+        RUN=RUN,
+        RUNS=triton.next_power_of_2(runs),
+        num_warps=RUN_WARPS,
     )
     _join_runs[(batch,)](
         best,
@@ -135,10 +132,12 @@ def _gumbel(key_0, key_1, position, token):
     return -tl.log(exponential)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["plane"])
 def _best_of_run(
     logits,
-    kept,
+    cut_keys,
+    cut_left,
+    cut_equals,
     temperature,
     keys,
     positions,
@@ -147,11 +146,12 @@ def _best_of_run(
     mass,
     token,
     vocab,
-    logits_stride,
-    kept_stride,
+    stride,
     plane,
     CUT: tl.constexpr,
+    NARROW: tl.constexpr,
     RUN: tl.constexpr,
+    RUNS: tl.constexpr,
 ):
     """best [3, B, runs]: best score, second score, logit of the best; mass [2, B, runs]: largest
     logit, sum of exp(logit - largest)."""
@@ -161,11 +161,18 @@ def _best_of_run(
         return
     ids = run * RUN + tl.arange(0, RUN)
     inside = ids < vocab
-    logit = tl.load(logits + row.to(tl.int64) * logits_stride + ids, inside, -float("inf"))
+    logit = tl.load(logits + row.to(tl.int64) * stride + ids, inside, -float("inf"))
+    order = key_of(logit, NARROW)
     logit = logit.to(tl.float32)
     score = logit
     if CUT:
-        score = tl.load(kept + row.to(tl.int64) * kept_stride + ids, inside, -float("inf"))
+        edge = tl.load(cut_keys + row).to(tl.uint32, bitcast=True)
+        other = tl.arange(0, RUNS)
+        equals = tl.load(cut_equals + row * tl.num_programs(0) + other, other < run, 0)
+        equal = order == edge
+        rank = tl.sum(equals, axis=0) + tl.cumsum(equal.to(tl.int32), axis=0)
+        kept = (order > edge) | (equal & (rank <= tl.load(cut_left + row)))
+        score = tl.where(kept, logit, -float("inf"))
     heat = tl.load(temperature + row)
     if heat > 0:
         noise = _gumbel(
@@ -189,7 +196,7 @@ def _best_of_run(
     tl.store(token + row * tl.num_programs(0) + run, winner)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["plane"])
 def _join_runs(
     best, mass, token, rows, out_token, out_logprob, out_margin, runs, plane, RUNS: tl.constexpr
 ):
@@ -219,30 +226,35 @@ def _join_runs(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """The published vocabulary, float32 logits, with and without a cut."""
-    runs = triton.cdiv(248320, _RUN)
+    """The published vocabulary, with and without a cut."""
+    runs = triton.cdiv(248320, RUN)
+    cuts = dict.fromkeys(("cut_keys", "cut_left", "cut_equals"), "*i32")
     pointers = {"temperature": "*fp32", "keys": "*i32", "positions": "*i32", "rows": "*i32"}
     results = {"best": "*fp32", "mass": "*fp32", "token": "*i32"}
-    sizes = {"vocab": "i32:16", "logits_stride": "i32:16", "kept_stride": "i32:16", "plane": "i32"}
-    inputs: dict[str, str] = {"logits": "*fp32", "kept": "*fp32"}
-    constants: dict[str, Any] = {"RUN": _RUN}
-    return [
-        KernelSpec(
-            f"sampling_best_of_run_{name}",
-            _best_of_run,
-            inputs | pointers | results | sizes,
-            constants | {"CUT": cut},
-            num_warps=_RUN_WARPS,
-        )
-        for name, cut in (("plain", False), ("cut", True))
-    ] + [
-        KernelSpec(
-            "sampling_join_runs",
-            _join_runs,
-            results
-            | {"rows": "*i32", "out_token": "*i32", "out_logprob": "*fp32", "out_margin": "*fp32"}
-            | {"runs": "i32", "plane": "i32"},
-            {"RUNS": triton.next_power_of_2(runs)},
-            num_warps=1,
-        )
-    ]
+    sizes = {"vocab": "i32:16", "stride": "i32:16", "plane": "i32"}
+    outputs = {"out_token": "*i32", "out_logprob": "*fp32", "out_margin": "*fp32"}
+    constants: dict[str, Any] = {"RUN": RUN, "RUNS": triton.next_power_of_2(runs)}
+    plain: dict[str, Any] = {"CUT": False} | dict.fromkeys(cuts)
+    specs = []
+    for dtype, narrow in (("fp32", False), ("bf16", True)):
+        signature = {"logits": f"*{dtype}"} | pointers | results | sizes
+        by_dtype = constants | {"NARROW": narrow}
+        specs += [
+            KernelSpec(
+                f"sampling_best_of_run_{dtype}",
+                _best_of_run,
+                signature,
+                by_dtype | plain,
+                num_warps=RUN_WARPS,
+            ),
+            KernelSpec(
+                f"sampling_best_of_run_cut_{dtype}",
+                _best_of_run,
+                signature | cuts,
+                by_dtype | {"CUT": True},
+                num_warps=RUN_WARPS,
+            ),
+        ]
+    joined = results | {"rows": "*i32"} | outputs | {"runs": "i32", "plane": "i32"}
+    width: dict[str, Any] = {"RUNS": triton.next_power_of_2(runs)}
+    return [*specs, KernelSpec("sampling_join_runs", _join_runs, joined, width, num_warps=1)]

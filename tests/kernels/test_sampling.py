@@ -99,23 +99,48 @@ def test_rows_past_the_count_are_left_alone(device: torch.device) -> None:
     assert_same(results(draws)[:2], naive_sample(logits[:2], [SamplingParams()] * 2, [0, 0]))
 
 
-CUTS = [(0, 1.0), (3, 1.0), (0, 0.4), (5, 0.5), (1, 0.9), (1000, 0.999), (0, 1e-9), (4, 1.0)]
+CUTS = [(0, 1.0), (3, 1.0), (0, 0.4), (5, 0.5), (1000, 0.999), (0, 1e-9)]
 
 
-def test_cuts_agree_with_the_twin(device: torch.device) -> None:
-    torch.manual_seed(2)
-    # A coarse grid of values, so that ties fall on the edges of the cuts.
-    logits = (2 * torch.randn(len(CUTS), 300)).round().div(2)
+# A float32 vocabulary of two runs, and bf16 keys.
+@pytest.mark.parametrize(("dtype", "vocab"), [(torch.float32, 4300), (torch.bfloat16, 300)])
+def test_cuts_agree_with_the_twin(dtype: torch.dtype, vocab: int, device: torch.device) -> None:
+    torch.manual_seed(vocab)
+    # A coarse grid of values, with both zeros, so that ties fall on the edges of the cuts.
+    logits = (2 * torch.randn(len(CUTS), vocab)).round().div(2).to(dtype)
     params = [
         SamplingParams(temperature=0.7 + row / 4, top_k=k, top_p=p, seed=row)
         for row, (k, p) in enumerate(CUTS)
     ]
-    for position in range(4):
-        positions = [position] * len(CUTS)
-        draws = prepared(params, positions, device)
-        there = logits.to(device)
-        sample_kept(there, cut(there, draws), draws, count(len(CUTS), device))
-        assert_same(results(draws), naive_sample(logits, params, positions))
+    positions = list(range(len(CUTS)))
+    draws = prepared(params, positions, device)
+    there = logits.to(device)
+    sample_kept(there, cut(there, draws), draws, count(len(CUTS), device))
+    assert_same(results(draws), naive_sample(logits.float(), params, positions))
+
+
+def test_a_cut_keeps_the_same_tokens_as_the_twin(device: torch.device) -> None:
+    torch.manual_seed(9)
+    logits = (4 * torch.randn(200)).round().div(4)
+    limits = [(7, 1.0), (0, 0.3), (40, 0.9)]
+    draws = prepared(
+        [SamplingParams(temperature=1.3, top_k=k, top_p=p) for k, p in limits], [0] * 3, device
+    )
+    there = logits.expand(3, -1).contiguous().to(device)
+    found = cut(there, draws)
+    order = logits.sort(descending=True, stable=True)
+    for row, (top_k, top_p) in enumerate(limits):
+        ranked = order.values.double() / 1.3
+        if top_k:
+            ranked[top_k:] = -torch.inf
+        masses = ranked.softmax(dim=-1)
+        kept = (masses.cumsum(dim=-1) - masses < top_p) & ranked.isfinite()
+        edge = float(order.values[kept][-1])
+        at_edge = int((order.values[kept] == edge).sum())
+        bits = torch.tensor(edge).view(torch.int32).item()
+        key = (bits ^ (0x7FFFFFFF if bits < 0 else 0)) ^ -(2**31)
+        assert (int(found.keys[row]), int(found.left[row])) == (key, at_edge)
+        assert int(found.equals[row].sum()) == int((logits == edge).sum())
 
 
 def test_greedy_rows_may_be_cut(device: torch.device) -> None:
