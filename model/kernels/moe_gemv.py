@@ -19,13 +19,14 @@ from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
 from ..weights import MoeWeights
+from .dependent_launch import dependent, wait_for_inputs
 from .moe_route import choose
 
-# Rows of a matrix a program reads at a time, and their columns: 8 x 512 bf16 are four loads of 16
-# bytes a thread. Few rows make many programs, which is what hides latency at one token.
-_ROWS = 8
-_COLUMNS = 512
-_WARPS = 4
+# Rows of a matrix a program reads at a time, and their columns: 4 x 1024 bf16 are eight loads of
+# 16 bytes a thread. Small programs are many, which is what hides latency at one token.
+_ROWS = 4
+_COLUMNS = 1024
+_WARPS = 2
 
 
 def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
@@ -53,6 +54,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         SHARED=shared_inner,
         ROWS=_ROWS,
         COLUMNS=_columns(hidden),
+        **dependent(x),
         num_warps=_WARPS,
     )
     choice = choose(logits, chosen, rows)
@@ -69,6 +71,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         CHOSEN=chosen,
         ROWS=_ROWS,
         COLUMNS=_columns(hidden),
+        **dependent(x),
         num_warps=_WARPS,
     )
     out = x.new_empty(tokens, hidden)
@@ -89,6 +92,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         ROWS=_ROWS,
         COLUMNS=_columns(inner),
         SHARED_COLUMNS=_columns(shared_inner),
+        **dependent(x),
         num_warps=_WARPS,
     )
     return out
@@ -138,7 +142,9 @@ def _logits_and_shared(
     SHARED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     if token >= tl.load(rows):
         return
@@ -173,7 +179,9 @@ def _gate_up(
     CHOSEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     pair = tl.program_id(0)
     token = pair // CHOSEN
     if token >= tl.load(rows):
@@ -204,7 +212,9 @@ def _down(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SHARED_COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     if token >= tl.load(rows):
         return
@@ -226,7 +236,7 @@ def _down(
 def compile_specs() -> list[KernelSpec]:
     """35B-A3B."""
     bf16 = dict[str, str].fromkeys
-    sizes: dict[str, Any] = {"HIDDEN": 2048, "ROWS": _ROWS, "COLUMNS": _COLUMNS}
+    sizes: dict[str, Any] = {"HIDDEN": 2048, "ROWS": _ROWS, "DEPENDENT": True}
     first = bf16(("x", "router", "shared_gate", "shared_gate_up", "logits", "shared"), "*bf16")
     second = bf16(("x", "matrices", "acts"), "*bf16")
     third = bf16(("acts", "matrices", "shared", "shared_matrix", "out"), "*bf16")
@@ -235,21 +245,29 @@ def compile_specs() -> list[KernelSpec]:
             "moe_gemv_logits_and_shared",
             _logits_and_shared,
             first | {"gate": "*fp32", "rows": "*i32", "x_stride": "i32:16"},
-            sizes | {"EXPERTS": 256, "SHARED": 512},
+            sizes | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": _COLUMNS},
             num_warps=_WARPS,
         ),
         KernelSpec(
             "moe_gemv_gate_up",
             _gate_up,
             second | {"experts": "*i32", "rows": "*i32", "x_stride": "i32:16"},
-            sizes | {"INNER": 512, "CHOSEN": 8},
+            sizes | {"INNER": 512, "CHOSEN": 8, "COLUMNS": _COLUMNS},
             num_warps=_WARPS,
         ),
         KernelSpec(
             "moe_gemv_down",
             _down,
             third | {"experts": "*i32", "rows": "*i32", "weights": "*fp32", "gate": "*fp32"},
-            sizes | {"INNER": 512, "SHARED": 512, "CHOSEN": 8, "SHARED_COLUMNS": _COLUMNS},
+            sizes
+            | {
+                "INNER": 512,
+                "SHARED": 512,
+                "CHOSEN": 8,
+                "CHOSEN_PADDED": 8,
+                "COLUMNS": 512,
+                "SHARED_COLUMNS": 512,
+            },
             num_warps=_WARPS,
         ),
     ]

@@ -68,7 +68,7 @@ def place(experts: Tensor, count: int, rows: Tensor) -> Placement:
     return Placement(positions, ends)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "steps"])
 def _count(
     experts,
     rows,
@@ -90,7 +90,7 @@ def _count(
     tl.store(counts + run * EXPERTS + expert, found, expert < EXPERTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs", "pairs", "steps"])
 def _place(
     experts,
     rows,
@@ -109,18 +109,20 @@ def _place(
     run = tl.program_id(0)
     placed = tl.minimum(pairs, tl.load(rows) * CHOSEN)
     expert = tl.arange(0, PADDED)
-    before = tl.zeros([PADDED], tl.int32)
-    total = tl.zeros([PADDED], tl.int32)
+    # Summed over steps first: a sum over the runs of a step crosses warps.
+    all_runs = tl.zeros([RUNS_A_STEP, PADDED], tl.int32)
+    earlier_runs = tl.zeros([RUNS_A_STEP, PADDED], tl.int32)
     for first in range(0, runs, RUNS_A_STEP):
         other = first + tl.arange(0, RUNS_A_STEP)
         inside = (other < runs)[:, None] & (expert < EXPERTS)[None, :]
         found = tl.load(counts + other[:, None] * EXPERTS + expert[None, :], inside, 0)
-        total += tl.sum(found, axis=0)
-        before += tl.sum(tl.where((other < run)[:, None], found, 0), axis=0)
+        all_runs += found
+        earlier_runs += tl.where((other < run)[:, None], found, 0)
+    total = tl.sum(all_runs, axis=0)
     end = tl.cumsum(total, axis=0)
     if run == 0:
         tl.store(ends + expert, end, expert < EXPERTS)
-    base = end - total + before
+    base = end - total + tl.sum(earlier_runs, axis=0)
     number = tl.arange(0, STEP)
     earlier = number[None, :] < number[:, None]
     for step in range(steps):

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
+from .dependent_launch import dependent, wait_for_inputs
 
 # One warp a program, so that no round of the choice waits for another warp; a second row in large
 # batches fills the latency of the first.
@@ -44,6 +45,7 @@ def choose(logits: Tensor, chosen: int, rows: Tensor) -> Choice:
         logits.stride(0),
         **_constants(experts, chosen, tile),
         NARROW=logits.dtype is torch.bfloat16,
+        **dependent(logits),
         num_warps=1,
     )
     return Choice(weights, ids)
@@ -65,7 +67,7 @@ def _constants(experts: int, chosen: int, tile: int) -> dict[str, object]:
     }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _choose(
     logits,
     rows,
@@ -79,7 +81,9 @@ def _choose(
     CHOSEN_PADDED: tl.constexpr,
     TILE: tl.constexpr,
     NARROW: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     routed = tl.minimum(tokens, tl.load(rows))
     if tl.program_id(0) * TILE >= routed:
@@ -136,7 +140,7 @@ def compile_specs() -> list[KernelSpec]:
             f"moe_choose_{experts}_{chosen}_{'bf16' if narrow else 'fp32'}_tile{tile}",
             _choose,
             signature | {"logits": "*bf16" if narrow else "*fp32"},
-            _constants(experts, chosen, tile) | {"NARROW": narrow},
+            _constants(experts, chosen, tile) | {"NARROW": narrow, "DEPENDENT": True},
             num_warps=1,
         )
         for experts, chosen, narrow, tile in (

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
 
-_WARPS = 4
+_WARPS = 2
 
 
 def naive_spread(x: Tensor, positions: Tensor) -> Tensor:

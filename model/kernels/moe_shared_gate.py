@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ...pycache.kernel_spec import KernelSpec
 
-_WARPS = 4
+_WARPS = 8
 
 
 def naive_gate_sigmoid_mul_add(x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor) -> Tensor:
