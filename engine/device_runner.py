@@ -26,6 +26,8 @@ from .page_table import PageTable
 from .runner import Passed, work_slice
 from .scheduler import Work
 
+_FAR_TOKENS = 32 * 1024
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -83,12 +85,14 @@ class DeviceRunner:
         """Let the kernels of prompts be compiled for every kind of length before a client waits.
 
         REQUIRES: nothing in the arena is used yet."""
-        # Triton compiles anew for sizes of one and for sizes that 16 divides.
-        for lengths in ((1,), (3,), (PAGE_TOKENS,), (1, PAGE_TOKENS + 1)):
-            slices = [
-                SequenceSlice([0] * length, 0, [self._arena.layout.blocks_per_slab] * 2, 0, 0)
-                for length in lengths
-            ]
+        far = min(_FAR_TOKENS, self._model.config.max_position - PAGE_TOKENS)
+        # Triton compiles anew for sizes of one and for sizes that 16 divides; a short run on a long
+        # context takes other kernels than a prompt from its start.
+        for runs in (((1, 0),), ((3, 0),), ((PAGE_TOKENS, far),), ((1, 0), (PAGE_TOKENS + 1, 0))):
+            slices = []
+            for length, start in runs:
+                pages = [self._arena.layout.blocks_per_slab] * (-(-(start + length) // PAGE_TOKENS))
+                slices.append(SequenceSlice([0] * length, start, pages, 0, 0))
             self._model.forward(Batch.pack(slices), self._arena, NullHooks())
         torch.cuda.synchronize()
 
@@ -101,6 +105,8 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def launch(self, work: Sequence[Work]) -> DeviceFlight:
+        # The current device belongs to a thread, and this one did not build the graphs.
+        torch.cuda.set_device(self._arena.bytes.device)
         answers = [item for item in work if item.decodes]
         prompts = [item for item in work if not item.decodes]
         parts = []
