@@ -21,7 +21,7 @@ from .moe_shared_gate import fused_gate_sigmoid_mul_add
 from .swiglu import swiglu
 
 # Where the two paths cross on an H200 with the shapes of 35B-A3B (docs/kernels.md).
-MOST_GEMV_TOKENS = 16
+MOST_GEMV_TOKENS = 64
 
 
 def moe(

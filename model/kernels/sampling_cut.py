@@ -20,7 +20,8 @@ from .dependent_launch import dependent, wait_for_inputs
 from .sampling import Draws
 from .sampling_keys import RUN, RUN_WARPS, Cut, key_of, value_of
 
-_STEP = 1024
+# Tokens that are summed at a time, in 16 columns: more would crowd the registers.
+_STEP = 256
 
 
 def cut(logits: Tensor, draws: Draws) -> Cut:
