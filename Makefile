@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache lint format types stubs clean
+.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache lint format types stubs kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -49,6 +49,10 @@ format: $(VENV)/dev-installed
 
 stubs: $(VENV)/dev-installed
 	$(BIN)/python proto/generate.py
+
+# Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
+kernels: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.compile_kernels
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from .checkpoints import plan_checkpoints
 from .config import EngineConfig
 from .hit import breakdown
 from .messages import Outbox, PrefillAccepted
-from .request import AwaitingGrant, Prefilling, Request
+from .request import AwaitingGrant, Prefilling, Progress, Request
 from .role import Role
 from .take_over import TakeOver
 
@@ -91,5 +91,5 @@ class Admission:
         if request.hit is None:
             request.hit = breakdown(lease.match)
         planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
-        request.move(Prefilling(lease, lease.cached_tokens, checkpoints=planned))
+        request.move(Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned))
         return True

@@ -1,4 +1,8 @@
-"""From a config to a running engine: weights, arena, cache, runner."""
+"""From a config to a running engine: weights, arena, cache, runner.
+
+The device is chosen here, once: on a GPU the model gets Triton's operators and a runner of graphs.
+Only then are those modules imported, so that a machine without Triton never needs them.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +13,7 @@ from ..model.checkpoint import load_weights
 from ..model.config import ModelConfig
 from ..model.prefill_cost import PrefillFlops
 from ..model.qwen3_5 import Qwen35Model
+from ..model.weights import ModelWeights
 from ..pycache.arena import Arena
 from ..pycache.layout import CacheLayout
 from ..pycache.prefix_cache import FreshIds, HybridPrefixCache, leave_as_is
@@ -17,7 +22,7 @@ from ..transfer.steps import StepCounter
 from .config import EngineConfig, EngineConfigError
 from .engine import Engine
 from .role import Role
-from .runner import Runner
+from .runner import HostRunner, Runner
 from .turn_hint import read_tool_call_ids
 
 
@@ -41,9 +46,27 @@ def build_parts(config: EngineConfig) -> EngineParts:
     torch.set_num_threads(config.threads)
     if not config.model:
         raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
+    device = torch_device(config)
     model_config = ModelConfig.load(config.model)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    layout = model_config.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
+    arena = build_arena(config, model_config, device)
+    weights = load_weights(config.model, model_config, getattr(torch, config.dtype), device)
+    return EngineParts(model_config, build_model(model_config, weights), arena, StepCounter())
+
+
+def torch_device(config: EngineConfig) -> torch.device:
+    """The device that the config names. Raises EngineConfigError where there is none."""
+    device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineConfigError(
+            "device is cuda, but PyTorch sees no GPU here: "
+            "install a CUDA build of torch, or give --device cpu"
+        )
+    return device
+
+
+def build_arena(config: EngineConfig, model: ModelConfig, device: torch.device) -> Arena:
+    """Raises EngineConfigError where arena_mib is too little or too much."""
+    layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
     slabs = config.arena_mib * 2**20 // layout.slab_bytes
     if slabs < 4:
         need = -(-4 * layout.slab_bytes // 2**20)
@@ -52,14 +75,21 @@ def build_parts(config: EngineConfig) -> EngineParts:
             f"give at least {need}"
         )
     try:
-        arena = Arena(layout, slabs)
+        return Arena(layout, slabs, device)
     except RuntimeError as error:
         raise EngineConfigError(
             f"arena_mib {config.arena_mib} cannot be allocated: give less, or free memory"
         ) from error
-    weights = load_weights(config.model, model_config, dtype)
-    model = Qwen35Model(model_config, weights)
-    return EngineParts(model_config, model, arena, StepCounter())
+
+
+def build_model(config: ModelConfig, weights: ModelWeights) -> Qwen35Model:
+    """With the operators of the device that the weights are on."""
+    device = weights.embedding.device
+    if device.type == "cpu":
+        return Qwen35Model(config, weights)
+    from ..model.triton_operators import TritonBackend
+
+    return Qwen35Model(config, weights, TritonBackend(config, weights.dtype, device))
 
 
 def build_engine(
@@ -81,10 +111,26 @@ def build_engine(
         config,
         role,
         cache,
-        Runner(parts.model, parts.arena, parts.steps),
+        build_runner(config, parts, hands_on=sender is not None),
         max_position=parts.model_config.max_position,
         vocab_size=parts.model_config.vocab,
         eos_ids=parts.model_config.eos_ids,
         tool_call_ids=read_tool_call_ids(Path(config.model)),
         sender=sender,
+    )
+
+
+def build_runner(config: EngineConfig, parts: EngineParts, *, hands_on: bool) -> Runner:
+    """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
+    if parts.arena.bytes.device.type == "cpu":
+        return HostRunner(parts.model, parts.arena, parts.steps)
+    from .device_runner import DeviceRunner
+    from .event_ticks import EventTicks
+
+    return DeviceRunner(
+        parts.model,
+        parts.arena,
+        EventTicks(parts.steps) if hands_on else None,
+        max_batch=config.max_batch,
+        max_position=parts.model_config.max_position,
     )

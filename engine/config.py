@@ -28,6 +28,7 @@ class EngineConfig:
         "bfloat16", "weights, activations, KV and conv state", ("float32", "bfloat16")
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
+    device: str = option("cpu", "where weights, arena and forwards are: cpu, cuda or cuda:N")
     arena_mib: int = option(512, "KV pages and state slots together, MiB")
     max_batch: int = option(
         64,
@@ -46,6 +47,8 @@ class EngineConfig:
     threads: int = option(1, "CPU threads of the forward")
 
     def __post_init__(self) -> None:
+        if self.device.split(":")[0] not in ("cpu", "cuda"):
+            raise EngineConfigError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
         for name in ("arena_mib", "max_batch", "threads"):
             if getattr(self, name) < 1:
                 raise EngineConfigError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -1,7 +1,9 @@
-"""The engine: `step()` = schedule -> run -> commit. One request's life can be read here in a line.
+"""The engine: `step()` = schedule -> launch -> land the one before. A request's life in a line.
 
 Thread rule: one thread calls handle(), step() and take_outbox(); everything it owns (cache,
 requests) is its own. Messages in and out are plain values (messages.py).
+One forward is in flight while the next is planned, so a stop is noticed one forward late; the two
+working slots keep the state that stop is published with.
 """
 
 import logging
@@ -28,7 +30,7 @@ from .request import (
     Request,
 )
 from .role import Role
-from .runner import Runner
+from .runner import Flight, Runner
 from .scheduler import Scheduler, Work
 from .stats import stats_reply
 from .take_over import TakeOver
@@ -69,31 +71,48 @@ class Engine:
         self._requests: dict[m.RequestId, Request] = {}
         self._draining = False
         self._drains: list[int] = []
+        self._flight: Flight | None = None
         emit = self._outbox.append
-        self._take_over = TakeOver(cache, emit, count(1))
+        self._take_over = TakeOver(cache, runner, emit, count(1))
         self._admission = Admission(cache, config, role, self._take_over, emit)
         self._scheduler = Scheduler(cache, config, self._admit)
         self._hand_on = None if sender is None else HandOn(cache, sender, emit)
 
     def step(self) -> bool:
-        """One forward; False when nothing could run."""
+        """Launch a forward and land the one before; False when there was neither."""
         self._take_over.grant_waiting()
         work = self._scheduler.schedule()
         if self._hand_on is not None:
             self._hand_on.tell_positions(self._scheduler.waiting)
-            self._hand_on.plan_windows(work)
-        if work:
-            try:
-                sampled = self._runner.run(work)
-            except Exception as error:
-                log.exception("a forward failed; its requests end with an error")
-                failure = m.RequestError(m.ErrorKind.INTERNAL, f"the forward failed: {error}")
-                for item in work:
-                    self._reject(item.request, failure)
-            else:
-                self._commit(work, sampled)
+            self._hand_on.plan_windows(work, self._runner.ticks)
+        before, self._flight = self._flight, None
+        try:
+            if work:
+                self._flight = self._runner.launch(work)
+        except Exception as error:
+            self._land(before)
+            self._fail(work, error)
+        else:
+            self._land(before)
         self._answer_drains()
-        return bool(work)
+        return bool(work) or before is not None or self._take_over.granting
+
+    def _land(self, flight: Flight | None) -> None:
+        if flight is None:
+            return
+        try:
+            sampled = flight.land()
+        except Exception as error:
+            self._fail(flight.work, error)
+        else:
+            self._commit(flight.work, sampled)
+
+    def _fail(self, work: Sequence[Work], error: Exception) -> None:
+        log.error("a forward failed; its requests end with an error", exc_info=error)
+        failure = m.RequestError(m.ErrorKind.INTERNAL, f"the forward failed: {error}")
+        for item in work:
+            if item.live:
+                self._reject(item.request, failure)
 
     def take_outbox(self) -> list[m.Outbox]:
         """Everything said since the last call, in order."""
@@ -103,11 +122,12 @@ class Engine:
 
     def _commit(self, work: Sequence[Work], sampled: Sequence[Sampled | None]) -> None:
         for item, token in zip(work, sampled, strict=True):
-            active = item.active
-            active.slot = active.write_index
-            active.computed = item.stop
+            if not item.live:
+                continue
+            lease, progress = item.active.lease, item.active.progress
+            progress.land(item.stop, item.write_index, item.samples)
             for planned, slot in item.checkpoints:
-                self._cache.publish(active.lease, planned.position, slot, planned.kind)
+                self._cache.publish(lease, planned.position, slot, planned.kind)
             if token is None:
                 continue
             if self._hand_on is not None:
@@ -115,7 +135,7 @@ class Engine:
                 self._hand_on.first_token(item.request, token)
                 continue
             if isinstance(item.request.state, Prefilling):
-                item.request.move(Decoding(active.lease, active.computed, active.slot))
+                item.request.move(Decoding(lease, progress))
             self._on_token(item.request, token)
 
     def _on_token(self, request: Request, sampled: Sampled) -> None:

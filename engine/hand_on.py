@@ -21,6 +21,7 @@ from .request import (
     Finished,
     HandingOver,
     Prefilling,
+    Progress,
     Request,
     Waiting,
 )
@@ -79,7 +80,7 @@ class HandOn:
         request.move(
             Prefilling(
                 lease,
-                lease.cached_tokens,
+                Progress(lease.cached_tokens),
                 checkpoints=plan_checkpoints(
                     request.length, lease.cached_tokens, lease.match, request.marks
                 ),
@@ -89,9 +90,10 @@ class HandOn:
         )
         return request
 
-    def plan_windows(self, work: Sequence[Work]) -> None:
-        """Tell the sender what the coming forward will have finished, layer by layer."""
-        first_tick = self._sender.steps.value
+    def plan_windows(self, work: Sequence[Work], first_tick: int) -> None:
+        """Tell the sender what the coming forward will have finished, layer by layer.
+
+        first_tick: the step counter's value once all that was launched before has ended."""
         for item in work:
             state = item.active
             if not isinstance(state, Prefilling) or state.grant is None:
@@ -106,7 +108,7 @@ class HandOn:
                     first_tick=first_tick,
                     first_logical_page=first,
                     local_pages=tuple(state.lease.pages[first : state.pages_sent].tolist()),
-                    state_slot=state.write_slot if last else None,
+                    state_slot=item.write_slot if last else None,
                 ),
             )
 

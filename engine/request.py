@@ -49,26 +49,55 @@ class AwaitingGrant:
 
 
 @dataclass
-class Active:
-    """Runs in forwards. `computed` tokens are forwarded; the state after them is in working slot
-    `slot`."""
+class Progress:
+    """How far the forwards of a request are, as known and as launched.
 
-    lease: Lease
+    `computed` tokens are forwarded for certain; the state after them is in working slot `slot`.
+    `launched` counts those of the forward in flight too, whose state will be in `launched_slot`.
+    `drawing`: that forward draws a token, whose value nobody knows yet.
+    Invariant: with two working slots, what is in flight writes the other one than `slot`.
+    """
+
     computed: int
     slot: int = 0
+    launched: int = field(init=False)
+    launched_slot: int = field(init=False)
+    drawing: bool = False
+
+    def __post_init__(self) -> None:
+        self.launched, self.launched_slot = self.computed, self.slot
+
+    def launch(self, stop: int, slot: int, draws: bool) -> None:
+        self.launched, self.launched_slot, self.drawing = stop, slot, draws
+
+    def land(self, stop: int, slot: int, drew: bool) -> None:
+        """A forward has ended; the next one may be in flight already."""
+        self.computed, self.slot = stop, slot
+        if drew and self.launched == stop:
+            self.drawing = False
+
+
+@dataclass
+class Active:
+    """Runs in forwards."""
+
+    lease: Lease
+    progress: Progress
 
     @property
-    def read_slot(self) -> int:
-        return self.lease.working_slots[self.slot]
+    def state_slot(self) -> int:
+        """Holds the state after the computed tokens."""
+        return self.lease.working_slots[self.progress.slot]
 
     @property
-    def write_index(self) -> int:
-        """The other working slot where there are two, the same where there is one."""
-        return (self.slot + 1) % len(self.lease.working_slots)
+    def next_index(self) -> int:
+        """Which working slot the next forward writes: the other where there are two."""
+        return (self.progress.launched_slot + 1) % len(self.lease.working_slots)
 
     @property
-    def write_slot(self) -> int:
-        return self.lease.working_slots[self.write_index]
+    def answers_here(self) -> bool:
+        """Whether this engine decodes the answer after the prompt."""
+        return True
 
 
 @dataclass
@@ -78,6 +107,10 @@ class Prefilling(Active):
     checkpoints: list[PlannedCheckpoint] = field(default_factory=list)
     grant: Grant | None = None
     pages_sent: int = 0
+
+    @property
+    def answers_here(self) -> bool:
+        return self.grant is None
 
 
 @dataclass
@@ -168,14 +201,21 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     @property
+    def expected_length(self) -> int:
+        """Tokens there are, one that is being drawn included."""
+        drawing = isinstance(self.state, Active) and self.state.progress.drawing
+        return self.length + int(drawing)
+
+    @property
     def final_length(self) -> int:
         """Most tokens that are ever forwarded: the last sampled one is not."""
         return len(self.prompt) + self.sampling.max_new_tokens - 1
 
     @property
     def next_capacity(self) -> int:
-        """Tokens to lease pages for now: all known ones and a page ahead, never past the end."""
-        return max(self.length, min(self.length + PAGE_TOKENS, self.final_length))
+        """Tokens to lease pages for now: all there are, a page ahead, never past the end."""
+        length = self.expected_length
+        return max(length, min(length + PAGE_TOKENS, self.final_length))
 
     def tokens(self) -> Tokens:
         if not self.output:

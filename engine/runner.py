@@ -1,6 +1,13 @@
-"""Runs one planned forward: packs the batch, ticks the step counter a layer, draws the tokens."""
+"""Runs planned forwards: packs the batch, ticks the step counter a layer, draws the tokens.
+
+Launching and landing are apart, so that the next forward is planned while this one runs. Here, on
+the CPU, a launch computes at once, and everything else is as on a GPU: a drawn token stays on its
+lane until it has landed, and the next forward takes it from there.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -12,6 +19,39 @@ from ..transfer.steps import StepCounter
 from .scheduler import Work
 
 
+class Flight(Protocol):
+    """A forward that was launched."""
+
+    @property
+    def work(self) -> Sequence[Work]: ...
+
+    def land(self) -> list[Sampled | None]:
+        """Wait for the end. One result a work item, None where no token was to be drawn.
+
+        Raises what the forward raised. Call it once.
+        """
+
+
+class Runner(Protocol):
+    """Launches are run in order, each after the one before and after every copy in the arena that
+    was asked for before it."""
+
+    @property
+    def ticks(self) -> int:
+        """The step counter's value once all that was launched has ended."""
+
+    def launch(self, work: Sequence[Work]) -> Flight:
+        """Start a forward. Raises what is wrong with it already; then nothing is in flight of
+        it."""
+
+    def passed(self) -> "Passed":
+        """Whether all that was launched or copied until now has ended; ask the result."""
+
+
+class Passed(Protocol):
+    def __call__(self) -> bool: ...
+
+
 class LayerTicks:
     """Ticks once a layer of any kind, so that windows leave while later layers still run."""
 
@@ -21,21 +61,37 @@ class LayerTicks:
     def before_layer(self, layer: int) -> None:
         """Nothing to wait for: every input of this forward is in the arena."""
 
-    def after_layer(self, layer: int, hidden: torch.Tensor) -> None:
+    def after_layer(self, layer: int, branch: torch.Tensor, residual: torch.Tensor) -> None:
         self._steps.tick()
 
 
-class Runner:
-    """Owns nothing but the call order; model and arena are shared with the rest of the engine
-    loop."""
+@dataclass(frozen=True)
+class HostFlight:
+    work: Sequence[Work]
+    drawn: list[Sampled | None]
+
+    def land(self) -> list[Sampled | None]:
+        return self.drawn
+
+
+class HostRunner:
+    """Owns the lanes; model and arena are shared with the rest of the engine loop."""
 
     def __init__(self, model: Qwen35Model, arena: Arena, steps: StepCounter) -> None:
         self._model = model
         self._arena = arena
+        self._steps = steps
         self._hooks = LayerTicks(steps)
+        self._lanes: dict[int, int] = {}
 
-    def run(self, work: Sequence[Work]) -> list[Sampled | None]:
-        """One result a work item, None where the forward did not reach the last known token."""
+    @property
+    def ticks(self) -> int:
+        return self._steps.value
+
+    def passed(self) -> Passed:
+        return lambda: True
+
+    def launch(self, work: Sequence[Work]) -> HostFlight:
         batch = Batch.pack([self._slice(item) for item in work])
         with torch.inference_mode():
             logits = self._model.forward(batch, self._arena, self._hooks)
@@ -49,15 +105,22 @@ class Runner:
             )
             for row, token in zip(rows, drawn, strict=True):
                 results[row] = token
-        return results
+                self._lanes[work[row].lane] = token.token
+        return HostFlight(work, results)
 
-    @staticmethod
-    def _slice(item: Work) -> SequenceSlice:
-        return SequenceSlice(
-            token_ids=item.request.token_slice(item.start, item.stop),
-            start=item.start,
-            pages=item.active.lease.pages.tolist(),
-            read_slot=item.active.read_slot,
-            write_slot=item.active.write_slot,
-            checkpoints=[(planned.position, slot) for planned, slot in item.checkpoints],
-        )
+    def _slice(self, item: Work) -> SequenceSlice:
+        tokens = item.known_tokens
+        if len(tokens) < item.stop - item.start:
+            tokens.append(self._lanes[item.lane])
+        return work_slice(item, tokens)
+
+
+def work_slice(item: Work, tokens: Sequence[int]) -> SequenceSlice:
+    return SequenceSlice(
+        token_ids=tokens,
+        start=item.start,
+        pages=item.active.lease.pages.tolist(),
+        read_slot=item.read_slot,
+        write_slot=item.write_slot,
+        checkpoints=[(planned.position, slot) for planned, slot in item.checkpoints],
+    )

@@ -20,19 +20,46 @@ Admit = Callable[[Request], bool]
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens [start, stop) of a running request; checkpoints that fall into it, with their
-    slots."""
+    """Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
+
+    The last token may still be in flight: drawn on the device, unknown here. The forward reads
+    read_slot and writes the working slot of index write_index. samples: it reaches the last token
+    there is, so that the next one can be drawn."""
 
     request: Request
     active: Active
     start: int
     stop: int
-    checkpoints: tuple[tuple[PlannedCheckpoint, int], ...]
+    read_slot: int
+    write_index: int
+    samples: bool
+    checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = ()
 
     @property
-    def samples(self) -> bool:
-        """Whether the forward reaches the last known token, so that the next one can be drawn."""
-        return self.stop == self.request.length
+    def write_slot(self) -> int:
+        return self.active.lease.working_slots[self.write_index]
+
+    @property
+    def lane(self) -> int:
+        """Where the device keeps the token drawn last: no two leases share a working slot."""
+        return self.active.lease.working_slots[0]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is one token of an answer given here, so that it may run in a decode graph."""
+        one = self.samples and self.stop - self.start == 1
+        return one and self.active.answers_here and not self.checkpoints
+
+    @property
+    def known_tokens(self) -> list[int]:
+        """Those of [start, stop) that this side knows: all, or all but the last."""
+        return self.request.token_slice(self.start, self.stop)
+
+    @property
+    def live(self) -> bool:
+        """Whether the request still runs on the lease that this was planned for."""
+        state = self.request.state
+        return isinstance(state, Active) and state.lease is self.active.lease
 
 
 class Scheduler:
@@ -65,36 +92,50 @@ class Scheduler:
             self.waiting.remove(request)
 
     def schedule(self) -> list[Work]:
-        """The next forward; empty when nothing can run."""
+        """The next forward; empty when nothing can run.
+
+        The one before may be in flight: what it computes counts as computed, the token it draws as
+        drawn. That it was the last token shows only later; then one forward was for nothing."""
         while self.waiting and len(self.running) < self._config.max_batch:
             if not self._admit(self.waiting[0]):
                 break
             request = self.waiting.popleft()
             if isinstance(request.state, Prefilling):
                 self.running.append(request)
-        work = [self._decode(request) for request in self._growable()]
+        work = [self._decode(request, state) for request, state in self._growable()]
         budget = self._config.prefill_chunk_tokens
         for request in self.running:
             if budget <= 0 or len(work) >= self._config.max_batch:
                 break
-            if isinstance(request.state, Prefilling):
-                chunk = self._chunk(request, request.state, budget)
+            state = request.state
+            if isinstance(state, Prefilling) and state.progress.launched < request.length:
+                chunk = self._chunk(request, state, budget)
                 if chunk is None:
                     break
                 budget -= chunk.stop - chunk.start
                 work.append(chunk)
         return work
 
-    def _growable(self) -> list[Request]:
-        """Decoding requests that have room for one more token; others are retracted to make it."""
-        for request in list(self.running):
-            if isinstance(request.state, Decoding):
-                self._grow(request, request.state)
-        decoding = [r for r in self.running if isinstance(r.state, Decoding)]
-        return decoding[: self._config.max_batch]
+    def _growable(self) -> list[tuple[Request, Active]]:
+        """Answering requests that have room for one more token; others are retracted to make it."""
+        for request, state in self._answering():
+            if request.state is state:
+                self._grow(request, state)
+        return self._answering()[: self._config.max_batch]
 
-    def _grow(self, request: Request, state: Decoding) -> None:
-        if state.lease.capacity_tokens >= request.length:
+    def _answering(self) -> list[tuple[Request, Active]]:
+        """Requests of which one token, drawn or being drawn, is to be forwarded."""
+        return [
+            (request, state)
+            for request in self.running
+            if isinstance(state := request.state, Active)
+            and (isinstance(state, Decoding) or state.progress.drawing)
+            and state.answers_here
+            and state.progress.launched < min(request.expected_length, request.final_length)
+        ]
+
+    def _grow(self, request: Request, state: Active) -> None:
+        if state.lease.capacity_tokens >= request.expected_length:
             return
         while not self._cache.extend(state.lease, request.next_capacity):
             victim = self.running[-1]
@@ -114,16 +155,14 @@ class Scheduler:
         request.move(Waiting())
         self.requeue(request)
 
-    @staticmethod
-    def _decode(request: Request) -> Work:
-        state = request.state
-        assert isinstance(state, Decoding)
-        return Work(request, state, state.computed, request.length, ())
+    def _decode(self, request: Request, state: Active) -> Work:
+        return self._launch(request, state, request.expected_length, True)
 
     def _chunk(self, request: Request, state: Prefilling, budget: int) -> Work | None:
         """As much as the budget allows; inside a prompt a chunk ends on a page, so pages leave
         whole."""
-        start, stop = state.computed, min(request.length, state.computed + budget)
+        start = state.progress.launched
+        stop = min(request.length, start + budget)
         if stop < request.length:
             stop = stop // PAGE_TOKENS * PAGE_TOKENS
             if stop <= start:
@@ -134,4 +173,18 @@ class Scheduler:
                 slot = self._cache.take_checkpoint_slot(state.lease)
                 if slot is not None:
                     kept.append((planned, slot))
-        return Work(request, state, start, stop, tuple(kept))
+        return self._launch(request, state, stop, stop == request.length, tuple(kept))
+
+    @staticmethod
+    def _launch(
+        request: Request,
+        state: Active,
+        stop: int,
+        samples: bool,
+        checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = (),
+    ) -> Work:
+        progress, written = state.progress, state.next_index
+        read = state.lease.working_slots[progress.launched_slot]
+        work = Work(request, state, progress.launched, stop, read, written, samples, checkpoints)
+        progress.launch(stop, written, samples)
+        return work

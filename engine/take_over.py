@@ -6,6 +6,7 @@ is one event; what it returns the engine goes on with. Messages of rooms that ar
 """
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..model.sampler import Sampled
@@ -14,22 +15,34 @@ from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 from .hit import breakdown
-from .request import Aborted, AwaitingPrefill, Decoding, Receiving, Request, Waiting
+from .request import (
+    Aborted,
+    AwaitingPrefill,
+    Decoding,
+    Progress,
+    Receiving,
+    Request,
+    Waiting,
+)
+from .runner import Passed, Runner
 
 
 class TakeOver:
     def __init__(
         self,
         cache: HybridPrefixCache,
+        runner: Runner,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
     ) -> None:
         self._cache = cache
+        self._runner = runner
         self._emit = emit
         self._generations = generations
         self._rooms: dict[m.RoomId, Request] = {}
         self._wanting: dict[m.RoomId, Request] = {}
         self._quarantined: dict[m.RoomId, int] = {}
+        self._grants: deque[tuple[Passed, m.Grant]] = deque()
         self.prefill_available = False
 
     def reserve(self, request: Request, match: Match) -> None:
@@ -54,7 +67,8 @@ class TakeOver:
 
     def grant_waiting(self) -> None:
         """Lease and grant for every room whose sender is about to start, as far as there is
-        room."""
+        room; then tell of those leased whose ids are at rest."""
+        self._tell_grants()
         for room, request in list(self._wanting.items()):
             try:
                 granted = self._grant(room, request)
@@ -81,18 +95,29 @@ class TakeOver:
         pages = -(-len(request.prompt) // PAGE_TOKENS)
         request.move(Receiving(room, lease))
         assert request.ticket is not None
-        self._emit(
-            m.HandoverGranted(
-                m.Grant(
-                    room=room,
-                    generation=request.ticket.generation,
-                    first_page=first,
-                    pages=tuple(lease.pages[first:pages].tolist()),
-                    slot=lease.working_slots[0],
-                )
-            )
+        grant = m.Grant(
+            room=room,
+            generation=request.ticket.generation,
+            first_page=first,
+            pages=tuple(lease.pages[first:pages].tolist()),
+            slot=lease.working_slots[0],
         )
+        self._grants.append((self._runner.passed(), grant))
+        self._tell_grants()
         return True
+
+    @property
+    def granting(self) -> bool:
+        """Whether a grant waits for the device."""
+        return bool(self._grants)
+
+    def _tell_grants(self) -> None:
+        """A sender obeys no stream: it may write once nothing launched for the ids' last owners
+        runs."""
+        while self._grants and self._grants[0][0]():
+            _, grant = self._grants.popleft()
+            if grant.room in self._rooms:
+                self._emit(m.HandoverGranted(grant))
 
     def ready(self, message: m.RemoteReady) -> tuple[Request, Sampled] | None:
         """The first token exists: it may go to the client; nothing else may before done()."""
@@ -116,7 +141,7 @@ class TakeOver:
         whole = len(request.prompt) // PAGE_TOKENS * PAGE_TOKENS
         if whole:
             self._cache.publish(lease, whole, None, CheckpointKind.PROMPT_END)
-        request.move(Decoding(lease, len(request.prompt)))
+        request.move(Decoding(lease, Progress(len(request.prompt))))
         return request
 
     def lost(self, message: m.HandoverLost) -> Request | None:

@@ -13,14 +13,15 @@ def keep_state(
     """Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
 
     `hint` is what the end tells of the next turn (HybridTree.publish). The last sampled token was
-    never forwarded and has no state. ENSURES: only release may follow.
+    never forwarded and has no state. A forward in flight may already be one token further: it
+    writes the other working slot, and KV that no match counts. ENSURES: only release may follow.
     """
-    lease = active.lease
-    if active.computed == 0:
+    lease, computed = active.lease, active.progress.computed
+    if computed == 0:
         return
-    if lease.tokens < active.computed:
-        missing = request.token_slice(lease.tokens, active.computed)
+    if lease.tokens < computed:
+        missing = request.token_slice(lease.tokens, computed)
         cache.append(lease, np.asarray(missing, dtype=np.int32))
-    if active.computed == lease.match.usable_tokens:
+    if computed == lease.match.usable_tokens:
         return
-    cache.publish(lease, active.computed, active.read_slot, CheckpointKind.TURN_END, hint)
+    cache.publish(lease, computed, active.state_slot, CheckpointKind.TURN_END, hint)

@@ -10,6 +10,7 @@ from ..engine.build import build_engine, build_parts
 from ..engine.config import EngineConfig
 from ..engine.role import Role
 from .config import FrontConfig
+from .dry_run import DryRunConfig, dry_run
 from .flags import parse_configs
 from .lifecycle import StopRequest, announce_ready
 from .node import Node
@@ -19,9 +20,17 @@ from .text_codec import TextCodec
 
 
 def main(argv: Sequence[str]) -> int:
-    engine_config, front_config = parse_configs(
-        "tasuki serve", "One process that prefills and decodes.", argv, EngineConfig, FrontConfig
+    engine_config, front_config, plan_config = parse_configs(
+        "tasuki serve",
+        "One process that prefills and decodes.",
+        argv,
+        EngineConfig,
+        FrontConfig,
+        DryRunConfig,
     )
+    if plan_config.dry_run:
+        print(dry_run(engine_config, plan_config))
+        return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     asyncio.run(serve(engine_config, front_config))
     return 0

@@ -14,10 +14,11 @@ class LayerHooks(Protocol):
     def before_layer(self, layer: int) -> None:
         """The layer has read nothing of the arena yet; may block until its bytes are there."""
 
-    def after_layer(self, layer: int, hidden: Tensor) -> None:
+    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
         """The layer has written its pages and slots (on a GPU: its writes are enqueued).
 
-        hidden [T, hidden_size] is the residual stream; valid during the call only.
+        branch + residual, both [T, hidden_size], is the residual stream; valid during the call
+        only. They come apart because the next norm is what adds them.
         """
 
 
@@ -27,5 +28,5 @@ class NullHooks:
     def before_layer(self, layer: int) -> None:
         return None
 
-    def after_layer(self, layer: int, hidden: Tensor) -> None:
+    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
         return None

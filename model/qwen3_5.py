@@ -13,51 +13,82 @@ from ..pycache.arena import Arena
 from .batch import Batch
 from .config import ModelConfig
 from .hooks import LayerHooks
-from .layers import attention_mixer, feed_forward, gdn_mixer
+from .operators import Backend, Operators
 from .ops.norm import rms_norm
-from .plan import ForwardPlan
+from .torch_operators import TorchBackend
 from .weights import GdnWeights, LayerWeights, ModelWeights
 
 
 class Qwen35Model:
     """REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are inside it."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, backend: Backend | None = None
+    ) -> None:
+        """backend: PyTorch's operators if none is given."""
         self.config = config
         self.weights = weights
+        self.backend = backend or TorchBackend(config)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
         """Logits [B, vocab] float32 of each sequence's last token; pages and slots are written."""
-        return self.logits(self.hidden(batch, arena, hooks)[batch.cu_seqlens[1:] - 1])
+        operators = self.backend.bind(batch)
+        branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
+        last = self._on_device(batch.cu_seqlens[1:] - 1)
+        return self.head(branch[last], residual[last], operators).float()
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
         """The residual stream after the final norm, [T, hidden], of every token."""
-        config = self.config
-        plan = ForwardPlan.of(batch, config)
-        x = functional.embedding(batch.token_ids, self.weights.embedding)
-        for layer, weights in enumerate(self.weights.layers):
-            hooks.before_layer(layer)
-            x = x + self._mixer(
-                layer, weights, rms_norm(x, weights.mixer_norm, config.norm_eps), arena, plan
-            )
-            x = x + feed_forward(
-                rms_norm(x, weights.mlp_norm, config.norm_eps), weights.mlp, config
-            )
-            hooks.after_layer(layer, x)
-        return rms_norm(x, self.weights.norm, config.norm_eps)
+        operators = self.backend.bind(batch)
+        branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
+        return rms_norm(branch + residual, self.weights.norm, self.config.norm_eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocab] float32 of final-normed hidden states [n, hidden]."""
         return functional.linear(hidden, self.weights.head).float()
 
+    def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
+        """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""
+        return operators.norm_project(branch, residual, self.weights.norm, self.weights.head)[0]
+
+    def layers(
+        self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
+    ) -> tuple[Tensor, Tensor]:
+        """The last layer's branch and the residual stream that it is still to be added to, both
+        [T, hidden], of token_ids [T]. Waits for nothing on the host, so a graph may capture it."""
+        residual = functional.embedding(token_ids, self.weights.embedding)
+        branch = None
+        for layer, weights in enumerate(self.weights.layers):
+            hooks.before_layer(layer)
+            branch, residual = self._mixer(layer, weights, branch, residual, operators, arena)
+            branch, residual = operators.feed_forward(
+                branch, residual, weights.mlp_norm, weights.mlp
+            )
+            hooks.after_layer(layer, branch, residual)
+        assert branch is not None
+        return branch, residual
+
+    def _on_device(self, indices: Tensor) -> Tensor:
+        return indices.to(self.weights.embedding.device)
+
     def _mixer(
-        self, layer: int, weights: LayerWeights, x: Tensor, arena: Arena, plan: ForwardPlan
-    ) -> Tensor:
-        index = arena.layout.kind_index(layer)
-        mixer = weights.mixer
+        self,
+        layer: int,
+        weights: LayerWeights,
+        branch: Tensor | None,
+        residual: Tensor,
+        operators: Operators,
+        arena: Arena,
+    ) -> tuple[Tensor, Tensor]:
+        index, mixer = arena.layout.kind_index(layer), weights.mixer
+        projected, residual = operators.norm_project(
+            branch, residual, weights.mixer_norm, mixer.in_proj
+        )
         if isinstance(mixer, GdnWeights):
-            return gdn_mixer(x, mixer, self.config, arena.conv[index], arena.ssm[index], plan)
-        return attention_mixer(x, mixer, self.config, arena.kv[index], plan)
+            mixed = operators.gdn(projected, mixer, arena.conv[index], arena.ssm[index])
+        else:
+            mixed = operators.attention(projected, mixer, arena.kv[index])
+        return operators.project(mixed, mixer.out_proj), residual

@@ -1,16 +1,17 @@
 """Draws the next token of each sequence of a batch.
 
-Noise is a function of (seed, position) alone: any split of requests over nodes, processes or
-batches draws the same tokens from the same logits. Holds no state.
+Noise is a function of (seed, position, token id) alone (gumbel.py): any split of requests over
+nodes, processes or batches draws the same tokens from the same logits. Holds no state.
+model/kernels/sampling.py does the same inside a CUDA graph.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .gumbel import gumbel, noise_key
 from .sampling import SamplingParams
 
 
@@ -30,13 +31,9 @@ def sample(
     logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
 ) -> list[Sampled]:
     """One token a row. logits [B, vocab] float32; positions: where each drawn token will stand."""
-    best = logits.topk(min(2, logits.shape[-1]), dim=-1)
-    greedy = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     chosen = [
-        _best_two(indices, values)
-        if item.temperature == 0
-        else _draw(logits[row], item, positions[row])
-        for row, (item, (indices, values)) in enumerate(zip(params, greedy, strict=True))
+        _best(logits[row]) if item.temperature == 0 else _draw(logits[row], item, positions[row])
+        for row, item in enumerate(params)
     ]
     tokens = torch.tensor([token for token, _ in chosen], device=logits.device)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)
@@ -51,20 +48,19 @@ def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
 
 
-def _best_two(indices: Sequence[int], values: Sequence[float]) -> tuple[int, float]:
-    """(index, margin) of the best of at most two, best first."""
-    return indices[0], values[0] - values[1] if len(values) == 2 else float("inf")
+def _best(scores: Tensor) -> tuple[int, float]:
+    """(index, margin) of the highest of the scores [vocab], the first of equals."""
+    values = scores.topk(min(2, len(scores))).values.tolist()
+    margin = values[0] - values[1] if len(values) == 2 else float("inf")
+    return int(scores.argmax()), margin
 
 
 def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, float]:
     """(token, margin) by the Gumbel-max trick: argmax of scaled logits plus noise is a draw from
     their softmax."""
     scaled = _restrict(logits.double().cpu() / params.temperature, params)
-    generator = torch.Generator().manual_seed(_noise_seed(params.seed, position))
-    uniform = torch.rand(scaled.shape, generator=generator, dtype=torch.float64)
-    gumbel = -(-uniform.clamp_min(torch.finfo(torch.float64).tiny).log()).log()
-    best = (scaled + gumbel).topk(min(2, len(scaled)))
-    token, margin = _best_two(best.indices.tolist(), best.values.tolist())
+    noise = gumbel(noise_key(params.seed), position, len(scaled))
+    token, margin = _best(scaled + noise)
     return token, margin * params.temperature
 
 
@@ -83,9 +79,3 @@ def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:
         # stays.
         ordered[1:][before[1:] >= params.top_p] = -torch.inf
     return torch.empty_like(scaled).scatter_(0, order, ordered)
-
-
-def _noise_seed(seed: int, position: int) -> int:
-    """Hashed, so that neighbouring seeds and positions share nothing."""
-    digest = hashlib.sha256(f"{seed}/{position}".encode()).digest()
-    return int.from_bytes(digest[:7], "little")

@@ -106,9 +106,12 @@ def assemble(
     return _Assembler(config, source, dtype, torch.device(device)).model()
 
 
-def _by_input(matrix: Tensor) -> Tensor:
-    """The same [..., out, in] matrix with `out` contiguous in memory."""
-    # On a CPU one row times such a matrix, which is what decode does, runs 2.5 times as fast.
+def _for_device(matrix: Tensor) -> Tensor:
+    """The same [..., out, in] matrix, laid out as its device multiplies one row fastest."""
+    if matrix.device.type != "cpu":
+        return matrix
+    # On a CPU one row times a matrix whose `out` is contiguous, which is what decode does, runs
+    # 2.5 times as fast; a GPU reads rows of weights, and so do its kernels.
     return matrix.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
@@ -125,7 +128,7 @@ class _Assembler:
         config = self._config
         table = (config.vocab, config.hidden)
         embedding = self._read("embed_tokens.weight", *table)
-        head = embedding if config.tied else _by_input(self._read("lm_head.weight", *table))
+        head = embedding if config.tied else _for_device(self._read("lm_head.weight", *table))
         layers = tuple(self._layer(layer, kind) for layer, kind in enumerate(config.layer_kinds))
         return ModelWeights(embedding, layers, self._centred("norm.weight", config.hidden), head)
 
@@ -157,12 +160,12 @@ class _Assembler:
         in_proj = [self._read(f"{prefix}.in_proj_{name}.weight", n, hidden) for name, n in rows]
         conv = self._read(f"{prefix}.conv1d.weight", config.conv_channels, 1, config.conv_width)
         return GdnWeights(
-            in_proj=_by_input(torch.cat(in_proj)),
-            conv=_by_input(conv.squeeze(1)),
+            in_proj=_for_device(torch.cat(in_proj)),
+            conv=_for_device(conv.squeeze(1)),
             decay_rate=-self._float(f"{prefix}.A_log", heads).exp(),
             dt_bias=self._float(f"{prefix}.dt_bias", heads),
             norm=self._float(f"{prefix}.norm.weight", config.value_dim),
-            out_proj=_by_input(self._read(f"{prefix}.out_proj.weight", hidden, width)),
+            out_proj=_for_device(self._read(f"{prefix}.out_proj.weight", hidden, width)),
         )
 
     def _attention(self, prefix: str) -> AttentionWeights:
@@ -171,10 +174,10 @@ class _Assembler:
         rows = (("q", 2 * query), ("k", kv), ("v", kv))
         in_proj = [self._read(f"{prefix}.{name}_proj.weight", n, config.hidden) for name, n in rows]
         return AttentionWeights(
-            in_proj=_by_input(torch.cat(in_proj)),
+            in_proj=_for_device(torch.cat(in_proj)),
             q_norm=self._centred(f"{prefix}.q_norm.weight", config.head_dim),
             k_norm=self._centred(f"{prefix}.k_norm.weight", config.head_dim),
-            out_proj=_by_input(self._read(f"{prefix}.o_proj.weight", config.hidden, query)),
+            out_proj=_for_device(self._read(f"{prefix}.o_proj.weight", config.hidden, query)),
         )
 
     def _mlp(self, prefix: str, intermediate: int) -> MlpWeights:
@@ -182,7 +185,7 @@ class _Assembler:
         gate = self._read(f"{prefix}.gate_proj.weight", intermediate, hidden)
         up = self._read(f"{prefix}.up_proj.weight", intermediate, hidden)
         down = self._read(f"{prefix}.down_proj.weight", hidden, intermediate)
-        return MlpWeights(_by_input(torch.cat([gate, up])), _by_input(down))
+        return MlpWeights(_for_device(torch.cat([gate, up])), _for_device(down))
 
     def _moe(self, prefix: str, shape: MoeShape) -> MoeWeights:
         hidden = self._config.hidden
@@ -197,8 +200,8 @@ class _Assembler:
             down = torch.stack([expert.down for expert in split])
         return MoeWeights(
             router=self._read(f"{prefix}.gate.weight", shape.experts, hidden),
-            gate_up=_by_input(gate_up),
-            down=_by_input(down),
+            gate_up=_for_device(gate_up),
+            down=_for_device(down),
             shared=self._mlp(f"{prefix}.shared_expert", shape.shared_intermediate),
             shared_gate=self._read(f"{prefix}.shared_expert_gate.weight", 1, hidden),
         )

@@ -11,7 +11,7 @@ from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
-from ..transfer.transports.nixl import NixlTransport
+from ..transfer.transports.nixl import NixlTransport, nixl_memory
 from .config import PrefillConfig
 from .node import PrefillNode
 
@@ -30,10 +30,10 @@ async def run(
 ) -> None:
     """Startup, main loop, drain."""
     parts = build_parts(engine_config)
-    transport = NixlTransport(config.name)
+    transport = NixlTransport(config.name, *nixl_memory(parts.arena.bytes.device))
     try:
         plane = DataPlane.over(
-            parts.arena.bytes.numpy(),
+            parts.arena.bytes,
             parts.layout,
             weights_digest(engine_config.model),
             transport,

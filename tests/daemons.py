@@ -27,8 +27,11 @@ HELD = ("working", "granted", "quarantined", "pinned")
 NEW_TOKENS = 40
 
 
-def flags(model: Path | None = None, dtype: str = "float32", arena_mib: int = 64) -> list[str]:
+def flags(
+    model: Path | None = None, dtype: str = "float32", arena_mib: int = 64, device: str = "cpu"
+) -> list[str]:
     return [
+        *("--device", device),
         *("--model", str(embedded_model() if model is None else model)),
         *("--dtype", dtype, "--arena-mib", str(arena_mib)),
     ]
@@ -196,15 +199,18 @@ class Pair:
         self,
         questions: tuple[Question, ...],
         between: Callable[[str], str] = lambda address: address,
+        device: str = "cpu",
     ) -> None:
         """between: from the prefill node's address to the one that the decode node is told."""
         self._questions = questions
         self._salts = 0
         self.prefill = Node(
-            "prefill", *flags(), "--prefill-chunk-tokens", "64", "--max-batch", "1"
+            "prefill",
+            *flags(device=device),
+            *("--prefill-chunk-tokens", "64", "--max-batch", "1"),
         ).wait_ready()
         self._target = between(self.prefill.address)
-        self.decode = Node("decode", *flags(), "--prefill", self._target).wait_ready()
+        self.decode = Node("decode", *flags(device=device), "--prefill", self._target).wait_ready()
 
     def ask(self, number: int, new_tokens: int = NEW_TOKENS) -> AnswerStream:
         self._salts += 1

@@ -87,6 +87,11 @@ class Lone:
         ]
         return found
 
+    def flush(self) -> None:
+        """Forget every prefix and all that was said. REQUIRES: nothing runs."""
+        self.post(m.FlushCache(0))
+        self.said.clear()
+
     def stats(self) -> m.StatsReply:
         self.post(m.StatsQuery(0))
         replies = [item for item in self.said if isinstance(item, m.StatsReply)]

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 LEVEL = {
     "client": 7,
     "replay": 6,
+    "bench": 6,
     "prefill_node": 6,
     "decode_node": 6,
     "front": 5,
@@ -19,7 +20,13 @@ LEVEL = {
     "pycache": 1,
     "proto": 0,
 }
-SOURCES = sorted(path for part in LEVEL for path in (ROOT / part).rglob("*.py"))
+SCRIPTS = {ROOT / "bench" / "cache", ROOT / "bench" / "traces"}
+SOURCES = sorted(
+    path
+    for part in LEVEL
+    for path in (ROOT / part).rglob("*.py")
+    if not SCRIPTS.intersection(path.parents)
+)
 
 
 def imported_parts(path: Path) -> set[str]:

@@ -103,9 +103,9 @@ def test_hidden_states_of_every_layer(model_name: str, case_name: str) -> None:
         def before_layer(self, layer: int) -> None:
             seen.append(("before", layer))
 
-        def after_layer(self, layer: int, hidden: torch.Tensor) -> None:
+        def after_layer(self, layer: int, branch: torch.Tensor, residual: torch.Tensor) -> None:
             seen.append(("after", layer))
-            close(hidden, case.tensor(f"hidden.layer{layer}"), tolerance)
+            close(branch + residual, case.tensor(f"hidden.layer{layer}"), tolerance)
 
     batch = Batch.pack([request.slice(case.prompt)])
     final = model.hidden(batch, request.workspace.arena, Watch())

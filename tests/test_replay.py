@@ -103,9 +103,17 @@ def test_the_command_names_a_missing_file(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_have_their_published_sizes(name: str) -> None:
     layout = load_model(name).cache_layout("bfloat16", "bfloat16", "float32")
-    kv_token = {"9b": 32768, "27b": 65536, "35b-a3b": 20480, "397b-a17b": 30720}[name]
+    kv_token, mib = {
+        "0.8b": (12288, 18.6),
+        "2b": (12288, 18.6),
+        "4b": (32768, 49.1),
+        "9b": (32768, 49.1),
+        "27b": (65536, 146.8),
+        "35b-a3b": (20480, 61.4),
+        "122b-a10b": (24576, 146.5),
+        "397b-a17b": (30720, 183.2),
+    }[name]
     assert layout.page_bytes == 64 * kv_token
-    mib = {"9b": 49.1, "27b": 146.8, "35b-a3b": 61.4, "397b-a17b": 183.2}[name]
     assert layout.slot_bytes / 2**20 == pytest.approx(mib, rel=2e-3)
 
 
@@ -117,6 +125,6 @@ def test_prefill_flops_of_the_published_moe() -> None:
 
 
 def test_an_unknown_model_is_named() -> None:
-    with pytest.raises(ReplayError, match="one of 9b"):
+    with pytest.raises(ReplayError, match=r"one of 0\.8b"):
         load_model("12b")
     assert isinstance(load_model("9b"), ModelConfig)

@@ -3,12 +3,11 @@ name."""
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from ..pycache.layout import CacheLayout
 from .contract import Contract
-from .digest import WindowDigester
+from .digest import Digester, WindowDigester
 from .node_identity import NodeIdentity
 from .transports.base import Transport
 
@@ -18,28 +17,37 @@ class DataPlane:
     """Closing the transport ends it; nothing here owns the arena's memory."""
 
     transport: Transport
-    digester: WindowDigester
+    digester: Digester
     contract: Contract
     node: NodeIdentity
 
     @staticmethod
     def over(
-        memory: NDArray[np.uint8],
+        memory: torch.Tensor,
         layout: CacheLayout,
         weights_digest: str,
         transport: Transport,
         kind: str,
         name: str,
     ) -> "DataPlane":
-        """memory: the arena's bytes, uint8 [slabs * slab_bytes], registered here and nothing else.
+        """memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device, registered here and
+        nothing else.
 
         Raises TransportError.
         """
         slabs = memory.nbytes // layout.slab_bytes
-        transport.register(memory.ctypes.data, memory.nbytes)
+        transport.register(memory.data_ptr(), memory.nbytes)
         return DataPlane(
             transport,
-            WindowDigester(memory, layout),
+            _digester(memory, layout),
             Contract(weights_digest, layout),
             NodeIdentity.new(name, kind, transport, slabs),
         )
+
+
+def _digester(memory: torch.Tensor, layout: CacheLayout) -> Digester:
+    if memory.device.type == "cpu":
+        return WindowDigester(memory.numpy(), layout)
+    from .kernels.digest import GpuWindowDigester
+
+    return GpuWindowDigester(memory, layout)

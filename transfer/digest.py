@@ -11,15 +11,19 @@ run in parallel. Invariant: every block is a whole number of 64-bit words.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..pycache.layout import CacheLayout, LayerKind
+from .descriptors import page_offsets
 from .windows import WindowHeader
 
 MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_NOTHING = np.empty(0, dtype=np.int64)
 _STATE = 2**32
 """Stands where a page's logical index would; no prompt has that many pages."""
 
@@ -32,27 +36,66 @@ def splitmix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def splitmix64_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64 of each."""
+    return _mixed(values + np.uint64(_GOLDEN))
+
+
 def word_keys(count: int) -> NDArray[np.uint64]:
-    """Odd keys [count] uint64: splitmix64 of the word's index, lowest bit set."""
-    value = (np.arange(count, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    """Odd keys [count] uint64: a mix of the word's index, lowest bit set."""
+    index = np.arange(1, count + 1, dtype=np.uint64)
+    return _mixed(index * np.uint64(_GOLDEN)) | np.uint64(1)
+
+
+def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (value ^ (value >> np.uint64(31))) | np.uint64(1)
+    return value ^ (value >> np.uint64(31))
 
 
-class WindowDigester:
-    """Digests windows out of one arena in host memory.
+@dataclass(frozen=True)
+class WindowRows:
+    """What a window consists of, in order: int64 [rows] each. offsets, lengths: in 64-bit words of
+    the arena; seeds: bits of what a row's sum is mixed with."""
 
-    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied.
-    """
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    seeds: NDArray[np.int64]
 
-    def __init__(self, memory: NDArray[np.uint8], layout: CacheLayout) -> None:
-        if layout.block_bytes % 8 or layout.state_layer_bytes % 8:
-            raise ValueError("digests need blocks and states of whole 64-bit words")
-        self._layout = layout
-        self._words = memory.view(np.uint64)
-        self._blocks = self._words.reshape(-1, layout.block_bytes // 8)
-        self._keys = word_keys(max(layout.block_bytes, layout.state_layer_bytes) // 8)
+
+def window_rows(
+    layout: CacheLayout,
+    room: int,
+    generation: int,
+    header: WindowHeader,
+    pages: Sequence[int],
+    slot: int | None,
+) -> WindowRows:
+    """REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
+    parts: list[tuple[NDArray[np.int64], int, NDArray[np.uint64]]] = []
+    identity = splitmix64(splitmix64(room) ^ generation)
+    places = np.arange(header.first_page, header.first_page + len(pages), dtype=np.uint64)
+    for layer in range(header.first_layer, header.end_layer):
+        seed = np.uint64(splitmix64(identity ^ layer))
+        if layout.layer_kinds[layer] is LayerKind.FULL:
+            offsets = page_offsets(layout, layer, pages)
+            parts.append((offsets, layout.block_bytes, splitmix64_all(seed ^ places)))
+        elif slot is not None:
+            span = layout.state_span(layer, slot)
+            place = np.array([_STATE], dtype=np.uint64)
+            parts.append((np.array([span.offset]), span.length, splitmix64_all(seed ^ place)))
+    return WindowRows(
+        np.concatenate([_NOTHING, *(offsets // 8 for offsets, _, _ in parts)]),
+        np.repeat(
+            np.array([length // 8 for _, length, _ in parts], dtype=np.int64),
+            [len(offsets) for offsets, _, _ in parts],
+        ),
+        np.concatenate([_NOTHING, *(seeds.view(np.int64) for _, _, seeds in parts)]),
+    )
+
+
+class Digester(Protocol):
+    """Digests windows out of one arena, wherever its memory is."""
 
     def digest(
         self,
@@ -66,32 +109,42 @@ class WindowDigester:
 
         REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state.
         """
-        total = 0
-        identity = splitmix64(splitmix64(room) ^ generation)
-        ids = np.asarray(pages, dtype=np.int64)
-        for layer in range(header.first_layer, header.end_layer):
-            seed = splitmix64(identity ^ layer)
-            if self._layout.layer_kinds[layer] is LayerKind.FULL:
-                for index, value in enumerate(self._page_sums(layer, ids)):
-                    total += splitmix64(splitmix64(seed ^ (header.first_page + index)) ^ value)
-            elif slot is not None:
-                total += splitmix64(splitmix64(seed ^ _STATE) ^ self._state_sum(layer, slot))
-        return total & MASK
 
-    def _page_sums(self, layer: int, pages: NDArray[np.int64]) -> list[int]:
-        if not len(pages):
-            return []
-        rows = pages + self._layout.page_span(layer, 0).offset // self._layout.block_bytes
-        edges = np.flatnonzero(np.diff(rows) != 1) + 1
-        keys = self._keys[: self._blocks.shape[1]]
-        sums: list[int] = []
+
+class WindowDigester:
+    """Digests windows out of one arena in host memory.
+
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8], layout: CacheLayout) -> None:
+        if layout.block_bytes % 8 or layout.state_layer_bytes % 8:
+            raise ValueError("digests need blocks and states of whole 64-bit words")
+        self._layout = layout
+        self._words = memory.view(np.uint64)
+        self._keys = word_keys(max(layout.block_bytes, layout.state_layer_bytes) // 8)
+
+    def digest(
+        self,
+        room: int,
+        generation: int,
+        header: WindowHeader,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> int:
+        rows = window_rows(self._layout, room, generation, header, pages, slot)
+        sums = self._sums(rows)
+        return int(splitmix64_all(rows.seeds.view(np.uint64) ^ sums).sum())
+
+    def _sums(self, rows: WindowRows) -> NDArray[np.uint64]:
+        """Of words x keys, a row each."""
         # By runs: a slice of neighbours is a view, a list of ids would be a copy.
-        for run in np.split(rows, edges):
-            block = self._blocks[run[0] : run[-1] + 1]
-            sums += np.einsum("ij,j->i", block, keys).tolist()
+        steps, lengths = np.diff(rows.offsets), rows.lengths
+        edges = np.flatnonzero((steps != lengths[:-1]) | (np.diff(lengths) != 0)) + 1
+        sums = np.empty(len(lengths), dtype=np.uint64)
+        for run in np.split(np.arange(len(lengths)), edges):
+            if len(run):
+                length, start = int(lengths[run[0]]), int(rows.offsets[run[0]])
+                block = self._words[start : start + len(run) * length].reshape(-1, length)
+                np.einsum("ij,j->i", block, self._keys[:length], out=sums[run[0] : run[-1] + 1])
         return sums
-
-    def _state_sum(self, layer: int, slot: int) -> int:
-        span = self._layout.state_span(layer, slot)
-        words = self._words[span.offset // 8 : (span.offset + span.length) // 8]
-        return int(np.einsum("i,i->", words, self._keys[: len(words)]))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
 from .destination import Destination
-from .digest import WindowDigester
+from .digest import Digester
 from .errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from .incoming import IncomingRoom
 from .report import WindowDigest
@@ -47,7 +47,7 @@ class Receiver:
         self,
         layout: CacheLayout,
         transport: Transport,
-        digester: WindowDigester,
+        digester: Digester,
         slabs: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

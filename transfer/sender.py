@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from ..pycache.layout import CacheLayout
 from .descriptors import window_pieces
 from .destination import Destination, check_pages, check_slot
-from .digest import WindowDigester
+from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
@@ -56,7 +56,7 @@ class Sender:
         self,
         layout: CacheLayout,
         transport: Transport,
-        digester: WindowDigester,
+        digester: Digester,
         steps: StepCounter,
         slabs: int,
         settings: SenderSettings | None = None,

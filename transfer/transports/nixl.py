@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
@@ -55,6 +56,13 @@ def configure_environment() -> dict[str, str]:
 def installed_package() -> str | None:
     """The NIXL wheel that can be imported here, if any."""
     return next((name for name in _PACKAGES if importlib.util.find_spec(name)), None)
+
+
+def nixl_memory(device: torch.device) -> tuple[str, int]:
+    """NIXL's name of a device's memory, and the index of the device."""
+    if device.type == "cpu":
+        return "DRAM", 0
+    return "VRAM", torch.cuda.current_device() if device.index is None else device.index
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""What `tasuki bench kernels` measures: one module a family, each with `cases(stage)`."""

@@ -1,0 +1,95 @@
+"""Attention over pages: a token a sequence on long contexts, and runs of a prompt."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...model.kernels.attention_decode import DecodeWorkspace, paged_attention_decode
+from ...model.kernels.attention_prefill import PrefillTiles, paged_attention_prefill
+from ...pycache.layout import PAGE_TOKENS
+from .case import Case
+from .stage import Stage, turns_to_overflow
+
+_DECODE = ((1, 50_000), (4, 50_000), (16, 50_000), (32, 50_000), (64, 8_192))
+# Tokens of this forward, tokens before them.
+_PREFILL = ((800, 50_000), (8_192, 0), (8_192, 41_808), (50_000, 0))
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    for batch, context in _DECODE:
+        yield _decode(stage, batch, context)
+    for tokens, context in _PREFILL:
+        yield _prefill(stage, tokens, context)
+
+
+def _decode(stage: Stage, batch: int, context: int) -> Case:
+    config, arena = stage.model, stage.arena
+    pages = -(-context // PAGE_TOKENS)
+    table = stage.page_ids(batch * pages).view(batch, pages)
+    lengths = torch.full((batch,), context, device=stage.device, dtype=torch.int32)
+    workspace = DecodeWorkspace.of(config, batch, stage.device)
+    token_bytes = arena.layout.block_bytes / PAGE_TOKENS
+    moved = batch * context * token_bytes
+    q, projected = _queries(stage, batch)
+    turns = [
+        partial(
+            paged_attention_decode,
+            q,
+            projected,
+            config,
+            kv,
+            table,
+            lengths,
+            stage.rows(batch),
+            workspace,
+        )
+        for kv in arena.kv[: turns_to_overflow(moved)]
+    ]
+    return Case(
+        f"decode attention, batch {batch}, {context} tokens",
+        turns,
+        bytes=moved + 3 * q.nbytes,
+        share=0.85,
+    )
+
+
+def _prefill(stage: Stage, tokens: int, context: int) -> Case:
+    config = stage.model
+    table = stage.page_ids(-(-(tokens + context) // PAGE_TOKENS))[None]
+    q, projected = _queries(stage, tokens)
+    tiles = PrefillTiles.of([tokens], [context], config, torch.bfloat16, stage.device)
+    pairs = tokens * context + tokens * (tokens + 1) / 2
+    kv = stage.arena.kv[0]
+    return Case(
+        f"prefill attention, {tokens} tokens behind {context}",
+        [partial(paged_attention_prefill, q, projected, config, kv, table, tiles)],
+        bytes=(tokens + context) * stage.arena.layout.block_bytes / PAGE_TOKENS + 3 * q.nbytes,
+        flops=4.0 * config.query_heads * config.head_dim * pairs,
+        captured={} if context else {"torch SDPA": [_dense(stage, q)]},
+    )
+
+
+def _queries(stage: Stage, tokens: int) -> tuple[Tensor, Tensor]:
+    config = stage.model
+    width = 2 * (config.query_heads + config.kv_heads) * config.head_dim
+    return (
+        stage.random(tokens, config.query_heads, config.head_dim),
+        stage.random(tokens, width),
+    )
+
+
+def _dense(stage: Stage, q: Tensor) -> "partial[Tensor]":
+    """Causal, on keys and values that lie in one piece; without the gate."""
+    config, tokens = stage.model, q.shape[0]
+    k, v = (stage.random(1, config.kv_heads, tokens, config.head_dim) for _ in range(2))
+    return partial(
+        functional.scaled_dot_product_attention,
+        q.transpose(0, 1)[None],
+        k,
+        v,
+        is_causal=True,
+        enable_gqa=True,
+    )

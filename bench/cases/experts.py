@@ -1,0 +1,141 @@
+"""Mixture of experts: placing pairs by expert, moving rows, and the whole block."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...model.config import ModelConfig, MoeShape
+from ...model.kernels.moe import moe
+from ...model.kernels.moe_place import place
+from ...model.kernels.moe_route import choose
+from ...model.kernels.moe_rows import combine, naive_combine, naive_spread, spread
+from ...model.kernels.moe_shared_gate import (
+    fused_gate_sigmoid_mul_add,
+    naive_gate_sigmoid_mul_add,
+)
+from ...model.published import published_or_folder
+from ...model.random_weights import RandomSource
+from ...model.weights import MlpWeights, MoeWeights
+from .beside_twin import Turn, beside_twin
+from .case import Case
+from .stage import Stage
+
+_BLOCK_TURNS = 16
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    for experts, chosen in ((256, 8), (512, 10)):
+        for tokens in (128, 1024, 8192):
+            yield _placing(stage, experts, chosen, tokens)
+    for tokens in (4096, 16384):
+        yield from _rows(stage, published_or_folder("35b-a3b"), tokens)
+    config = published_or_folder("35b-a3b")
+    weights = _weights(stage, config)
+    for tokens in (1, 4, 16, 64, 512, 4096):
+        yield _block(stage, config, weights, tokens)
+
+
+def _placing(stage: Stage, experts: int, chosen: int, tokens: int) -> Case:
+    logits = stage.random(tokens, experts)
+    rows = stage.rows(tokens)
+    unfused = partial(_unfused_placing, logits, chosen)
+    return Case(
+        f"index shuffling, {experts} experts top {chosen}, {tokens} tokens",
+        [lambda: place(choose(logits, chosen, rows).experts, experts, rows)] * 16,
+        bytes=logits.nbytes + 12 * tokens * chosen + 4 * experts,
+        captured={"same ops captured": [unfused] * 16},
+        eager={"eager ops": unfused},
+        ratios={"eager ops": 4.0},
+    )
+
+
+def _unfused_placing(logits: Tensor, chosen: int) -> tuple[Tensor, ...]:
+    """What the kernels do as PyTorch operators that wait for nothing on the host."""
+    tokens, experts = logits.shape
+    weights, ids = logits.float().softmax(dim=-1).topk(chosen, dim=-1)
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    ranks = torch.arange(tokens * chosen, device=logits.device)
+    positions = torch.empty_like(flat).scatter_(0, order, ranks)
+    counts = torch.zeros(experts, dtype=torch.int64, device=logits.device)
+    ends = counts.scatter_add_(0, flat, torch.ones_like(flat)).cumsum(0)
+    return weights, positions, ends
+
+
+def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
+    shape = _shape(config)
+    hidden, chosen = config.hidden, shape.chosen
+    rows = stage.rows(tokens)
+    choice = choose(stage.random(tokens, shape.experts), chosen, rows)
+    positions = place(choice.experts, shape.experts, rows).positions
+    weights = choice.weights
+    gate = stage.random(1, hidden)
+    one = 2 * tokens * hidden
+    indices = 4 * positions.numel()
+
+    def spreading() -> Turn:
+        x = stage.random(tokens, hidden)
+        return partial(spread, x, positions, rows), (x, positions)
+
+    def combining() -> Turn:
+        pairs = stage.random(tokens * chosen, hidden)
+        return partial(combine, pairs, positions, weights, rows), (pairs, positions, weights)
+
+    def gating() -> Turn:
+        x, shared, routed = (stage.random(tokens, hidden) for _ in range(3))
+        work = partial(fused_gate_sigmoid_mul_add, x, gate, shared, routed, rows)
+        return work, (x, gate, shared, routed)
+
+    size = f"{tokens} tokens of {hidden}"
+    spread_bytes = one * (1 + chosen) + indices
+    yield beside_twin(f"spread to {chosen} experts, {size}", spreading, naive_spread, spread_bytes)
+    yield beside_twin(
+        f"combine of {chosen} experts, {size}", combining, naive_combine, spread_bytes + indices
+    )
+    yield beside_twin(
+        f"gate, sigmoid, multiply, add, {size}", gating, naive_gate_sigmoid_mul_add, 4 * one
+    )
+
+
+def _block(stage: Stage, config: ModelConfig, weights: MoeWeights, tokens: int) -> Case:
+    shape = _shape(config)
+    inputs = [stage.random(tokens, config.hidden) for _ in range(_BLOCK_TURNS)]
+    rows = stage.rows(tokens)
+    touched = 1 - (1 - shape.chosen / shape.experts) ** tokens
+    routed = weights.gate_up.nbytes + weights.down.nbytes
+    shared = weights.shared.gate_up.nbytes + weights.shared.down.nbytes
+    always = shared + weights.router.nbytes + weights.shared_gate.nbytes
+    inner = shape.chosen * shape.intermediate + shape.shared_intermediate
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return Case(
+        f"experts of 35b-a3b, {tokens} tokens",
+        [partial(moe, x, weights, config, rows, side) for x in inputs],
+        bytes=routed * touched + always + 2 * inputs[0].nbytes,
+        flops=2.0 * tokens * config.hidden * (3 * inner + shape.experts),
+    )
+
+
+def _weights(stage: Stage, config: ModelConfig) -> MoeWeights:
+    """Row-major, as the engine holds them on a GPU."""
+    shape, hidden = _shape(config), config.hidden
+    source = RandomSource(1, stage.device)
+
+    def read(*size: int) -> Tensor:
+        return source.read(f"{size}", size, torch.bfloat16)
+
+    inner, shared = shape.intermediate, shape.shared_intermediate
+    return MoeWeights(
+        router=read(shape.experts, hidden),
+        gate_up=read(shape.experts, 2 * inner, hidden),
+        down=read(shape.experts, hidden, inner),
+        shared=MlpWeights(read(2 * shared, hidden), read(hidden, shared)),
+        shared_gate=read(1, hidden),
+    )
+
+
+def _shape(config: ModelConfig) -> MoeShape:
+    assert isinstance(config.feed_forward, MoeShape)
+    return config.feed_forward

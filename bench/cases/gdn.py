@@ -1,0 +1,109 @@
+"""GDN decode: a layer between its projections, one token a sequence."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ...model.kernels.gdn_decode import gdn_decode
+from ...model.random_weights import RandomSource
+from ...model.weights import GdnWeights
+from ..timing import Work
+from .case import Case
+from .stage import Stage, turns_to_overflow
+
+_SHARES = {32: 0.80, 128: 0.90, 256: 0.90, 512: 0.90}
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    weights = gdn_weights(stage)
+    for batch in (1, 8, 32, 128, 512):
+        for name, alternates in (("in place", False), ("slot to slot", True)):
+            if batch * (1 + alternates) <= stage.slabs:
+                yield _decode(stage, weights, batch, name, alternates)
+
+
+def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates: bool) -> Case:
+    config, arena = stage.model, stage.arena
+    state = batch * config.value_heads * config.value_dim * config.key_dim * 4
+    conv = batch * config.conv_channels * (config.conv_width - 1) * 2
+    width = config.conv_channels + config.value_heads * (config.value_dim + 2)
+    activations = 2 * batch * (width + config.value_heads * config.value_dim)
+    count = turns_to_overflow(2 * state)
+    projected = stage.random(batch, width)
+    rows = stage.rows(batch)
+    arrivals = torch.zeros(batch * config.key_heads, dtype=torch.int32, device=stage.device)
+    turns: list[Work] = []
+    for turn in range(count):
+        layer = turn % len(arena.ssm)
+        read = _slots(stage, batch, turn // len(arena.ssm))
+        write = _slots(stage, batch, turn // len(arena.ssm) + 1) if alternates else read
+        turns.append(
+            partial(
+                gdn_decode,
+                projected,
+                weights,
+                config,
+                arena.conv[layer],
+                arena.ssm[layer],
+                read,
+                write,
+                rows,
+                arrivals,
+            )
+        )
+    return Case(
+        f"gdn decode, {config.value_heads} value heads, fp32 state, batch {batch}, {name}",
+        turns,
+        bytes=2 * state + 2 * conv + activations,
+        captured={} if alternates else _fla(stage, batch, count),
+        share=_SHARES.get(batch),
+        ratios={"fla fused_recurrent": 1.3} if batch >= 32 else {},
+    )
+
+
+def _slots(stage: Stage, batch: int, turn: int) -> Tensor:
+    """A run of slots, another one each turn as far as the arena reaches."""
+    first = turn * batch % (stage.slabs - batch + 1)
+    return stage.ints(list(range(first, first + batch)))
+
+
+def gdn_weights(stage: Stage) -> GdnWeights:
+    """The projections are no part of the kernel."""
+    config, source = stage.model, RandomSource(1, stage.device)
+    none = torch.empty(0, device=stage.device)
+    return GdnWeights(
+        in_proj=none,
+        conv=source.read("conv", (config.conv_channels, config.conv_width), torch.bfloat16),
+        decay_rate=-source.read("A_log", (config.value_heads,), torch.float32).exp(),
+        dt_bias=source.read("dt_bias", (config.value_heads,), torch.float32),
+        norm=source.read("linear_attn.norm.weight", (config.value_dim,), torch.float32),
+        out_proj=none,
+    )
+
+
+def _fla(stage: Stage, batch: int, count: int) -> dict[str, Sequence[Work]]:
+    """fla's recurrent step alone, which has neither convolution, gates nor slots."""
+    if find_spec("fla") is None:
+        return {}
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+
+    config = stage.model
+    heads, dim = config.value_heads, config.key_dim
+    q, k, v = (stage.random(batch, 1, heads, dim) for _ in range(3))
+    g = -torch.rand(batch, 1, heads, device=stage.device)
+    beta = torch.rand(batch, 1, heads, device=stage.device)
+    states = torch.randn(count, batch, heads, dim, dim, device=stage.device)
+    step = partial(
+        fused_recurrent_gated_delta_rule,
+        q,
+        k,
+        v,
+        g,
+        beta=beta,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return {"fla fused_recurrent": [partial(step, initial_state=state) for state in states]}

@@ -1,0 +1,77 @@
+"""GDN prefill: a layer between its projections, whole prompts, states saved on the way."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+
+from ...model.kernels.gdn_plan import CHUNK, plan_gdn_prefill
+from ...model.kernels.gdn_prefill import gdn_prefill
+from ...model.weights import GdnWeights
+from ..timing import Work
+from .case import Case
+from .gdn import gdn_weights
+from .stage import Stage
+
+# Sequences, tokens of each, states saved on the way of each beside the last.
+_SIZES = ((1, 800, 1), (1, 2048, 0), (4, 2048, 1), (1, 8192, 0), (1, 8192, 2), (1, 65536, 0))
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    weights = gdn_weights(stage)
+    for size in _SIZES:
+        yield _prefill(stage, weights, *size)
+
+
+def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: int) -> Case:
+    config, arena = stage.model, stage.arena
+    values = config.value_heads * config.value_dim
+    width = config.conv_channels + values + 2 * config.value_heads
+    total = count * tokens
+    projected = stage.random(total, width)
+    # Marks stand off the chunks, as the ends of turns do.
+    saves = [
+        (sequence, tokens * (mark + 1) // (marks + 1) - (37 if mark < marks else 0), slot)
+        for sequence in range(count)
+        for mark, slot in enumerate(
+            range(count + sequence * (marks + 1), count + (sequence + 1) * (marks + 1))
+        )
+    ]
+    plan = plan_gdn_prefill([tokens] * count, list(range(count)), saves, stage.device)
+    state = 4 * config.value_heads * config.value_dim * config.key_dim
+    dim = config.key_dim
+    return Case(
+        f"gdn prefill, {count} x {tokens} tokens, {marks} marks each",
+        [
+            partial(gdn_prefill, projected, weights, config, arena.conv[0], arena.ssm[0], plan),
+        ],
+        bytes=2 * total * (width + values) + count * (marks + 2) * state,
+        flops=total * config.value_heads * (6 * dim**2 + 10 * CHUNK * dim),
+        captured={} if marks else _fla(stage, count, tokens),
+    )
+
+
+def _fla(stage: Stage, count: int, tokens: int) -> dict[str, Sequence[Work]]:
+    """fla's chunked rule alone: no convolution, gates, norm or saved states but the last."""
+    if find_spec("fla") is None:
+        return {}
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    heads, dim = stage.model.value_heads, stage.model.key_dim
+    q, k, v = (stage.random(count, tokens, heads, dim) for _ in range(3))
+    g = -torch.rand(count, tokens, heads, device=stage.device)
+    beta = torch.rand(count, tokens, heads, device=stage.device, dtype=torch.bfloat16)
+    state = torch.zeros(count, heads, dim, dim, device=stage.device)
+    work = partial(
+        chunk_gated_delta_rule,
+        q,
+        k,
+        v,
+        g,
+        beta=beta,
+        initial_state=state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return {"fla chunk": [work]}

@@ -1,0 +1,24 @@
+"""The sampler of a decode graph: its traffic is the logits, once."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from ...model.kernels.sampling import Draws, sample
+from .case import Case
+from .stage import Stage, turns_to_overflow
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    for batch in (1, 16, 64):
+        size = 4 * batch * stage.model.vocab
+        logits = torch.randn(turns_to_overflow(size), batch, stage.model.vocab, device=stage.device)
+        draws = Draws.empty(batch, stage.device)
+        draws.temperature.fill_(1)
+        rows = stage.rows(batch)
+        yield Case(
+            f"sample, batch {batch}",
+            [partial(sample, item, draws, rows) for item in logits],
+            bytes=size,
+        )

@@ -1,0 +1,77 @@
+"""Flags that every `tasuki bench` takes, and the engine that they describe."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..engine.config import EngineConfig, option
+from ..engine.memory_plan import MIB, MemoryPlan
+from ..engine.role import Role
+from ..model.config import ModelConfig
+from ..model.published import published_or_folder
+
+_CPU_ARENA_MIB = 512
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    model: str = option("9b", "a published name, or a folder with a config.json")
+    device: str = option("cuda", "where to measure", ("cuda", "cpu"))
+    dtype: str = option("bfloat16", "as of tasuki serve", ("float32", "bfloat16"))
+    ssm_dtype: str = option("float32", "as of tasuki serve", ("float32", "bfloat16"))
+    arena_mib: int | None = option(None, "as of tasuki serve; by default all that fits")
+    max_batch: int = option(64, "as of tasuki serve")
+    prefill_chunk_tokens: int = option(8192, "as of tasuki serve")
+    out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
+    commit: str = option("", "of the source, where it is no git tree")
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @property
+    def out_path(self) -> Path | None:
+        return Path(self.out) if self.out else None
+
+    def model_config(self) -> ModelConfig:
+        """Raises ModelConfigError."""
+        return published_or_folder(self.model)
+
+    def engine_config(self) -> EngineConfig:
+        """Raises EngineConfigError, and ModelConfigError."""
+        if self.arena_mib is not None:
+            return self._engine(self.arena_mib)
+        if self.device == "cpu":
+            return self._engine(_CPU_ARENA_MIB)
+        return self._engine(self._plan(1).fitting_arena // MIB)
+
+    def memory_note(self, engine: EngineConfig) -> str:
+        """What the plan foresaw beside the arena, and what is taken now. REQUIRES: a GPU."""
+        plan = self._plan(engine.arena_mib)
+        foreseen = plan.weights + plan.workspace + plan.graphs + plan.context
+        free, total = torch.cuda.mem_get_info()
+        return (
+            f"GPU memory beside the arena: {foreseen / MIB:.0f} MiB planned, "
+            f"{(total - free - plan.arena) / MIB:.0f} MiB taken"
+        )
+
+    def _plan(self, arena_mib: int) -> MemoryPlan:
+        memory = torch.cuda.get_device_properties(0).total_memory
+        return MemoryPlan.of(self.model_config(), self._engine(arena_mib), memory, Role.FUSED)
+
+    def _engine(self, arena_mib: int) -> EngineConfig:
+        return EngineConfig(
+            model=self.model,
+            device=self.device,
+            dtype=self.dtype,
+            ssm_dtype=self.ssm_dtype,
+            arena_mib=arena_mib,
+            max_batch=self.max_batch,
+            prefill_chunk_tokens=self.prefill_chunk_tokens,
+        )

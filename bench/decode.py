@@ -1,0 +1,126 @@
+"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ..engine.config import option
+from ..front.flags import parse_configs
+from .config import BenchConfig
+from .floors import measure_floors
+from .host import describe_host
+from .idle import idle_between_steps
+from .model_floor import ModelFloor
+from .report import Report, Row
+from .rig import Answer, Rig
+from .transformers_peer import decode_seconds
+from .workload import DECODE_PEER_RATIO, DECODE_TARGETS, IDLE_BATCH, IDLE_SECONDS, Point
+
+_PROFILED_STEPS = 16
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    points: str = option("1x50000,16x8192,64x8192", "BATCHxCONTEXT, by commas")
+    steps: int = option(64, "timed, after a few that are not")
+    warmup_steps: int = option(8, "after every request decodes")
+    peer: bool = option(False, "time transformers on the points of one request as well")
+
+    def __post_init__(self) -> None:
+        self.parsed()
+
+    def parsed(self) -> list[Point]:
+        return [Point.parse(text) for text in self.points.split(",")]
+
+
+def main(argv: Sequence[str]) -> int:
+    config, own = parse_configs(
+        "tasuki bench decode", "Time decode steps.", argv, BenchConfig, DecodeConfig
+    )
+    model = config.model_config()
+    floors = measure_floors(config.torch_device, config.torch_dtype)
+    report = Report(
+        f"decode {config.model}", describe_host(config.torch_device, config.commit), floors
+    )
+    print(report.head(), flush=True)
+    # Before the engine takes all memory.
+    peers = {
+        point: {"transformers": decode_seconds(model, config.torch_device, point.context)}
+        for point in own.parsed()
+        if own.peer and point.batch == 1
+    }
+    engine = config.engine_config()
+    rig = Rig(model, engine)
+    floor = ModelFloor.of(model, rig.parts.layout, floors)
+    for point in own.parsed():
+        answers = _start(rig, point)
+        steps = _steps(rig, answers, own)
+        report.add(_row(config.model, point, steps, floor, own, peers.get(point, {})))
+        if config.device == "cuda":
+            report.add(_idle(rig, point))
+        rig.abort(answers)
+        rig.flush()
+    if config.device == "cuda":
+        report.note(config.memory_note(engine))
+    report.write(config.out_path)
+    return 0
+
+
+def _start(rig: Rig, point: Point) -> list[Answer]:
+    """Requests that all decode; the first ones answer while the last ones are prefilled."""
+    answers = [rig.submit(rig.prompt(point.context), point.context) for _ in range(point.batch)]
+    rig.run_until_tokens(answers, 1)
+    return answers
+
+
+def _steps(rig: Rig, answers: Sequence[Answer], own: DecodeConfig) -> list[float]:
+    """Seconds of each timed step."""
+    youngest = max(answers, key=lambda answer: answer.times[0])
+    rig.run_until_tokens([youngest], own.warmup_steps + own.steps + 1)
+    times = youngest.times[own.warmup_steps :]
+    return [after - before for before, after in pairwise(times)]
+
+
+def _idle(rig: Rig, point: Point) -> Row:
+    seconds = idle_between_steps(rig.step, _PROFILED_STEPS)
+    judged = point.batch == IDLE_BATCH
+    return Row(
+        f"GPU idle between steps of {point.batch} x {point.context} tokens",
+        seconds,
+        target=f"< {IDLE_SECONDS * 1e6:g} us" if judged else "",
+        met=seconds < IDLE_SECONDS if judged else None,
+    )
+
+
+def _row(
+    model: str,
+    point: Point,
+    steps: Sequence[float],
+    floor: ModelFloor,
+    own: DecodeConfig,
+    peers: dict[str, float],
+) -> Row:
+    seconds = median(steps)
+    least = floor.decode(point.batch, point.context + own.warmup_steps + own.steps / 2)
+    limit, floors = DECODE_TARGETS.get((model, point), (None, None))
+    targets = []
+    if limit is not None:
+        targets.append((f"<= {limit * 1e3:g} ms", seconds <= limit))
+    if floors is not None:
+        targets.append((f"<= {floors:g}x floor", seconds <= floors * least))
+    for name, peer in peers.items():
+        targets.append((f">= {DECODE_PEER_RATIO:g}x {name}", peer >= DECODE_PEER_RATIO * seconds))
+    return Row(
+        f"step of {point.batch} x {point.context} tokens",
+        seconds,
+        least,
+        target=", ".join(text for text, _ in targets),
+        met=all(met for _, met in targets) if targets else None,
+        others=peers,
+        extra={
+            "tokens/s": point.batch / seconds,
+            "mean ms": 1e3 * sum(steps) / len(steps),
+            "p99 ms": 1e3 * sorted(steps)[int(0.99 * (len(steps) - 1))],
+        },
+    )

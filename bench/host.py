@@ -1,0 +1,47 @@
+"""Where and with what a bench ran: without it a figure cannot be compared."""
+
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import processor, python_version
+
+import torch
+
+_PACKAGES = ("torch", "triton", "fla-core", "transformers", "flashinfer-python")
+
+
+@dataclass(frozen=True)
+class Host:
+    """device: the GPU's or CPU's name. commit: of the source tree, "unknown" outside one."""
+
+    device: str
+    commit: str
+    date: str
+    versions: dict[str, str]
+
+
+def describe_host(device: torch.device, commit: str) -> Host:
+    """`commit` where the caller knows it, since a copied tree does not; else git's answer."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor() or "cpu"
+    versions = {"python": python_version(), "cuda": torch.version.cuda or "none"}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return Host(name, commit or _git_commit(), datetime.now(UTC).date().isoformat(), versions)
+
+
+def _git_commit() -> str:
+    try:
+        return subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

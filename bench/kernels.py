@@ -1,0 +1,53 @@
+"""`tasuki bench kernels`: every kernel alone, beside the traffic or the FLOPs it cannot avoid."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..engine.config import option
+from ..front.flags import parse_config
+from .cases.case import measure
+from .cases.stage import Stage
+from .errors import BenchError
+from .floors import measure_floors
+from .host import describe_host
+from .report import Report
+
+FAMILIES = ("gdn", "gdn_prefill", "attention", "elementwise", "slots", "experts", "sampling")
+
+
+@dataclass(frozen=True)
+class KernelsConfig:
+    families: str = option(",".join(FAMILIES), "which kernels, by commas")
+    slabs: int = option(1100, "of the arena that the kernels work in, about 50 MB each")
+    out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
+    commit: str = option("", "of the source, where it is no git tree")
+
+    def __post_init__(self) -> None:
+        for family in self.families.split(","):
+            if family not in FAMILIES:
+                raise ValueError(f"families: {family} is unknown: use {', '.join(FAMILIES)}")
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse_config("tasuki bench kernels", "Time every kernel.", argv, KernelsConfig)
+    if not torch.cuda.is_available():
+        raise BenchError("no GPU is here, and Triton kernels run on nothing else")
+    device = torch.device("cuda")
+    floors = measure_floors(device, torch.bfloat16)
+    report = Report("kernels", describe_host(device, config.commit), floors)
+    print(report.head(), flush=True)
+    stage = Stage(device, config.slabs)
+    try:
+        for family in config.families.split(","):
+            module = importlib.import_module(f".cases.{family}", __package__)
+            for case in module.cases(stage):
+                report.add(measure(case, stage, floors))
+                torch.cuda.empty_cache()
+    finally:
+        # What was measured before a kernel failed is worth keeping.
+        report.write(Path(config.out) if config.out else None)
+    return 0

@@ -1,0 +1,23 @@
+"""`tasuki bench {kernels,decode,prefill,agentic}`: each prints measured, floor and share."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+_BENCHES = {
+    "kernels": "every kernel alone, beside its bytes or FLOPs",
+    "decode": "steps of a whole model",
+    "prefill": "cold prompts of a whole model",
+    "agentic": "sessions that grow turn by turn: first tokens, hit rate",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    if argv and argv[0] in _BENCHES:
+        bench, *rest = argv
+        return int(importlib.import_module(f".{bench}", __package__).main(rest))
+    asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
+    rows = [f"  {name:<10}{text}" for name, text in _BENCHES.items()]
+    text = "\n".join(["usage: tasuki bench BENCH [FLAGS] (BENCH --help lists them)", "", *rows])
+    print(text, file=sys.stdout if asked_for_help else sys.stderr)
+    return 0 if asked_for_help else 2

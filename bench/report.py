@@ -1,0 +1,130 @@
+"""Rows of measured time beside their floor: lines as they come, JSON and a table to keep."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .floors import Floors
+from .host import Host
+
+_VERDICTS = {True: "met", False: "MISSED", None: "not judged"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure.
+
+    floor is None where no byte or FLOP count bounds the figure. target is the text of what was
+    asked, met whether it was. others are the seconds of other implementations of the same work;
+    extra is whatever else is worth a column, by name.
+    """
+
+    name: str
+    seconds: float
+    floor: float | None = None
+    target: str = ""
+    met: bool | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float | None:
+        """Floor over measured: 1 is as fast as the hardware allows."""
+        return None if self.floor is None else self.floor / self.seconds
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"share": self.share}
+
+
+@dataclass
+class Report:
+    """What one `tasuki bench` printed and writes."""
+
+    bench: str
+    host: Host
+    floors: Floors
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Something that is no time: kept below the rows."""
+        self.notes.append(text)
+        print(text, flush=True)
+
+    def add(self, row: Row) -> None:
+        """Keep the row and show it at once: a long run may be cut short."""
+        self.rows.append(row)
+        print(as_line(row), flush=True)
+
+    def head(self) -> str:
+        floors = self.floors
+        return (
+            f"{self.bench} on {self.host.device}, commit {self.host.commit}: copy "
+            f"{floors.copy_bandwidth / 1e12:.3f} TB/s, matmul {floors.matmul_rate / 1e12:.1f} "
+            f"TFLOP/s in this run\n{'':58}{'measured':>10}{'floor':>10}{'share':>7}"
+        )
+
+    def write(self, path: Path | None) -> None:
+        """JSON, and the same as a table beside it. Nothing without a path."""
+        if path is None:
+            return
+        document = {
+            "bench": self.bench,
+            "host": asdict(self.host),
+            "floors": asdict(self.floors),
+            "rows": [row.as_json() for row in self.rows],
+            "notes": self.notes,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        path.with_suffix(".md").write_text(self.as_table())
+
+    def as_table(self) -> str:
+        host, floors = self.host, self.floors
+        versions = ", ".join(f"{name} {version}" for name, version in host.versions.items())
+        head = [
+            f"# {self.bench}",
+            "",
+            f"{host.device}, {host.date}, commit {host.commit}; {versions}. In this run a copy "
+            f"moved {floors.copy_bandwidth / 1e12:.2f} TB/s and a matrix product did "
+            f"{floors.matmul_rate / 1e12:.0f} TFLOP/s; the floor of a row is its bytes or FLOPs "
+            "over these.",
+            "",
+            "| work | measured | floor | share | others | more | target |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        rows = [f"| {' | '.join(_cells(row))} |" for row in self.rows]
+        notes = [line for note in self.notes for line in ("", note)]
+        return "\n".join([*head, *rows, *notes, ""])
+
+
+def _cells(row: Row) -> list[str]:
+    others = [f"{name} {duration(value)}" for name, value in row.others.items()]
+    return [
+        row.name,
+        duration(row.seconds),
+        "" if row.floor is None else duration(row.floor),
+        "" if row.share is None else f"{row.share:.0%}",
+        "; ".join(others),
+        "; ".join(f"{name} {value:.4g}" for name, value in row.extra.items()),
+        f"{row.target}: {_VERDICTS[row.met]}" if row.target else "",
+    ]
+
+
+def as_line(row: Row) -> str:
+    floor = "" if row.floor is None else duration(row.floor)
+    share = "" if row.share is None else f"{row.share:.0%}"
+    parts = [f"{row.name:<58}{duration(row.seconds):>10}{floor:>10}{share:>7}"]
+    parts += [f"{name} {seconds / row.seconds:.2f}x" for name, seconds in row.others.items()]
+    parts += [f"{name} {value:.4g}" for name, value in row.extra.items()]
+    if row.target:
+        parts.append(f"{row.target}: {_VERDICTS[row.met]}")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"

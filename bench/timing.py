@@ -1,0 +1,60 @@
+"""Times work on a device: CUDA events and graph replays on a GPU, a monotonic clock on a CPU.
+
+Every figure is the median of repeats after warm-ups, since both clocks have outliers.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+Work = Callable[[], object]
+
+
+def median_seconds(work: Work, device: torch.device, repeats: int = 10, warmups: int = 3) -> float:
+    """Of one call of `work`, launch gaps included where the GPU waits for the host."""
+    for _ in range(warmups):
+        work()
+    if device.type == "cpu":
+        return median(_host_seconds(work) for _ in range(repeats))
+    return median(_event_seconds(work) for _ in range(repeats))
+
+
+def turn_seconds(turns: Sequence[Work], device: torch.device, repeats: int = 10) -> float:
+    """Of one of the `turns`, which do the same work on different memory.
+
+    On a GPU all turns are captured into one CUDA graph, so that launches cost what they cost inside
+    the engine's graphs; enough turns to overflow the L2 cache make memory traffic real.
+    """
+    if device.type == "cpu":
+        return median_seconds(lambda: [turn() for turn in turns], device, repeats) / len(turns)
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for turn in turns:
+            turn()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        # Kept, so that no turn writes where the one before has left its result in the cache.
+        kept = [turn() for turn in turns]
+    seconds = median_seconds(graph.replay, device, repeats) / len(turns)
+    del kept
+    return seconds
+
+
+def _host_seconds(work: Work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _event_seconds(work: Work) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000

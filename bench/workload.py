@@ -1,0 +1,39 @@
+"""What was asked of each measured point, so that a row can say whether it was met.
+
+Targets are for one H200 and the published shapes; elsewhere a row has none.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Point:
+    """`batch` requests of `context` tokens each."""
+
+    batch: int
+    context: int
+
+    @staticmethod
+    def parse(text: str) -> "Point":
+        """From "16x8192". Raises ValueError."""
+        batch, _, context = text.partition("x")
+        if not (batch.isdecimal() and context.isdecimal() and int(batch) and int(context)):
+            raise ValueError(f"point {text!r}: write BATCHxCONTEXT, as 16x8192")
+        return Point(int(batch), int(context))
+
+
+# Model and point to (the most seconds a step may take, the most floors it may take).
+DECODE_TARGETS = {
+    ("9b", Point(1, 50_000)): (5.0e-3, None),
+    ("9b", Point(16, 8_192)): (6.4e-3, 1.25),
+    ("9b", Point(64, 8_192)): (11.2e-3, 1.2),
+    ("35b-a3b", Point(1, 50_000)): (None, 1.8),
+}
+PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
+# At 50K cached: 64 tokens answered and 800 new; then the same prompt again.
+TURN_TARGETS = {"9b": (45e-3, 15e-3)}
+# Against transformers with fla in the same run, at one request.
+DECODE_PEER_RATIO = 12.0
+PREFILL_PEER_RATIO = 1.35
+# Between two decode graphs, at that batch.
+IDLE_BATCH, IDLE_SECONDS = 64, 50e-6

@@ -1,0 +1,348 @@
+"""Causal attention of packed runs of tokens over their pages, the context before them included.
+
+A program owns a tile of tokens of one sequence and one query head and goes through that sequence's
+pages, whole pages first, then those that the diagonal or the end of the context cuts. With too few
+tiles to fill the device (a short run on a long context) every tile's pages are split, and
+`attention_merge` joins the parts. This forward's keys and values must be in their pages already.
+Twin: `model.ops.attention.paged_attention`, times sigmoid of the gate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...pycache.kernel_spec import KernelSpec
+from ..config import ModelConfig
+from .attention_decode import LOG2_E, page_matrix
+from .attention_math import attend, attend_visible
+from .attention_merge import GateSource, merge_splits
+
+
+@dataclass(frozen=True)
+class PrefillTiles:
+    """Tiles of one forward, the same for every layer.
+
+    tiles [N, 4] int32 on the device: first row, rows, sequence, position of the first row; longest
+    context first, since those take longest. splits: parts of every tile's context.
+    """
+
+    tiles: Tensor
+    rows: int
+    splits: int
+
+    @staticmethod
+    def of(
+        lengths: Sequence[int],
+        context_lens: Sequence[int],
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "PrefillTiles":
+        """lengths: tokens of each sequence in this forward; context_lens: tokens before them."""
+        rows = _tile_rows(dtype)
+        tiles: list[tuple[int, int, int, int]] = []
+        start = 0
+        for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
+            tiles.extend(
+                (start + row, min(rows, length - row), sequence, before + row)
+                for row in range(0, length, rows)
+            )
+            start += length
+        tiles.sort(key=lambda tile: -tile[3])
+        longest = max(map(sum, zip(lengths, context_lens, strict=True)))
+        packed = torch.tensor(tiles, dtype=torch.int32)
+        if device.type == "cuda":
+            packed = packed.pin_memory()
+        return PrefillTiles(
+            packed.to(device, non_blocking=True),
+            rows,
+            _splits(len(tiles) * config.query_heads, longest, device),
+        )
+
+
+_PAGES_A_SPLIT = 16
+
+
+def _splits(programs: int, longest: int, device: torch.device) -> int:
+    """Parts of each context: enough to fill the device, and no shorter than is worth a program."""
+    if device.type != "cuda":
+        return 1
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    worthwhile = longest // (64 * _PAGES_A_SPLIT)
+    return max(min(processors // programs, worthwhile), 1)
+
+
+def _tile_rows(dtype: torch.dtype) -> int:
+    return 128 if dtype.itemsize == 2 else 16
+
+
+def _tile_keys(page_tokens: int, dtype: torch.dtype) -> int:
+    return page_tokens if dtype.itemsize == 2 else 16
+
+
+_WARPS = 8
+_STAGES = 2
+
+
+def paged_attention_prefill(
+    q: Tensor,
+    projected: Tensor,
+    config: ModelConfig,
+    kv: Tensor,
+    page_table: Tensor,
+    tiles: PrefillTiles,
+) -> Tensor:
+    """Gated attention output [T, query_heads * head_dim] in q's dtype.
+
+    q [T, query_heads, head_dim] contiguous, after norm and rotary; projected [T, query_heads x (q,
+    gate) | ...], any row stride, gives the gate; kv [pages, 2, page_tokens, kv_heads, head_dim],
+    dense; page_table [B, pages a row] int32 on the device.
+    """
+    tokens, heads, dim = q.shape
+    source = GateSource.of(projected, dim)
+    keys = _tile_keys(kv.shape[2], q.dtype)
+    common = {
+        "TILE_ROWS": tiles.rows,
+        "HEADS": heads,
+        "GROUP": heads // config.kv_heads,
+        "HEAD_DIM": dim,
+        "PAGE_TOKENS": kv.shape[2],
+        "TILE_KEYS": keys,
+        "num_warps": _WARPS if q.element_size() == 2 else 4,
+        "num_stages": _STAGES if q.element_size() == 2 else 1,
+    }
+    scale = dim**-0.5 * LOG2_E
+    inputs = (q, page_matrix(kv, keys), page_table, page_table.stride(0), tiles.tiles)
+    if tiles.splits == 1:
+        output = q.new_empty(tokens, heads * dim)
+        _kernel[(heads, tiles.tiles.shape[0])](
+            *inputs, source.gate, source.stride, output, scale, **common
+        )
+        return output
+    outputs = torch.empty(tiles.splits, *q.shape, dtype=torch.float32, device=q.device)
+    weights = torch.empty(tiles.splits, tokens, heads, dtype=torch.float32, device=q.device)
+    _split_kernel[(heads, tiles.tiles.shape[0], tiles.splits)](
+        *inputs, tokens, outputs, weights, scale, **common
+    )
+    return merge_splits(outputs, weights, source, q)
+
+
+@triton.jit
+def _attend_pages(
+    queries,
+    kv,
+    table,
+    column,
+    positions,
+    end,
+    first,
+    full,
+    last,
+    scale,
+    TILE_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Key tiles [first, full) are seen by every row, [full, last) up to positions [TILE_ROWS] and
+    `end`: the result, its largest score and its sum of exponentials."""
+    output = tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32)
+    largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([TILE_ROWS], tl.float32)
+    tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE_KEYS
+    for tile in range(first, full):
+        page = tl.load(table + tile // tiles_a_page)
+        row = page * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE_KEYS
+        key = kv.load([row, column])
+        value = kv.load([row + PAGE_TOKENS, column])
+        output, largest, total = attend(queries, key, value, output, largest, total, scale)
+    for tile in range(tl.maximum(first, full), last):
+        page = tl.load(table + tile // tiles_a_page)
+        row = page * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE_KEYS
+        key = kv.load([row, column])
+        value = kv.load([row + PAGE_TOKENS, column])
+        keys = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
+        output, largest, total = attend_visible(
+            queries,
+            key,
+            value,
+            keys[None, :] <= positions[:, None],
+            keys < end,
+            output,
+            largest,
+            total,
+            scale,
+        )
+    return output, largest, total
+
+
+@triton.jit
+def _queries(q, row, head, inside, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    element = tl.arange(0, HEAD_DIM)
+    start = q + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM
+    return tl.load(start + element, mask=inside[:, None], other=0.0)
+
+
+@triton.jit(do_not_specialize=["page_table_stride"])
+def _kernel(
+    q,
+    kv,
+    page_table,
+    page_table_stride,
+    tiles,
+    gate,
+    gate_stride,
+    output,
+    scale,
+    TILE_ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    head = tl.program_id(0)
+    tile = tiles + tl.program_id(1) * 4
+    count = tl.load(tile + 1)
+    position = tl.load(tile + 3)
+    offset = tl.arange(0, TILE_ROWS)
+    row = tl.load(tile) + offset
+    inside = offset < count
+    end = position + count
+    result, _, total = _attend_pages(
+        _queries(q, row, head, inside, HEADS, HEAD_DIM),
+        kv,
+        page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
+        head // GROUP * HEAD_DIM,
+        position + offset,
+        end,
+        0,
+        (position + 1) // TILE_KEYS,
+        (end + TILE_KEYS - 1) // TILE_KEYS,
+        scale,
+        TILE_ROWS,
+        HEAD_DIM,
+        PAGE_TOKENS,
+        TILE_KEYS,
+    )
+    element = tl.arange(0, HEAD_DIM)
+    start = gate + row.to(tl.int64)[:, None] * gate_stride + head * (2 * HEAD_DIM)
+    opening = tl.load(start + element, mask=inside[:, None], other=0.0).to(tl.float32)
+    result = result / total[:, None] * tl.sigmoid(opening)
+    target = output + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + element
+    tl.store(target, result.to(output.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["page_table_stride", "tokens"])
+def _split_kernel(
+    q,
+    kv,
+    page_table,
+    page_table_stride,
+    tiles,
+    tokens,
+    outputs,
+    weights,
+    scale,
+    TILE_ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    head = tl.program_id(0)
+    tile = tiles + tl.program_id(1) * 4
+    split = tl.program_id(2)
+    count = tl.load(tile + 1)
+    position = tl.load(tile + 3)
+    offset = tl.arange(0, TILE_ROWS)
+    row = tl.load(tile) + offset
+    inside = offset < count
+    end = position + count
+    key_tiles = (end + TILE_KEYS - 1) // TILE_KEYS
+    share = (key_tiles + tl.num_programs(2) - 1) // tl.num_programs(2)
+    last = tl.minimum(split * share + share, key_tiles)
+    result, largest, total = _attend_pages(
+        _queries(q, row, head, inside, HEADS, HEAD_DIM),
+        kv,
+        page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
+        head // GROUP * HEAD_DIM,
+        position + offset,
+        end,
+        split * share,
+        tl.minimum((position + 1) // TILE_KEYS, last),
+        last,
+        scale,
+        TILE_ROWS,
+        HEAD_DIM,
+        PAGE_TOKENS,
+        TILE_KEYS,
+    )
+    element = tl.arange(0, HEAD_DIM)
+    place = (split.to(tl.int64) * tokens + row) * HEADS + head
+    target = outputs + place[:, None] * HEAD_DIM + element
+    seen = total > 0
+    divisor = tl.where(seen, total, 1.0)
+    tl.store(target, result / divisor[:, None], mask=inside[:, None])
+    weight = tl.where(seen, largest + tl.log2(divisor), float("-inf"))
+    tl.store(weights + place, weight, mask=inside)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shape of the 9B model, bfloat16 and float32."""
+
+    def constants(rows: int, keys: int) -> dict[str, object]:
+        return {
+            "TILE_ROWS": rows,
+            "HEADS": 16,
+            "GROUP": 4,
+            "HEAD_DIM": 256,
+            "PAGE_TOKENS": 64,
+            "TILE_KEYS": keys,
+        }
+
+    def inputs(dtype: str, keys: int) -> dict[str, str]:
+        return {
+            "q": f"*{dtype}",
+            "kv": f"tensordesc<{dtype}[{keys},256]>",
+            "page_table": "*i32",
+            "page_table_stride": "i32",
+            "tiles": "*i32",
+            "scale": "fp32",
+        }
+
+    def whole(dtype: str) -> dict[str, str]:
+        return {"gate": f"*{dtype}", "gate_stride": "i32:16", "output": f"*{dtype}"}
+
+    split = {"tokens": "i32", "outputs": "*fp32", "weights": "*fp32"}
+    return [
+        KernelSpec(
+            "attention_prefill",
+            _kernel,
+            inputs("bf16", 64) | whole("bf16"),
+            constants(128, 64),
+            _WARPS,
+            _STAGES,
+        ),
+        KernelSpec(
+            "attention_prefill_fp32",
+            _kernel,
+            inputs("fp32", 16) | whole("fp32"),
+            constants(16, 16),
+            4,
+            1,
+        ),
+        KernelSpec(
+            "attention_prefill_split",
+            _split_kernel,
+            inputs("bf16", 64) | split,
+            constants(128, 64),
+            _WARPS,
+            _STAGES,
+        ),
+    ]

@@ -1,0 +1,88 @@
+"""How a forward's GDN layers are cut into chunks: the tables their prefill kernels read.
+
+A segment is a run of one sequence's tokens that ends where a state is stored; it is cut into chunks
+of at most CHUNK tokens, so that every stored state stands at the end of a chunk and is the fp32
+state itself. Built once a forward on the host, moved in one copy, the same for every layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class GdnPrefillPlan:
+    """int32 tables on the device; the sequences' rows are laid end to end.
+
+    sequences [B, 6]: first row, slot read, first and end segment, first and end save.
+    segments [G, 4]: first and end chunk, first and end save.
+    chunks [N, 4]: first row, tokens (1..CHUNK), first row and slot read of its sequence.
+    saves [S, 2]: tokens of its sequence before it, slot; ascending within a sequence, and what goes
+    into the slot that the sequence reads comes last among equals.
+    """
+
+    tokens: int
+    sequences: Tensor
+    segments: Tensor
+    chunks: Tensor
+    saves: Tensor
+
+
+def plan_gdn_prefill(
+    lengths: Sequence[int],
+    read_slots: Sequence[int],
+    saves: Sequence[tuple[int, int, int]],
+    device: torch.device | str,
+) -> GdnPrefillPlan:
+    """saves: (sequence, tokens of this forward before the state, slot), the final states included.
+
+    Raises ValueError where a save lies outside its sequence. The copy to the device is
+    asynchronous.
+    """
+    by_sequence: list[list[tuple[int, int]]] = [[] for _ in lengths]
+    for sequence, offset, slot in saves:
+        if not 0 < offset <= lengths[sequence]:
+            raise ValueError(
+                f"a state after {offset} tokens of sequence {sequence}, which has "
+                f"{lengths[sequence]} in this forward; store it in the forward that reaches it"
+            )
+        by_sequence[sequence].append((offset, slot))
+    sequence_rows: list[int] = []
+    segment_rows: list[int] = []
+    chunk_rows: list[int] = []
+    save_rows: list[int] = []
+    row = 0
+    for sequence, (length, read_slot) in enumerate(zip(lengths, read_slots, strict=True)):
+        marks = sorted(by_sequence[sequence], key=lambda mark: (mark[0], mark[1] == read_slot))
+        first_segment, first_save = len(segment_rows) // 4, len(save_rows) // 2
+        begin = 0
+        for end in sorted({length, *(offset for offset, _ in marks)}):
+            ending = [mark for mark in marks if mark[0] == end]
+            chunk, save = len(chunk_rows) // 4, len(save_rows) // 2
+            for start in range(begin, end, CHUNK):
+                chunk_rows += (row + start, min(CHUNK, end - start), row, read_slot)
+            for mark in ending:
+                save_rows += mark
+            segment_rows += (chunk, len(chunk_rows) // 4, save, save + len(ending))
+            begin = end
+        sequence_rows += (
+            *(row, read_slot, first_segment, len(segment_rows) // 4),
+            *(first_save, len(save_rows) // 2),
+        )
+        row += length
+    tables = (sequence_rows, segment_rows, chunk_rows, save_rows)
+    packed = torch.tensor([entry for table in tables for entry in table], dtype=torch.int32)
+    if torch.device(device).type == "cuda":
+        packed = packed.pin_memory()
+    parts = packed.to(device, non_blocking=True).split([len(table) for table in tables])
+    return GdnPrefillPlan(
+        tokens=row,
+        sequences=parts[0].view(-1, 6),
+        segments=parts[1].view(-1, 4),
+        chunks=parts[2].view(-1, 4),
+        saves=parts[3].view(-1, 2),
+    )

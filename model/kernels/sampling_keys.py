@@ -1,0 +1,49 @@
+"""Logits as unsigned integers in the same order, and a cut of a row at one of them.
+
+Keys are 32 bits, or 16 for bf16 logits. Both zeros have one key; NaN counts as the lowest float.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Tokens of one program: 16 numbers a thread, so that all are in flight at once.
+RUN = 4096
+RUN_WARPS = 8
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Tokens whose key is above `keys` [B] are kept, and the first `left` [B] of those at it;
+    equals [B, runs]: how many tokens of each run are at it. int32, keys as unsigned bits."""
+
+    keys: Tensor
+    left: Tensor
+    equals: Tensor
+
+
+@triton.jit
+def key_of(logit, NARROW: tl.constexpr):
+    """uint32 keys of logits of any float type."""
+    # A negative zero becomes a positive one.
+    value = logit.to(tl.float32) + 0.0
+    value = tl.where(value == value, value, -3.4028235e38)
+    bits = value.to(tl.int32, bitcast=True)
+    key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) ^ -0x80000000).to(tl.uint32, bitcast=True)
+    if NARROW:
+        key = key >> 16
+    return key
+
+
+@triton.jit
+def value_of(key, NARROW: tl.constexpr):
+    """The float32 logit of a key."""
+    if NARROW:
+        key = key << 16
+    ordered = key.to(tl.int32, bitcast=True) ^ -0x80000000
+    bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
+    if NARROW:
+        bits = bits & -0x10000
+    return bits.to(tl.float32, bitcast=True)

@@ -1,0 +1,1 @@
+"""Triton kernels that move the cache's bytes; imported where there is a GPU only."""

@@ -1,0 +1,71 @@
+"""`python -m scripts.compile_kernels`: every Triton kernel compiles for Hopper and Blackwell.
+
+Without flags it writes docs/results/kernel_resources.json; `--check` compares with that file
+instead, and fails on growth. No GPU is needed.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+if os.environ.get("TRITON_INTERPRET", "0") != "0":
+    sys.exit("compile_kernels: TRITON_INTERPRET is set, so nothing would be compiled: unset it")
+
+import triton
+
+from .growth import Table, growth
+from .resources import compile_spec
+from .specs import find_specs
+
+RECORD = Path(__file__).parents[2] / "docs" / "results" / "kernel_resources.json"
+CAPABILITIES = (90, 100)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="compile_kernels", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--record", type=Path, default=RECORD, help="the numbers' file")
+    values = parser.parse_args()
+
+    measured = {
+        spec.name: {f"sm_{sm}": asdict(compile_spec(spec, sm)) for sm in CAPABILITIES}
+        for spec in find_specs()
+    }
+    if not values.check:
+        values.record.write_text(as_json(measured))
+        print(f"compile_kernels: {len(measured)} kernels -> {values.record}")
+        return 0
+
+    record = json.loads(values.record.read_text())
+    if record["triton"] != triton.__version__:
+        sys.exit(
+            f"compile_kernels: recorded with triton {record['triton']}, here is "
+            f"{triton.__version__}: install that one, or run `make kernels` and review the change"
+        )
+    faults = growth(record["kernels"], measured)
+    for fault in faults:
+        print(f"compile_kernels: {fault}")
+    if faults:
+        print("compile_kernels: `make kernels` records the numbers; say why they grew")
+        return 1
+    print(f"compile_kernels: {len(measured)} kernels within the recorded numbers")
+    return 0
+
+
+def as_json(measured: Table) -> str:
+    """One line a kernel and architecture, so that a change shows as one line of a diff."""
+    rows = [
+        f'  "{name}": {{\n'
+        + ",\n".join(f'   "{sm}": {json.dumps(resources)}' for sm, resources in by_arch.items())
+        + "\n  }"
+        for name, by_arch in measured.items()
+    ]
+    kernels = ",\n".join(rows)
+    return f'{{\n "triton": "{triton.__version__}",\n "kernels": {{\n{kernels}\n }}\n}}\n'
+
+
+if __name__ == "__main__":
+    sys.exit(main())

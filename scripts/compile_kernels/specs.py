@@ -1,0 +1,37 @@
+"""Finds every KernelSpec of the package: whatever modules under `kernels` folders describe."""
+
+import importlib.util
+import pkgutil
+from collections.abc import Iterator
+
+from tasuki.pycache.kernel_spec import KernelSpec
+
+FOLDERS = ("tasuki.model.kernels", "tasuki.pycache.kernels", "tasuki.transfer.kernels")
+
+
+class KernelSpecError(ValueError):
+    """A spec that cannot be compiled; the message names it and the mend."""
+
+
+def find_specs() -> list[KernelSpec]:
+    """All specs by name. Raises KernelSpecError where two share one."""
+    specs: dict[str, KernelSpec] = {}
+    for module in _modules():
+        for spec in importlib.import_module(module).compile_specs():
+            if spec.name in specs:
+                raise KernelSpecError(
+                    f"{module}: a second kernel spec is named {spec.name}: rename one"
+                )
+            specs[spec.name] = spec
+    return [specs[name] for name in sorted(specs)]
+
+
+def _modules() -> Iterator[str]:
+    """Modules that define compile_specs; helpers without kernels of their own have none."""
+    for folder in FOLDERS:
+        if importlib.util.find_spec(folder) is None:
+            continue
+        package = importlib.import_module(folder)
+        for found in pkgutil.iter_modules(package.__path__, prefix=f"{folder}."):
+            if hasattr(importlib.import_module(found.name), "compile_specs"):
+                yield found.name

@@ -1,0 +1,60 @@
+"""Random models of head sizes that GPU kernels take, small enough for many engines."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from tasuki.engine.build import EngineParts, build_arena, build_model
+from tasuki.engine.config import EngineConfig
+from tasuki.model.config import ModelConfig
+from tasuki.model.random_weights import RandomSource
+from tasuki.model.weights import assemble
+from tasuki.transfer.steps import StepCounter
+
+VOCAB = 1000
+
+
+def dense_raw() -> dict[str, Any]:
+    return {
+        "model_type": "qwen3_5_text",
+        "vocab_size": VOCAB,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
+        "intermediate_size": 512,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 8192,
+        "eos_token_id": 7,
+    }
+
+
+def moe_raw() -> dict[str, Any]:
+    return dense_raw() | {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    }
+
+
+CONFIGS = {"dense": ModelConfig.from_dict(dense_raw()), "moe": ModelConfig.from_dict(moe_raw())}
+
+
+@cache
+def parts_of(shape: str, config: EngineConfig) -> EngineParts:
+    """The same weights on every device, in the config's dtype."""
+    model = CONFIGS[shape]
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    device = torch.device(config.device)
+    weights = assemble(model, RandomSource(3), dtype, device)
+    arena = build_arena(config, model, device)
+    return EngineParts(model, build_model(model, weights), arena, StepCounter())

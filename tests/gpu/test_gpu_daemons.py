@@ -1,0 +1,44 @@
+"""Real daemons on a GPU answer as a CPU does: alone, and as a pair that hands over by NIXL.
+
+Both nodes of the pair share one GPU here; KV and state go from one arena in its memory to the
+other, and digests are checked there.
+"""
+
+import pytest
+from tasuki.transfer.transports.nixl import installed_package
+
+from tests.daemons import Node, Pair, Question, asked, flags, questions
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[Question, ...]:
+    return questions((1500, 300, 70))
+
+
+def test_serve(told: tuple[Question, ...]) -> None:
+    node = Node("serve", *flags(device="cuda"), "--prefill-chunk-tokens", "512").wait_ready()
+    try:
+        for number, question in enumerate(told):
+            answers = [asked(node, question.prompt, b"%d" % number) for _ in range(3)]
+            for answer in answers:
+                assert answer.result().token_ids == question.tokens
+        node.assert_at_rest()
+    finally:
+        assert node.stop() == 0
+
+
+@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+def test_a_pair_hands_over_between_arenas_on_the_gpu(told: tuple[Question, ...]) -> None:
+    pair = Pair(told, device="cuda")
+    try:
+        pair.mend()
+        for number in range(len(told)):
+            streams = [pair.ask(number) for _ in range(2)]
+            for stream in streams:
+                usage = pair.right(number, stream).usage
+                # The shortest is below local_prefill_tokens and stays.
+                assert (usage.prefilled_on == "local") == (number == 2)
+                assert not usage.local_fallback
+        pair.assert_at_rest()
+    finally:
+        pair.stop()

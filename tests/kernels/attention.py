@@ -1,0 +1,150 @@
+"""Attention layers without their projections: random contexts, poisoned pages, the oracle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.config import ModelConfig
+from tasuki.model.kernels.qk_norm_rope_gate import TokenPlaces
+from tasuki.model.torch_operators import TorchBackend
+from tasuki.model.weights import AttentionWeights
+from tasuki.pycache.arena import Arena
+from torch import Tensor
+
+PAGE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query and key heads and their dimensions."""
+
+    queries: int
+    keys: int
+    dim: int
+    rotary: float = 0.25
+
+    def config(self) -> ModelConfig:
+        return ModelConfig.from_dict(
+            {
+                "model_type": "qwen3_5_text",
+                "vocab_size": 8,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 3,
+                "layer_types": ["linear_attention", "full_attention", "full_attention"],
+                "num_attention_heads": self.queries,
+                "num_key_value_heads": self.keys,
+                "head_dim": self.dim,
+                "rope_parameters": {"partial_rotary_factor": self.rotary, "rope_theta": 1e6},
+                "linear_num_key_heads": 1,
+                "linear_num_value_heads": 1,
+                "eos_token_id": 0,
+            }
+        )
+
+
+@dataclass
+class AttentionCase:
+    """The second of two layers; what no sequence wrote of its pages holds NaN."""
+
+    config: ModelConfig
+    weights: AttentionWeights
+    kv: Tensor
+    lengths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    pages: tuple[tuple[int, ...], ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.kv.device
+
+    def projected(self) -> Tensor:
+        """[tokens, ...] in kv's dtype, with a row stride wider than the row."""
+        wide = torch.randn(sum(self.lengths), self.width + 16, device=self.device)
+        return wide.to(self.kv.dtype)[:, : self.width]
+
+    @property
+    def width(self) -> int:
+        config = self.config
+        return 2 * (config.query_heads + config.kv_heads) * config.head_dim
+
+    def page_table(self) -> Tensor:
+        """[B, pages] int32; unused entries name a page that holds NaN."""
+        wide = max(map(len, self.pages))
+        free = next(page for page in range(len(self.kv)) if not any(page in p for p in self.pages))
+        rows = [[*pages, *[free] * (wide - len(pages))] for pages in self.pages]
+        return self.int32(rows)
+
+    def places(self, rows: int) -> TokenPlaces:
+        pairs = zip(self.lengths, self.contexts, strict=True)
+        return TokenPlaces(
+            positions=self.int32([before + i for length, before in pairs for i in range(length)]),
+            owners=self.int32([i for i, length in enumerate(self.lengths) for _ in range(length)]),
+            page_table=self.page_table(),
+            rows=self.int32([rows]),
+        )
+
+    def int32(self, values: object) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def oracle(self, projected: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+        """Of the first `sequences`, on the CPU: gated output, and what becomes of kv."""
+        slices = [
+            SequenceSlice([1] * length, before, pages, 0, 0)
+            for length, before, pages in zip(self.lengths, self.contexts, self.pages, strict=True)
+        ][:sequences]
+        tokens = sum(self.lengths[:sequences])
+        cpu = torch.device("cpu")
+        kv = self.kv.to(cpu, copy=True)
+        fields = {name: getattr(self.weights, name).to(cpu) for name in vars(self.weights)}
+        operators = TorchBackend(self.config).bind(Batch.pack(slices))
+        output = operators.attention(projected[:tokens].to(cpu), AttentionWeights(**fields), kv)
+        return output, kv
+
+
+def attention_case(
+    heads: Heads,
+    lengths: Sequence[int],
+    contexts: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionCase:
+    """contexts: tokens of each sequence that are in its pages already."""
+    torch.manual_seed(2)
+    config = heads.config()
+    names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+    layout = config.cache_layout(names[dtype], names[dtype], "float32")
+    counts = [
+        -(-(length + before) // PAGE_TOKENS)
+        for length, before in zip(lengths, contexts, strict=True)
+    ]
+    slabs = -(-(sum(counts) + 3) // layout.pages_per_slab)
+    arena = Arena(layout, slabs, device)
+    arena.bytes.view(dtype).fill_(torch.nan)
+    order = [
+        slab * layout.blocks_per_slab + page
+        for slab in range(slabs)
+        for page in range(layout.pages_per_slab)
+    ]
+    shuffled = [order[i] for i in torch.randperm(len(order)).tolist()]
+    pages = []
+    for count in counts:
+        pages.append(tuple(shuffled[:count]))
+        shuffled = shuffled[count:]
+    kv = arena.kv[1]
+    for before, own in zip(contexts, pages, strict=True):
+        for position in range(before):
+            line = kv[own[position // PAGE_TOKENS], :, position % PAGE_TOKENS]
+            line.copy_(torch.randn(line.shape))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    weights = AttentionWeights(
+        in_proj=normal(1, 1),
+        q_norm=1 + 0.3 * normal(config.head_dim),
+        k_norm=1 + 0.3 * normal(config.head_dim),
+        out_proj=normal(1, 1),
+    )
+    return AttentionCase(config, weights, kv, tuple(lengths), tuple(contexts), tuple(pages))

@@ -1,0 +1,76 @@
+"""Kernel tests run on the GPU where there is one, else through Triton's interpreter on the CPU.
+
+The interpreter is chosen before triton is first imported, since `@triton.jit` decides by it; so no
+file outside model/kernels, pycache/kernels and these tests may import triton.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def loop_bounds_from_tensors() -> None:
+    """Lets `range(a loaded scalar)` work under triton 3.6's interpreter with numpy 2.4, which
+    refuses int() of an array that has dimensions."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_with_index(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_with_index
+
+
+def dots_of_bfloat16() -> None:
+    """Triton 3.6's interpreter holds bfloat16 as its bits and multiplies those as integers."""
+    import numpy
+    from triton.runtime import interpreter
+
+    def operand(handle: Any) -> Any:
+        if not handle.dtype.scalar.is_bf16():
+            return handle.data
+        return (handle.data.astype(numpy.uint32) << 16).view(numpy.float32)
+
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if not a.dtype.scalar.is_bf16():
+            return plain(self, a, b, d, *options)
+        product = numpy.matmul(operand(a), operand(b), dtype=d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+    if TRITON_INSTALLED:
+        loop_bounds_from_tensors()
+        dots_of_bfloat16()
+
+
+class ModuleWithoutTriton(pytest.Module):
+    def collect(self) -> list[pytest.Item]:  # type: ignore[override]
+        pytest.skip("triton is not installed: pip install --group dev")
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    if not TRITON_INSTALLED:
+        return ModuleWithoutTriton.from_parent(parent, path=module_path)
+    return None
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where kernel tests put their tensors: "cuda" natively, "cpu" under the interpreter."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

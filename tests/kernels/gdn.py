@@ -1,0 +1,141 @@
+"""GDN layers without their projections: random inputs, poisoned states, and the oracle's answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.config import ModelConfig
+from tasuki.model.torch_operators import TorchBackend
+from tasuki.model.weights import GdnWeights
+from tasuki.pycache.arena import Arena
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Key and value heads, their dimensions, and the convolution's width."""
+
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+    width: int = 4
+
+    def config(self) -> ModelConfig:
+        return ModelConfig.from_dict(
+            {
+                "model_type": "qwen3_5_text",
+                "vocab_size": 8,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 2,
+                "layer_types": ["linear_attention", "full_attention"],
+                "num_attention_heads": 1,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+                "linear_num_key_heads": self.keys,
+                "linear_num_value_heads": self.values,
+                "linear_key_head_dim": self.key_dim,
+                "linear_value_head_dim": self.value_dim,
+                "linear_conv_kernel_dim": self.width,
+                "eos_token_id": 0,
+            }
+        )
+
+
+@dataclass
+class GdnCase:
+    """One layer; slots that no sequence reads hold NaN. All on one device."""
+
+    config: ModelConfig
+    weights: GdnWeights
+    conv: Tensor
+    ssm: Tensor
+
+    def projected(self, tokens: int) -> Tensor:
+        """[tokens, ...] in the activations' dtype, with a row stride wider than the row."""
+        width = self.weights.in_proj.shape[0]
+        wide = torch.randn(tokens, width + 16, device=self.conv.device)
+        return wide.to(self.weights.conv.dtype)[:, :width]
+
+    def fill(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.conv[slot] = torch.randn_like(self.conv[slot])
+            self.ssm[slot] = 0.5 * torch.randn_like(self.ssm[slot].float())
+
+
+def gdn_case(
+    heads: Heads,
+    slots: int,
+    activations: torch.dtype,
+    state: torch.dtype,
+    device: torch.device,
+) -> GdnCase:
+    torch.manual_seed(1)
+    config = heads.config()
+    names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+    layout = config.cache_layout("bfloat16", names[activations], names[state])
+    arena = Arena(layout, slots, device)
+    values = config.value_heads * config.value_dim
+    rows = config.conv_channels + values + 2 * config.value_heads
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    weights = GdnWeights(
+        in_proj=normal(rows, 1),
+        conv=normal(config.conv_channels, config.conv_width).to(activations),
+        decay_rate=-torch.empty(config.value_heads, device=device).uniform_(1, 16),
+        dt_bias=torch.empty(config.value_heads, device=device).uniform_(-7, -2),
+        norm=1 + 0.1 * normal(config.value_dim),
+        out_proj=normal(1, values),
+    )
+    arena.conv[0].fill_(torch.nan)
+    arena.ssm[0].fill_(torch.nan)
+    return GdnCase(config, weights, arena.conv[0], arena.ssm[0])
+
+
+@dataclass(frozen=True)
+class OracleAnswer:
+    """What the CPU path makes of a case; its states are copies."""
+
+    output: Tensor
+    conv: Tensor
+    ssm: Tensor
+
+    def check(self, output: Tensor, case: GdnCase, tolerance: float) -> None:
+        """NaN must equal NaN: a slot that was nobody's stays untouched."""
+        close(output, self.output, tolerance)
+        close(case.conv, self.conv, tolerance)
+        close(case.ssm, self.ssm, tolerance)
+
+
+def oracle(case: GdnCase, projected: Tensor, slices: Sequence[SequenceSlice]) -> OracleAnswer:
+    cpu = torch.device("cpu")
+    fields = {name: getattr(case.weights, name).to(cpu) for name in vars(case.weights)}
+    conv, ssm = case.conv.to(cpu, copy=True), case.ssm.to(cpu, copy=True)
+    operators = TorchBackend(case.config).bind(Batch.pack(slices))
+    output = operators.gdn(projected.to(cpu), GdnWeights(**fields), conv, ssm)
+    return OracleAnswer(output, conv, ssm)
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    actual, expected = actual.cpu().float(), expected.float()
+    scale = expected.nan_to_num().abs().max().item()
+    torch.testing.assert_close(
+        actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True
+    )
+
+
+@pytest.fixture
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel leaves unwritten of a new tensor is NaN, and not the last test's answer."""
+    plain = Tensor.new_empty
+
+    def new_empty(self: Tensor, *shape: object, **options: object) -> Tensor:
+        made = plain(self, *shape, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(Tensor, "new_empty", new_empty)

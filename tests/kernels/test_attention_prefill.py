@@ -1,0 +1,72 @@
+"""Attention of runs over cached pages equals the CPU path's, split or whole."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tasuki.model.kernels.attention_prefill import PrefillTiles, paged_attention_prefill
+from tasuki.model.kernels.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
+
+from .attention import Heads, attention_case
+from .gdn import close, poisoned_empty
+
+__all__ = ["poisoned_empty"]
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+
+# (tokens, context before them) of each sequence.
+RUNS = {
+    "cold": [(70, 0)],
+    "cached": [(3, 61), (40, 130)],
+    "mixed": [(1, 64), (65, 0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype", "tolerance"),
+    [
+        (Heads(2, 1, 64), torch.float32, 2e-6),
+        (Heads(2, 1, 256), torch.bfloat16, 1.5e-2),
+    ],
+    ids=["fp32", "bf16"],
+)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS.keys())
+def test_runs_equal_the_cpu_path(
+    heads: Heads,
+    dtype: torch.dtype,
+    tolerance: float,
+    splits: int,
+    runs: list[tuple[int, int]],
+    device: torch.device,
+) -> None:
+    lengths, contexts = zip(*runs, strict=True)
+    case = attention_case(heads, lengths, contexts, dtype, device)
+    projected = case.projected()
+    expected, kv = case.oracle(projected, len(runs))
+    tokens = sum(lengths)
+    places = case.places(tokens)
+    q = qk_norm_rope_gate(
+        projected,
+        case.weights,
+        case.config,
+        rotary_cache(case.config, 512, device),
+        places,
+        case.kv,
+    )
+    tiles = replace(PrefillTiles.of(lengths, contexts, case.config, dtype, device), splits=splits)
+    output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
+    close(output, expected, tolerance)
+    close(case.kv, kv, tolerance)
+
+
+def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
+    device: torch.device,
+) -> None:
+    config = Heads(4, 2, 64).config()
+    tiles = PrefillTiles.of([300, 5], [10, 900], config, torch.bfloat16, device)
+    assert tiles.tiles.tolist() == [
+        [300, 5, 1, 900],
+        [256, 44, 0, 266],
+        [128, 128, 0, 138],
+        [0, 128, 0, 10],
+    ]

@@ -1,0 +1,62 @@
+"""Every kernel compiles for Hopper and Blackwell without a GPU and takes no more than recorded."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tasuki.pycache.kernel_spec import KernelSpec
+
+from scripts.compile_kernels.growth import growth
+from scripts.compile_kernels.resources import compile_spec
+from scripts.compile_kernels.specs import KernelSpecError, find_specs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_kernels_compile_within_the_recorded_resources() -> None:
+    # A process of its own: here `@triton.jit` may have made interpreted functions.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    check = subprocess.run(
+        [sys.executable, "-m", "scripts.compile_kernels", "--check"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+    assert "within the recorded numbers" in check.stdout
+
+
+def test_specs_of_every_folder_are_found() -> None:
+    names = {spec.name for spec in find_specs()}
+    assert names >= {"gdn_decode", "attention_decode", "copy_slots", "digest_sum"}
+
+
+def test_a_spec_that_leaves_out_an_argument_is_named() -> None:
+    kernel = SimpleNamespace(arg_names=["x", "count", "BLOCK"])
+    spec = KernelSpec("step", kernel, {"x": "*bf16"}, {"BLOCK": 64})
+    with pytest.raises(KernelSpecError, match="step: count must be named once"):
+        compile_spec(spec, 90)
+    twice = KernelSpec("step", kernel, {"x": "*bf16", "count": "i32", "BLOCK": "i32"}, {"BLOCK": 1})
+    with pytest.raises(KernelSpecError, match="step: BLOCK must be named once"):
+        compile_spec(twice, 90)
+
+
+def test_growth_names_the_kernel_the_architecture_and_both_numbers() -> None:
+    recorded = {"step": {"sm_90": {"registers": 64, "spilled_bytes": 0}}}
+    assert growth(recorded, recorded) == []
+    fewer = {"step": {"sm_90": {"registers": 60, "spilled_bytes": 0}}}
+    assert growth(recorded, fewer) == []
+    spills = {"step": {"sm_90": {"registers": 64, "spilled_bytes": 8}}}
+    assert growth(recorded, spills) == ["step sm_90: spilled_bytes 0 -> 8"]
+
+
+def test_growth_finds_kernels_that_are_not_recorded_and_records_without_kernel() -> None:
+    one = {"step": {"sm_90": {"registers": 64}}}
+    assert growth({}, one) == ["step: not recorded"]
+    assert growth(one, {}) == ["step: recorded but gone"]
+    both = {"step": {"sm_90": {"registers": 64}, "sm_100": {"registers": 64}}}
+    assert growth(one, both) == ["step sm_100: registers not recorded"]

@@ -1,0 +1,80 @@
+"""Packed prompts, cut anywhere, give the CPU path's outputs and states."""
+
+import pytest
+import torch
+from tasuki.model.batch import SequenceSlice
+from tasuki.model.kernels.gdn_plan import plan_gdn_prefill
+from tasuki.model.kernels.gdn_prefill import gdn_prefill
+
+from .gdn import GdnCase, Heads, gdn_case, oracle, poisoned_empty
+
+__all__ = ["poisoned_empty"]
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+
+
+def check_forward(case: GdnCase, slices: list[SequenceSlice], tolerance: float) -> None:
+    lengths = [len(item.token_ids) for item in slices]
+    saves = [
+        (sequence, position - item.start, slot)
+        for sequence, item in enumerate(slices)
+        for position, slot in (
+            *item.checkpoints,
+            (item.start + len(item.token_ids), item.write_slot),
+        )
+    ]
+    device = case.conv.device
+    plan = plan_gdn_prefill(lengths, [item.read_slot for item in slices], saves, device)
+    projected = case.projected(sum(lengths))
+    expected = oracle(case, projected, slices)
+    output = gdn_prefill(projected, case.weights, case.config, case.conv, case.ssm, plan)
+    expected.check(output, case, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("heads", "activations", "state", "tolerance"),
+    [
+        (Heads(1, 2, 64, 64), torch.float32, torch.float32, 1e-5),
+        (Heads(1, 3, 32, 16), torch.float32, torch.float32, 1e-5),
+        (Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 2e-2),
+        (Heads(1, 2, 64, 128, width=3), torch.bfloat16, torch.bfloat16, 2e-2),
+    ],
+    ids=["fp32", "ratio-3", "bf16", "bf16-state"],
+)
+def test_forward_equals_the_cpu_path(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    device: torch.device,
+) -> None:
+    case = gdn_case(heads, slots=12, activations=activations, state=state, device=device)
+    case.fill([0, 1, 2, 3])
+    slices = [
+        # In place, with checkpoints nearer the start than the convolution is wide.
+        SequenceSlice([1] * 2, 10, [0], 0, 0, [(11, 4), (12, 5)]),
+        # One token; a slot to another; cut at odd places, and at the end twice.
+        SequenceSlice([1], 3, [0], 1, 1),
+        SequenceSlice([1] * 150, 64, [0] * 4, 2, 6, [(65, 7), (128, 8), (131, 9), (214, 10)]),
+        SequenceSlice([1] * 64, 0, [0], 3, 3),
+    ]
+    check_forward(case, slices, tolerance)
+
+
+def test_keys_that_repeat_keep_the_solve_exact(device: torch.device) -> None:
+    """Equal keys, beta near one and little decay are the worst case of the triangular solve."""
+    case = gdn_case(Heads(1, 1, 32, 32), 2, torch.float32, torch.float32, device)
+    case.fill([0])
+    case.weights.decay_rate.fill_(-1e-3)
+    wide = case.projected(64)
+    wide[:, :96] = wide[:1, :96]
+    wide[:, -2] = 8.0
+    slices = [SequenceSlice([1] * 64, 0, [0], 0, 1)]
+    plan = plan_gdn_prefill([64], [0], [(0, 64, 1)], device)
+    expected = oracle(case, wide, slices)
+    output = gdn_prefill(wide, case.weights, case.config, case.conv, case.ssm, plan)
+    expected.check(output, case, 1e-4)
+
+
+def test_no_sequence_saves_past_its_end() -> None:
+    with pytest.raises(ValueError, match="after 5 tokens of sequence 1, which has 4"):
+        plan_gdn_prefill([8, 4], [0, 1], [(0, 8, 0), (1, 5, 1)], "cpu")

@@ -1,0 +1,207 @@
+"""The mixture of experts and its row kernels against the CPU path, outputs poisoned first."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.kernels.moe import moe
+from tasuki.model.kernels.moe_gemv import moe_gemv
+from tasuki.model.kernels.moe_rows import combine, naive_combine, naive_spread, spread
+from tasuki.model.kernels.moe_shared_gate import (
+    fused_gate_sigmoid_mul_add,
+    naive_gate_sigmoid_mul_add,
+)
+from tasuki.model.ops.moe import gated_shared, mixture, route
+from tasuki.model.weights import MlpWeights, MoeWeights
+from torch import Tensor
+
+CONFIG = ModelConfig.from_dict(
+    {
+        "model_type": "qwen3_5_moe_text",
+        "vocab_size": 160,
+        "hidden_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "eos_token_id": 7,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    }
+)
+
+
+# Batches above this take the grouped products: both paths become short enough to interpret.
+FEW_TOKENS = 4
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasuki.model.kernels.moe.MOST_GEMV_TOKENS", FEW_TOKENS)
+    # Tiny matrices have several blocks of columns, as published ones do.
+    monkeypatch.setattr("tasuki.model.kernels.moe_gemv._COLUMNS", 32)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor made without values holds NaN, so that an element never written shows."""
+
+    def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: object, **keywords: object) -> Tensor:
+            tensor = make(*args, **keywords)
+            return tensor.fill_(math.nan if tensor.is_floating_point() else -77)
+
+        return made
+
+    monkeypatch.setattr(torch, "empty", poison(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+
+
+def count(rows: int, device: torch.device) -> Tensor:
+    return torch.tensor([rows], dtype=torch.int32, device=device)
+
+
+def random_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> MoeWeights:
+    """Row-major, near unit gain."""
+    shape, hidden = config.feed_forward, config.hidden
+    assert isinstance(shape, MoeShape)
+
+    def matrix(*size: int) -> Tensor:
+        return (torch.randn(*size) / size[-1] ** 0.5).to(dtype).to(device)
+
+    return MoeWeights(
+        router=matrix(shape.experts, hidden),
+        gate_up=matrix(shape.experts, 2 * shape.intermediate, hidden),
+        down=matrix(shape.experts, hidden, shape.intermediate),
+        shared=MlpWeights(
+            matrix(2 * shape.shared_intermediate, hidden), matrix(hidden, shape.shared_intermediate)
+        ),
+        shared_gate=matrix(1, hidden),
+    )
+
+
+def in_float(weights: MoeWeights) -> MoeWeights:
+    """The same values on the CPU in float32."""
+    shared = MlpWeights(weights.shared.gate_up.float().cpu(), weights.shared.down.float().cpu())
+    names = ("router", "gate_up", "down", "shared_gate")
+    return MoeWeights(
+        shared=shared, **{name: getattr(weights, name).float().cpu() for name in names}
+    )
+
+
+def naive_moe(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
+    """What the CPU path does, on the CPU in float32."""
+    assert isinstance(config.feed_forward, MoeShape)
+    weights, x = in_float(weights), x.float().cpu()
+    shares, experts = route(x, weights.router, config.feed_forward.chosen)
+    routed = mixture(x, weights.gate_up, weights.down, shares, experts)
+    shared = weights.shared
+    return routed + gated_shared(x, shared.gate_up, shared.down, weights.shared_gate)
+
+
+def shaped(hidden: int, experts: int, chosen: int, inner: int, shared: int) -> ModelConfig:
+    return replace(CONFIG, hidden=hidden, feed_forward=MoeShape(experts, chosen, inner, shared))
+
+
+SHAPES = [
+    shaped(48, 6, 2, 24, 40),
+    shaped(40, 20, 5, 16, 8),
+    shaped(24, 3, 3, 40, 16),
+]
+
+
+@pytest.mark.parametrize("config", SHAPES, ids=lambda config: f"hidden{config.hidden}")
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_float32_layer_agrees_with_the_twin(
+    config: ModelConfig, tokens: int, device: torch.device
+) -> None:
+    torch.manual_seed(tokens)
+    weights = random_layer(config, torch.float32, device)
+    wide = torch.randn(tokens, config.hidden + 8)
+    got = moe(wide.to(device)[:, : config.hidden], weights, config, count(tokens, device))
+    want = naive_moe(wide[:, : config.hidden], weights, config)
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_float32_takes_any_number_of_tokens(device: torch.device) -> None:
+    torch.manual_seed(8)
+    tokens = FEW_TOKENS + 2
+    config = shaped(16, 4, 1, 8, 8)
+    weights = random_layer(config, torch.float32, device)
+    x = torch.randn(tokens, config.hidden)
+    got = moe(x.to(device), weights, config, count(tokens, device))
+    torch.testing.assert_close(got.cpu(), naive_moe(x, weights, config), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [2, FEW_TOKENS + 5])
+def test_bf16_paths_agree_with_the_twin(tokens: int, device: torch.device) -> None:
+    torch.manual_seed(tokens)
+    weights = random_layer(CONFIG, torch.bfloat16, device)
+    x = torch.randn(tokens, CONFIG.hidden).bfloat16()
+    got = moe(x.to(device), weights, CONFIG, count(tokens, device)).float().cpu()
+    want = naive_moe(x, weights, CONFIG)
+    # A near tie of bf16 logits may choose another expert, so rows are compared, most of them.
+    error = (got - want).norm(dim=-1) / want.norm(dim=-1)
+    assert float(error.median()) < 0.01
+    assert int((error > 0.02).sum()) <= tokens // 10
+
+
+# numpy, which interprets kernels on a CPU, reports arithmetic on what padding holds.
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
+def test_rows_past_the_count_change_nothing(device: torch.device) -> None:
+    torch.manual_seed(5)
+    weights = random_layer(CONFIG, torch.bfloat16, device)
+    for tokens in (4, FEW_TOKENS + 8):
+        x = torch.randn(tokens, CONFIG.hidden, device=device).bfloat16()
+        x[tokens - 2 :] = math.nan
+        padded = moe(x, weights, CONFIG, count(tokens - 2, device))[: tokens - 2]
+        alone = moe(x[: tokens - 2], weights, CONFIG, count(tokens - 2, device))
+        assert bool(padded.isfinite().all())
+        torch.testing.assert_close(padded, alone, rtol=0, atol=0)
+
+
+def test_a_token_does_not_depend_on_the_others(device: torch.device) -> None:
+    torch.manual_seed(6)
+    weights = random_layer(CONFIG, torch.float32, device)
+    x = torch.randn(2, CONFIG.hidden, device=device)
+    together = moe_gemv(x, weights, 2, count(2, device))
+    for row in range(2):
+        alone = moe_gemv(x[row : row + 1], weights, 2, count(1, device))
+        assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_spread_and_combined_as_by_the_twins(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(7)
+    tokens, chosen, hidden = 5, 3, 20
+    x = torch.randn(tokens, hidden + 4).to(dtype)[:, :hidden]
+    positions = torch.randperm(tokens * chosen).view(tokens, chosen).int()
+    weights = torch.rand(tokens, chosen)
+    there, rows = positions.to(device), count(tokens, device)
+    pairs = spread(x.to(device), there, rows)
+    assert torch.equal(pairs.cpu(), naive_spread(x, positions))
+    got = combine(pairs, there, weights.to(device), rows)
+    torch.testing.assert_close(got.cpu(), naive_combine(pairs.cpu(), positions, weights))
+    few = combine(pairs, there, weights.to(device), count(2, device))
+    assert torch.equal(few[:2], got[:2])
+    assert bool(few[2:].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shared_gate_agrees_with_the_twin(dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(9)
+    wide = torch.randn(3, 4, 56).to(dtype)
+    x, shared, routed = (plane[:, :50] for plane in wide)
+    gate = (torch.randn(1, 50) / 7).to(dtype)
+    on_device = (tensor.to(device) for tensor in (x, gate, shared, routed))
+    got = fused_gate_sigmoid_mul_add(*on_device, count(3, device))
+    want = naive_gate_sigmoid_mul_add(x.float(), gate.float(), shared.float(), routed.float())
+    torch.testing.assert_close(got.cpu()[:3], want.to(dtype)[:3])
+    assert bool(got[3:].isnan().all())

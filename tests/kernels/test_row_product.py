@@ -1,0 +1,97 @@
+"""Products of few rows against their twins, with shapes that fill no block."""
+
+import pytest
+import torch
+from tasuki.model.kernels.row_product import (
+    Stream,
+    norm_row_product,
+    norm_row_swiglu,
+    row_product,
+)
+from tasuki.model.ops.norm import rms_norm
+from torch import Tensor
+from torch.nn import functional
+
+SHAPES = [(16, 64), (13, 96), (1, 48), (37, 160)]
+STREAM = Stream(4, 64, 4)
+EPS = 1e-6
+
+
+def noise(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def near(got: Tensor, want: Tensor) -> None:
+    assert got.dtype is want.dtype
+    # The interpreter cuts to bf16 where a GPU rounds, before the product too.
+    tolerance = 1e-5 if got.dtype is torch.float32 else 0.1
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel allocates is NaN until it is written."""
+    empty = Tensor.new_empty
+    monkeypatch.setattr(
+        Tensor, "new_empty", lambda self, *size, **kw: empty(self, *size, **kw).fill_(torch.nan)
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_product(
+    rows: int, columns: int, batch: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight = noise(1, batch, columns).to(dtype), noise(2, rows, columns).to(dtype)
+    got = row_product(x.to(device), weight.to(device), STREAM).cpu()
+    near(got, functional.linear(x.float(), weight.float()).to(dtype))
+
+
+@pytest.mark.parametrize("added", [True, False], ids=["sum", "alone"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_product_of_a_norm(
+    rows: int, columns: int, batch: int, added: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    residual, weight = noise(1, batch, columns).to(dtype), noise(2, rows, columns).to(dtype)
+    branch = noise(3, batch, columns).to(dtype) if added else None
+    norm = 1 + 0.1 * noise(4, columns)
+    got, total = norm_row_product(
+        None if branch is None else branch.to(device),
+        residual.to(device),
+        norm.to(device),
+        EPS,
+        weight.to(device),
+        STREAM,
+    )
+    want = residual if branch is None else residual + branch
+    near(total.cpu(), want)
+    normed = rms_norm(want, norm, EPS)
+    near(got.cpu(), functional.linear(normed.float(), weight.float()).to(dtype))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("width", "columns"), SHAPES)
+def test_swiglu_of_a_norm(
+    width: int, columns: int, batch: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    branch, residual = noise(1, batch, columns).to(dtype), noise(2, batch, columns).to(dtype)
+    gate_up, norm = noise(3, 2 * width, columns).to(dtype), 1 + 0.1 * noise(4, columns)
+    got, total = norm_row_swiglu(
+        branch.to(device), residual.to(device), norm.to(device), EPS, gate_up.to(device), STREAM
+    )
+    near(total.cpu(), residual + branch)
+    normed = rms_norm(residual + branch, norm, EPS).float()
+    gate, up = functional.linear(normed, gate_up.float()).chunk(2, dim=-1)
+    want = (functional.silu(gate) * up).to(dtype)
+    if dtype is torch.bfloat16:
+        # Of the size of the products, not of what two that nearly cancel leave.
+        torch.testing.assert_close(got.cpu(), want, atol=2.0, rtol=5e-2)
+    else:
+        torch.testing.assert_close(got.cpu(), want, atol=1e-3, rtol=1e-4)

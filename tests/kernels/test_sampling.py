@@ -1,0 +1,179 @@
+"""The in-graph sampler against model/sampler.py: same noise, tokens, logprobs and margins."""
+
+import math
+
+import pytest
+import torch
+from tasuki.model.gumbel import gumbel, noise_key
+from tasuki.model.kernels import sampling, sampling_cut
+from tasuki.model.kernels.sampling import Draws, sample, sample_kept
+from tasuki.model.kernels.sampling_cut import cut
+from tasuki.model.sampler import Sampled
+from tasuki.model.sampler import sample as naive_sample
+from tasuki.model.sampling import SamplingParams
+
+
+@pytest.fixture
+def runs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Tokens of a run, which the interpreter takes a long time over unless there are few."""
+    if device.type == "cuda":
+        return sampling_cut.RUN
+    for module in (sampling, sampling_cut):
+        monkeypatch.setattr(module, "RUN", 128)
+    monkeypatch.setattr(sampling_cut, "_STEP", 64)
+    return 128
+
+
+def prepared(params: list[SamplingParams], positions: list[int], device: torch.device) -> Draws:
+    draws = Draws.empty(len(params), device)
+    draws.temperature.copy_(torch.tensor([item.temperature for item in params]))
+    draws.top_k.copy_(torch.tensor([item.top_k for item in params]))
+    draws.top_p.copy_(torch.tensor([item.top_p for item in params]))
+    draws.keys.copy_(torch.tensor([noise_key(item.seed) for item in params]))
+    draws.positions.copy_(torch.tensor(positions))
+    draws.token.fill_(-7)
+    draws.logprob.fill_(math.nan)
+    draws.margin.fill_(math.nan)
+    return draws
+
+
+def count(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor([rows], dtype=torch.int32, device=device)
+
+
+def results(draws: Draws) -> list[Sampled]:
+    columns = (draws.token.tolist(), draws.logprob.tolist(), draws.margin.tolist())
+    return [Sampled(*row) for row in zip(*columns, strict=True)]
+
+
+def assert_same(got: list[Sampled], want: list[Sampled]) -> None:
+    for mine, twin in zip(got, want, strict=True):
+        if twin.margin > 1e-4:
+            assert mine.token == twin.token
+            assert mine.logprob == pytest.approx(twin.logprob, abs=1e-4)
+        assert mine.margin == pytest.approx(twin.margin, abs=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 5000])
+def test_rows_of_any_kind_agree_with_the_twin(vocab: int, device: torch.device) -> None:
+    torch.manual_seed(vocab)
+    logits = 4 * torch.randn(5, vocab)
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.3, seed=-(2**70)),
+        SamplingParams(temperature=50.0, seed=2**63),
+        SamplingParams(temperature=1.0, seed=2),
+    ]
+    positions = [0, 1, 70_000, 262_143, 1]
+    draws = prepared(params, positions, device)
+    sample(logits.to(device), draws, count(5, device))
+    assert_same(results(draws), naive_sample(logits, params, positions))
+
+
+def test_many_positions_draw_what_the_twin_draws(device: torch.device) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(1, 40).expand(64, -1)
+    params = [SamplingParams(temperature=1.0, seed=5)] * 64
+    draws = prepared(params, list(range(64)), device)
+    sample(logits.to(device), draws, count(64, device))
+    got = results(draws)
+    assert_same(got, naive_sample(logits, params, range(64)))
+    assert len({item.token for item in got}) > 10
+
+
+def test_bf16_logits_and_strided_rows(device: torch.device) -> None:
+    torch.manual_seed(1)
+    wide = torch.randn(3, 130).bfloat16()
+    params = [SamplingParams(temperature=t, seed=3) for t in (0.0, 0.5, 1.0)]
+    draws = prepared(params, [4, 5, 6], device)
+    sample(wide.to(device)[:, :100], draws, count(3, device))
+    assert_same(results(draws), naive_sample(wide[:, :100].float(), params, [4, 5, 6]))
+
+
+def test_equal_scores_go_to_the_lowest_id(device: torch.device) -> None:
+    logits = torch.zeros(1, 9000)
+    logits[0, [77, 5000, 8999]] = 3.0
+    draws = prepared([SamplingParams()], [0], device)
+    sample(logits.to(device), draws, count(1, device))
+    (got,) = results(draws)
+    assert (got.token, got.margin) == (77, 0.0)
+    assert naive_sample(logits, [SamplingParams()], [0])[0].token == 77
+
+
+def test_rows_past_the_count_are_left_alone(device: torch.device) -> None:
+    logits = torch.randn(3, 10)
+    logits[2] = math.nan
+    draws = prepared([SamplingParams()] * 3, [0, 0, 0], device)
+    sample(logits.to(device), draws, count(2, device))
+    assert draws.token[2] == -7
+    assert bool(draws.margin[2].isnan())
+    assert_same(results(draws)[:2], naive_sample(logits[:2], [SamplingParams()] * 2, [0, 0]))
+
+
+CUTS = [(0, 1.0), (3, 1.0), (0, 0.4), (5, 0.5), (1000, 0.999), (0, 1e-9)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuts_agree_with_the_twin(dtype: torch.dtype, runs: int, device: torch.device) -> None:
+    torch.manual_seed(runs)
+    vocab = runs + 40
+    # A coarse grid of values, with both zeros, so that ties fall on the edges of the cuts.
+    logits = (2 * torch.randn(len(CUTS), vocab)).round().div(2).to(dtype)
+    params = [
+        SamplingParams(temperature=0.7 + row / 4, top_k=k, top_p=p, seed=row)
+        for row, (k, p) in enumerate(CUTS)
+    ]
+    positions = list(range(len(CUTS)))
+    draws = prepared(params, positions, device)
+    there = logits.to(device)
+    sample_kept(there, cut(there, draws), draws, count(len(CUTS), device))
+    assert_same(results(draws), naive_sample(logits.float(), params, positions))
+
+
+def test_a_cut_keeps_the_same_tokens_as_the_twin(runs: int, device: torch.device) -> None:
+    torch.manual_seed(9)
+    logits = (4 * torch.randn(runs + 70)).round().div(4)
+    limits = [(7, 1.0), (0, 0.3), (40, 0.9)]
+    draws = prepared(
+        [SamplingParams(temperature=1.3, top_k=k, top_p=p) for k, p in limits], [0] * 3, device
+    )
+    there = logits.expand(3, -1).contiguous().to(device)
+    found = cut(there, draws)
+    order = logits.sort(descending=True, stable=True)
+    for row, (top_k, top_p) in enumerate(limits):
+        ranked = order.values.double() / 1.3
+        if top_k:
+            ranked[top_k:] = -torch.inf
+        masses = ranked.softmax(dim=-1)
+        kept = (masses.cumsum(dim=-1) - masses < top_p) & ranked.isfinite()
+        edge = float(order.values[kept][-1])
+        at_edge = int((order.values[kept] == edge).sum())
+        bits = torch.tensor(edge).view(torch.int32).item()
+        key = (bits ^ (0x7FFFFFFF if bits < 0 else 0)) ^ -(2**31)
+        assert (int(found.keys[row]), int(found.left[row])) == (key, at_edge)
+        assert int(found.equals[row].sum()) == int((logits == edge).sum())
+
+
+def test_greedy_rows_may_be_cut(runs: int, device: torch.device) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(2, runs)
+    params = [SamplingParams(top_k=1), SamplingParams(top_p=0.1)]
+    draws = prepared(params, [0, 0], device)
+    there = logits.to(device)
+    sample_kept(there, cut(there, draws), draws, count(2, device))
+    assert [item.token for item in results(draws)] == logits.argmax(dim=-1).tolist()
+
+
+def test_noise_is_gumbel_and_independent_of_neighbours() -> None:
+    noise = torch.stack([gumbel(noise_key(8), position, 20_000) for position in range(4)])
+    # Mean: Euler's constant; variance: pi^2 / 6. Bounds are five standard errors of 80,000 values.
+    assert float(noise.mean()) == pytest.approx(0.577216, abs=5 * 1.2825 / 80_000**0.5)
+    assert float(noise.var()) == pytest.approx(1.644934, abs=5 * 3.4 / 80_000**0.5)
+    assert bool(noise.isfinite().all())
+    other = torch.stack([gumbel(noise_key(9), position, 20_000) for position in range(4)])
+    both = torch.cat([noise, other])
+    correlation = both.corrcoef() - torch.eye(8)
+    assert float(correlation.abs().max()) < 5 / 20_000**0.5
+    neighbours = torch.stack([noise[0, 1:], noise[0, :-1]]).corrcoef()[0, 1]
+    assert abs(float(neighbours)) < 5 / 20_000**0.5

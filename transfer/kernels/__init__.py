@@ -1,0 +1,1 @@
+"""Kernels over the arena's bytes as a transfer sees them: digests. Imported on GPU nodes only."""

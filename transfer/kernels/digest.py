@@ -1,0 +1,140 @@
+"""Digests of windows on a GPU, equal to `transfer.digest.WindowDigester` bit for bit (its twin).
+
+A window is rows of whole blocks or states. One program sums words x keys of a part of a row
+(uint64, so wrapping and in any order), a second launch mixes each row's sum with the row's identity
+and adds up. Bytes read once: the floor is memory bandwidth. Keys come from L2, where they stay.
+
+Thread rule: one thread at a time per digester; work is queued on a stream of its own, which waits
+for nothing: the caller knows that the window's writes are done (its layer's event has fired).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from ...pycache.kernel_spec import KernelSpec
+from ...pycache.layout import CacheLayout
+from ..digest import MASK, WindowRows, window_rows, word_keys
+from ..windows import WindowHeader
+
+_CHUNK = 4096
+_BLOCK = 1024
+_WARPS = 4
+
+
+class GpuWindowDigester:
+    """Digests windows out of one arena in a GPU's memory.
+
+    memory: the arena's bytes, uint8 [slabs * slab_bytes] on the device, shared and never copied.
+    """
+
+    def __init__(self, memory: torch.Tensor, layout: CacheLayout) -> None:
+        self._layout = layout
+        self._words = memory.view(torch.int64)
+        most = max(layout.block_bytes, layout.state_layer_bytes) // 8
+        self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
+        self._stream = torch.cuda.Stream(memory.device) if memory.is_cuda else None
+
+    def digest(
+        self,
+        room: int,
+        generation: int,
+        header: WindowHeader,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> int:
+        """As WindowDigester.digest; blocks until the GPU has answered, on this stream alone."""
+        rows = window_rows(self._layout, room, generation, header, pages, slot)
+        with torch.cuda.stream(self._stream):
+            total = digest_rows(self._words, self._keys, rows)
+            return int(total.item()) & MASK
+
+
+def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: WindowRows) -> torch.Tensor:
+    """The digest [1] int64 (its bits) of the rows, on the current stream.
+
+    words [n] int64: the arena; keys [at least the longest row] int64.
+    """
+    total = torch.zeros(1, dtype=torch.int64, device=words.device)
+    count = len(rows.offsets)
+    if count == 0:
+        return total
+    offsets, lengths, seeds = (
+        _on(words.device, column) for column in (rows.offsets, rows.lengths, rows.seeds)
+    )
+    chunks = triton.cdiv(int(rows.lengths.max()), _CHUNK)
+    partial = torch.empty(count, chunks, dtype=torch.int64, device=words.device)
+    _sum_kernel[(count, chunks)](
+        words, keys, offsets, lengths, partial, CHUNK=_CHUNK, BLOCK=_BLOCK, num_warps=_WARPS
+    )
+    _mix_kernel[(count,)](
+        partial, seeds, total, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
+    )
+    return total
+
+
+def _on(device: torch.device, column: NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(column).to(device, non_blocking=True)
+
+
+@triton.jit
+def _sum_kernel(words, keys, offsets, lengths, partial, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    base = words + tl.load(offsets + row)
+    length = tl.load(lengths + row)
+    total = tl.zeros([BLOCK], tl.int64)
+    for start in tl.static_range(0, CHUNK, BLOCK):
+        index = chunk * CHUNK + start + tl.arange(0, BLOCK)
+        inside = index < length
+        total += tl.load(base + index, mask=inside, other=0) * tl.load(
+            keys + index, mask=inside, other=0
+        )
+    tl.store(partial + row * tl.num_programs(1) + chunk, tl.sum(total, 0))
+
+
+@triton.jit
+def _mix_kernel(partial, seeds, total, chunks, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    value = tl.sum(tl.load(partial + row * chunks + index, mask=index < chunks, other=0), 0)
+    # Modular addition commutes, so the order in which rows arrive does not show.
+    tl.atomic_add(total, _splitmix64(tl.load(seeds + row) ^ value))
+
+
+@triton.jit
+def _splitmix64(value):
+    """As transfer.digest.splitmix64, on the bits of an int64."""
+    mixed = value.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
+    return (mixed ^ (mixed >> 31)).to(tl.int64, bitcast=True)
+
+
+def compile_specs() -> list[KernelSpec]:
+    return [
+        KernelSpec(
+            name="digest_sum",
+            kernel=_sum_kernel,
+            signature={
+                "words": "*i64",
+                "keys": "*i64",
+                "offsets": "*i64",
+                "lengths": "*i64",
+                "partial": "*i64",
+            },
+            constants={"CHUNK": _CHUNK, "BLOCK": _BLOCK},
+            num_warps=_WARPS,
+        ),
+        KernelSpec(
+            name="digest_mix",
+            kernel=_mix_kernel,
+            signature={"partial": "*i64", "seeds": "*i64", "total": "*i64", "chunks": "i32"},
+            constants={"BLOCK": 64},
+            num_warps=1,
+        ),
+    ]
