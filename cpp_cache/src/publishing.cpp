@@ -1,5 +1,6 @@
 // publish() of a HybridTree: what a lease computed becomes the tree's.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "cpp_cache/errors.h"
@@ -136,17 +137,21 @@ std::vector<PageId> HybridTree::give_pages(Lease& lease, std::int64_t from, std:
   return pages;
 }
 
+void HybridTree::note_long_prompt(const Lease& lease, const Node& end) {
+  const std::int64_t beyond = lease.match.prompt_tokens - end.depth;
+  if (end.long_prompt_beyond || !depths_.is_long(lease.match.causes.fresh)) return;
+  if (beyond < 0 || beyond > std::numeric_limits<std::uint16_t>::max()) return;
+  tree_.mark_long_prompt(end.id, static_cast<std::uint16_t>(beyond));
+  depths_.brought(lease.match.prompt_tokens);
+}
+
 void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary, SlotId slot,
                                CheckpointKind kind, TurnHint hint) {
   const Birth birth{kind, hint, boundary, lease.turns};
   const Node& host = tree_.node(node);
   give_slot(lease, slot);
   if (boundary == host.depth) {
-    const bool is_long = depths_.is_long(lease.match.causes.fresh);
-    if (kind == CheckpointKind::kPromptEnd && is_long && !host.ends_long_prompt) {
-      tree_.mark_long_prompt(node);
-      depths_.brought(boundary);
-    }
+    if (kind == CheckpointKind::kPromptEnd) note_long_prompt(lease, host);
     if (host.checkpoint) {
       allocator_.give_back(slot, Owner::kWorking);
       tree_.touch({node, std::nullopt}, clock_);

@@ -166,6 +166,8 @@ class HybridTree {
                  TurnHint hint);
   // Tells the policy of the states a request used, or would have used were they still there.
   std::int64_t note_use(const Found& found, const Plan& plan);
+  // For where later prompts leave it. REQUIRES: the lease published its prompt's end there.
+  void note_long_prompt(const Lease& lease, const Node& end);
   // Where the first-seen part of an admitted prompt should keep states.
   std::vector<std::int64_t> place_interior(const Match& match);
   void stand_at(Lease& lease, Position place);
