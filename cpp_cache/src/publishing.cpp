@@ -1,6 +1,5 @@
 // publish() of a HybridTree: what a lease computed becomes the tree's.
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "cpp_cache/errors.h"
@@ -135,14 +134,6 @@ std::vector<PageId> HybridTree::give_pages(Lease& lease, std::int64_t from, std:
     pages.push_back(lease.pages[logical]);
   }
   return pages;
-}
-
-void HybridTree::note_long_prompt(const Lease& lease, const Node& end) {
-  const std::int64_t beyond = lease.match.prompt_tokens - end.depth;
-  if (end.long_prompt_beyond || !depths_.is_long(lease.match.causes.fresh)) return;
-  if (beyond < 0 || beyond > std::numeric_limits<std::uint16_t>::max()) return;
-  tree_.mark_long_prompt(end.id, static_cast<std::uint16_t>(beyond));
-  depths_.brought(lease.match.prompt_tokens);
 }
 
 void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary, SlotId slot,
