@@ -25,7 +25,7 @@ def replay(
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
     tree = HybridTree(tree_config(layout, flops, gib, policy))
-    tally = Player(tree, flops, rules or rules_of(policy)).play(trace, prompts)
+    tally = Player(tree, flops, rules or rules_of(policy, trace)).play(trace, prompts)
     return outcome(trace, prompts, model, gib, policy, tally)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..pycache._cpp_cache import CheckpointKind
+from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,13 @@ class ReplayRules:
     grain_tokens: int = 1
 
 
-# Its paper's admission: a state where the answer ends and one where the prompt branches off.
-MARCONI = ReplayRules(frozenset({CheckpointKind.TURN_END, CheckpointKind.BRANCH}))
+def rules_of(policy: str, trace: Trace) -> ReplayRules:
+    """Of marconi its paper's admission, elsewhere the engine's."""
+    return ends_and_branches(trace) if policy == "marconi" else ReplayRules()
 
 
-def rules_of(policy: str) -> ReplayRules:
-    return MARCONI if policy == "marconi" else ReplayRules()
+def ends_and_branches(trace: Trace) -> ReplayRules:
+    """A state where the answer ends and one where the prompt branches off, both in whole blocks:
+    what simulators keep that know a trace's blocks only."""
+    kinds = frozenset({CheckpointKind.TURN_END, CheckpointKind.BRANCH})
+    return ReplayRules(kinds, trace.block_tokens)

@@ -84,6 +84,36 @@ def test_a_conversation_resumes_at_its_exact_end(trace_file: Path, policy: str) 
     assert result["token_hit"] + sum(result["causes"].values()) == pytest.approx(1)
 
 
+def test_marconi_is_replayed_by_its_own_admission_and_offered_by_no_engine(
+    trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["replay-trace", str(trace_file), "--gb", "8", "--policy", "marconi", "--json"]
+    assert cli.main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    # Answers end, and branches stand, at whole blocks: 3 of the first turn's, 5 of the second's.
+    assert result["token_hit"] * result["prompt_tokens"] == pytest.approx(64 * (3 + 5))
+    assert set(result["hit_from"]) <= {"turn_end", "branch"}
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--cache-policy", "marconi"])
+    assert "cache-policy" in capsys.readouterr().err
+
+
+def test_a_document_asked_about_again_resumes_inside(tmp_path: Path) -> None:
+    """Documents of 20 blocks of 512, each asked about twice: from some document on the second
+    question resumes at a state that was kept inside."""
+    path = tmp_path / "documents.jsonl"
+    rows = []
+    for document in range(30):
+        shared = [1000 * (document + 1) + block for block in range(20)]
+        for asked in range(2):
+            blocks = [*shared, 1_000_000 + 2 * document + asked, 2_000_000 + 2 * document + asked]
+            rows.append(line(4000 * len(rows), 21 * 512 + 200, 20, blocks))
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    result = replay(load_trace(path), "35b-a3b", 8, "auto")
+    assert result["hit_from"]["interior"] > 0.3
+    assert result["token_hit"] > 0.35
+
+
 def test_the_command_prints_json_and_a_waterfall(
     trace_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from tasuki.engine.checkpoints import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CheckpointKind,
@@ -100,6 +101,93 @@ def test_value_keeps_what_is_used_often_where_recency_loses_it() -> None:
         saved[policy] = total
     assert saved["lru"] == 0
     assert saved["value"] > 30 * 3 * PAGE_TOKENS
+
+
+def one_size_returns(tree: HybridTree, back: int, pages: int) -> int:
+    """Short prompts come twice, `back` requests apart; every fifth is a long one that never
+    returns, of the same class but worth more a page as long as nothing else is known."""
+    saved = 0
+    for step in range(2000):
+        tree.advance_to(step * 1000)
+        if step % 5 == 0:
+            names = range(5_000_000 + step * 100, 5_000_000 + step * 100 + pages)
+        else:
+            name = (step // (2 * back) * back + step % back + 1) * 100
+            names = range(name, name + 2)
+        saved += serve(tree, prompt(*names), len(names) * PAGE_TOKENS)
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("slabs", "back"), [(64, 16), (512, 128)], ids=["all-tried", "an-eighth-tried"]
+)
+def test_auto_follows_recency_where_that_saves_more(slabs: int, back: int) -> None:
+    saved, followed = {}, {}
+    for policy in POLICIES:
+        tree = HybridTree(
+            TreeConfig(
+                slabs=slabs,
+                blocks_per_slab=5,
+                pages_per_slab=3,
+                max_ghost_nodes=8 * slabs,
+                policy=policy,
+                attention_cost=0.1,
+            )
+        )
+        saved[policy] = one_size_returns(tree, back, pages=24)
+        followed[policy] = tree.policy
+    assert saved["lru"] > 2 * saved["value"]
+    assert followed["auto"] == "lru"
+    assert saved["auto"] > 0.8 * saved["lru"]
+
+
+def test_auto_stays_with_value_where_that_saves_more() -> None:
+    tree = tree_of("auto", slabs=8)
+    for step in range(600):
+        tree.advance_to(step * 1000)
+        again = step % 8 == 0
+        serve(tree, prompt(*([1, 2, 3] if again else [1000 + step, 5000 + step])), 2 * PAGE_TOKENS)
+    assert tree.policy == "value"
+
+
+def ask_document(tree: HybridTree, name: int, question: int) -> Lease:
+    """Twelve pages of a document, two of a question; leaves every state that the tree advises."""
+    tokens = prompt(*range(name, name + 12), question, question + 1)
+    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
+    assert lease is not None
+    planned = plan_checkpoints(len(tokens), lease.cached_tokens, lease.match, ())
+    for each in planned:
+        slot = tree.take_checkpoint_slot(lease)
+        if slot is not None:
+            tree.publish(lease, each.position, slot, each.kind)
+    tree.release(lease)
+    return lease
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_document_is_kept_inside_once_it_is_known_where_documents_are_left(policy: str) -> None:
+    hits = []
+    for _ in range(2):
+        tree = tree_of(policy, slabs=400)
+        found = []
+        for document in range(10):
+            first = ask_document(tree, 1000 * (document + 1), 50_000 + 2 * document)
+            second = ask_document(tree, 1000 * (document + 1), 60_000 + 2 * document)
+            assert len(first.match.interior_tokens) <= 3
+            assert all(place % PAGE_TOKENS == 0 for place in first.match.interior_tokens)
+            found.append(second.match.usable_tokens)
+        tree.check_integrity()
+        hits.append(found)
+    assert hits[0] == hits[1]
+    assert hits[0][0] == 0
+    assert min(hits[0][2:]) >= 10 * PAGE_TOKENS
+
+
+def test_no_interior_state_is_proposed_where_none_would_have_been_used() -> None:
+    tree = tree_of("value", slabs=60)
+    for document in range(60):
+        lease = ask_document(tree, 1000 * (document + 1), 90_000)
+        assert lease.match.interior_tokens == []
 
 
 def test_an_unknown_policy_and_an_unknown_hint_are_named() -> None:

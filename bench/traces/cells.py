@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
-    """FLOPs saved for 35B-A3B. `sglang_like`, `marconi`: peers' policies by an independent
+    """FLOPs saved for 35B-A3B. `sglang_like`, `marconi_quoted`: peers' policies by an independent
     simulator (fixed pools 0.9, every 8192 tokens; alpha 0.5 in one budget)."""
 
     trace: str
     gib: int
     sglang_like: float
-    marconi: float
+    marconi_quoted: float
     target: float
     stretch: float
 
@@ -23,5 +23,5 @@ CELLS = (
     Cell("mooncake_conversation_dev", 256, 0.229, 0.224, 0.25, 0.28),
     Cell("mooncake_synthetic_dev", 64, 0.061, 0.101, 0.11, 0.20),
 )
-POLICIES = ("lru", "value", "auto")
+POLICIES = ("marconi", "lru", "value", "auto")
 MODEL = "35b-a3b"

@@ -14,12 +14,11 @@ _WIDTH, _HEIGHT, _BASE = 760, 300, 240
 
 def bars(rows: list[dict[str, Any]]) -> str:
     """One group of bars a cell: FLOPs saved, 0 to 1; a line marks the target."""
-    cells: dict[str, dict[str, float]] = {}
+    cells: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = f"{row['trace'].split('.')[0].replace('_dev', '')} {row['gb']:g} GB"
-        cell = cells.setdefault(name, {key: row[key] for key in ("sglang_like", "marconi")})
+        cell = cells.setdefault(name, dict(row["cell"]))
         cell[row["policy"]] = row["flops_saved"]
-        cell["target"] = row["target"]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
         'font-family="sans-serif" font-size="10">'

@@ -2,7 +2,8 @@
 
     python bench/traces/run.py --traces ../shared/traces --out docs/results
 
-Runs in the project's own environment. A trace that is not there is named and left out.
+Runs in the project's own environment. A trace that is not there is named and left out. With the
+simulator's program its `lru` is printed beside ours under the same rules.
 """
 
 import argparse
@@ -10,22 +11,28 @@ import json
 import platform
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cells import CELLS, MODEL, POLICIES
+from cells import CELLS, MODEL, POLICIES, Cell
 from plot import bars
+from simulator import simulated
+from table import table
 from tasuki.replay.replay import replay
-from tasuki.replay.trace import load_trace
+from tasuki.replay.rules import ends_and_branches
+from tasuki.replay.trace import Trace, load_trace
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
+    parser.add_argument("--simulator", type=Path, default=Path("../shared/peers/hit_rate_sim.py"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     values = parser.parse_args()
     started = time.monotonic()
     rows: list[dict[str, Any]] = []
+    agreement: list[dict[str, Any]] = []
     for cell in CELLS:
         found = sorted(values.traces.glob(f"{cell.trace}.jsonl*"))
         if not found:
@@ -33,67 +40,34 @@ def main() -> int:
             continue
         trace = load_trace(found[0])
         for policy in POLICIES:
-            row = replay(trace, MODEL, cell.gib, policy) | {
-                "sglang_like": cell.sglang_like,
-                "marconi": cell.marconi,
-                "target": cell.target,
-                "stretch": cell.stretch,
-            }
-            rows.append(row)
-            print(f"{cell.trace} {cell.gib} GB {policy}: {row['flops_saved']:.4f}", flush=True)
+            row = replay(trace, MODEL, cell.gib, policy)
+            rows.append(row | {"cell": asdict(cell)})
+            print(
+                f"{cell.trace} {cell.gib} GB {policy}: {row['flops_saved']:.4f} of FLOPs, "
+                f"{row['requests_per_second']:.0f} requests/s",
+                flush=True,
+            )
+        if values.simulator.is_file():
+            agreement.append(compare(cell, trace, values.simulator, found[0]))
     values.out.mkdir(parents=True, exist_ok=True)
-    result = {"host": platform.processor() or platform.machine(), "rows": rows}
+    host = platform.processor() or platform.machine()
+    result = {"host": host, "rows": rows, "agreement": agreement}
     (values.out / "traces.json").write_text(json.dumps(result, indent=1) + "\n")
-    (values.out / "traces.md").write_text(table(rows))
+    (values.out / "traces.md").write_text(table(rows, agreement))
     (values.out / "traces.svg").write_text(bars(rows))
     print(f"{len(rows)} replays in {time.monotonic() - started:.0f} s -> {values.out}")
     return 0 if rows else 1
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "# Hit rate on traces",
-        "",
-        f"`make bench-traces`, {MODEL}: share of prefill FLOPs saved (of prompt tokens). The "
-        "columns SGLang-like and Marconi 0.5 are another simulator's, quoted and not run here; "
-        "all else was replayed through the C++ tree.",
-        "",
-        "| trace, budget | SGLang-like | Marconi 0.5 | lru | value | auto | target | stretch |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    by_cell: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        by_cell.setdefault((row["trace"], row["gb"]), {})[row["policy"]] = row
-    for (trace, gib), policies in by_cell.items():
-        first = policies["lru"]
-        cells = [
-            f"{policies[name]['flops_saved']:.3f} ({policies[name]['token_hit']:.3f})"
-            for name in POLICIES
-        ]
-        lines.append(
-            f"| {trace.split('.')[0]}, {gib:g} GB | {first['sglang_like']:.3f} | "
-            f"{first['marconi']:.3f} | {' | '.join(cells)} | {first['target']:.2f} | "
-            f"{first['stretch']:.2f} |"
-        )
-    lines += [
-        "",
-        "Where the prompt tokens went, policy auto:",
-        "",
-        "| trace, budget | usable | new | never_checkpointed | checkpoint_evicted | kv_evicted | "
-        "requests/s |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for (trace, gib), policies in by_cell.items():
-        row = policies["auto"]
-        causes = row["causes"]
-        names = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted")
-        shares = " | ".join(f"{causes[name]:.3f}" for name in names)
-        lines.append(
-            f"| {trace.split('.')[0]}, {gib:g} GB | {row['token_hit']:.3f} | {shares} | "
-            f"{row['requests_per_second']:.0f} |"
-        )
-    lines += ["", "![FLOPs saved](traces.svg)", ""]
-    return "\n".join(lines)
+def compare(cell: Cell, trace: Trace, simulator: Path, file: Path) -> dict[str, Any]:
+    ours = replay(trace, MODEL, cell.gib, "lru", ends_and_branches(trace))
+    tokens, flops = simulated(simulator, file, MODEL, cell.gib)
+    return {
+        "trace": trace.name,
+        "gb": cell.gib,
+        "token_hit": [ours["token_hit"], tokens],
+        "flops_saved": [ours["flops_saved"], flops],
+    }
 
 
 if __name__ == "__main__":

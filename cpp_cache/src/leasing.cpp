@@ -167,9 +167,8 @@ std::optional<LeaseId> HybridTree::lease(Tokens prompt, std::string_view salt,
     plan.standing = found.usable;
     plan.source = found.source;
   }
-  // Asked before room is made, which may drop the node.
-  std::optional<std::int64_t> left;
-  if (found.known) left = tree_.long_prompt_through(*found.known);
+  // Before room is made, which may drop the node.
+  const LeftPrompt left = left_prompt(found);
   auto id = admit(prompt, salt, terms, plan);
   // A source checkpoint and scattered pages take room of their own. Where they could never stand
   // beside the request, waiting would be for ever: it starts from nothing instead.
@@ -184,9 +183,8 @@ std::optional<LeaseId> HybridTree::lease(Tokens prompt, std::string_view salt,
   if (id) {
     Lease& lease = live(*id);
     lease.turns = note_use(found, plan);
-    if (left && found.known->depth < *left) depths_.left(*left, found.known->depth);
     lease.is_sampled = trials_ && trials_->samples(salt, prompt);
-    lease.match.interior_tokens = place_interior(plan.match);
+    lease.match.interior_tokens = place_interior(left, plan.match);
     if (!told_time_) now_ms_ += 1000;
     ++leased_requests_;
     prompt_tokens_ += plan.match.prompt_tokens;
@@ -212,15 +210,6 @@ std::int64_t HybridTree::note_use(const Found& found, const Plan& plan) {
   use(lost);
   policy.superseded(lost);
   return turns;
-}
-
-std::vector<std::int64_t> HybridTree::place_interior(const Match& match) {
-  const auto usable = static_cast<double>(match.usable_tokens);
-  const std::int64_t pages = (match.prompt_tokens - match.usable_tokens) / kPageTokens;
-  earnings_.request(usable * (1 + config_.attention_cost * usable / 2),
-                    pages + config_.pages_per_slab);
-  const LongPrompt prompt{match.prompt_tokens, match.causes.fresh, match.usable_tokens};
-  return depths_.points(prompt, earnings_.price(config_.pages_per_slab));
 }
 
 std::optional<LeaseId> HybridTree::lease_receive(Tokens prompt, std::string_view salt,

@@ -145,11 +145,7 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
   const Node& host = tree_.node(node);
   give_slot(lease, slot);
   if (boundary == host.depth) {
-    const bool is_long = depths_.is_long(lease.match.causes.fresh);
-    if (kind == CheckpointKind::kPromptEnd && is_long && !host.ends_long_prompt) {
-      tree_.mark_long_prompt(node);
-      depths_.brought(boundary);
-    }
+    if (kind == CheckpointKind::kPromptEnd) note_long_prompt(lease, host);
     if (host.checkpoint) {
       allocator_.give_back(slot, Owner::kWorking);
       tree_.touch({node, std::nullopt}, clock_);

@@ -1,12 +1,12 @@
 #include "cpp_cache/traffic_sample.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace tasuki::cache {
 
 namespace {
 
+constexpr auto kPage = static_cast<std::size_t>(kPageTokens);
 constexpr std::uint32_t kRequestsToHalve = 8192;
 constexpr std::uint32_t kCommonShare = 32;  // of all requests, one in this many is much
 constexpr std::uint32_t kFewest = 16;       // below it a share tells nothing
@@ -40,14 +40,13 @@ bool TrafficSample::take(std::string_view salt, Tokens prompt) {
   }
   std::uint64_t start = 0;
   for (const char letter : salt) start = mixed(start ^ static_cast<unsigned char>(letter));
-  std::size_t done = 0;
-  std::size_t end = static_cast<std::size_t>(kPageTokens);
-  do {
-    end = std::min(end, prompt.size());
-    start = hashed(start, prompt.subspan(done, end - done));
-    done = end;
-    end *= 2;
-  } while (is_common(start) && done < prompt.size());
+  // Behind the place where two prompts part all their pages differ: one of each span tells.
+  const std::size_t pages = std::max<std::size_t>(1, prompt.size() / kPage);
+  for (std::size_t span = 1; span <= pages; span *= 2) {
+    const std::size_t from = (span - 1) * kPage;
+    start = hashed(start, prompt.subspan(from, std::min(kPage, prompt.size() - from)));
+    if (!is_common(start)) break;
+  }
   return mixed(start + 1) % one_in_ == 0;
 }
 

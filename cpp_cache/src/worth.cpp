@@ -39,7 +39,9 @@ std::optional<std::int64_t> RadixTree::long_prompt_through(Position position) co
   // At a fork, or a path's end, nobody leaves anew.
   if (position.depth == node->depth && node->children.size() != 1) return std::nullopt;
   for (std::size_t step = 0; step < kMostWeighed; ++step) {
-    if (node->ends_long_prompt && node->depth >= position.depth) return node->depth;
+    if (node->long_prompt_beyond && node->depth >= position.depth) {
+      return node->depth + *node->long_prompt_beyond;
+    }
     if (node->children.empty()) return std::nullopt;
     node = &this->node(node->children.begin()->node);
   }

@@ -131,6 +131,10 @@ class HybridTree {
     std::vector<PageId> pages;
     std::vector<SlotId> slots;
   };
+  struct LeftPrompt {
+    std::optional<std::int64_t> tokens{};  // of the whole prompt; nullopt: none was left
+    std::int64_t depth = 0;
+  };
   // What an admission pins and starts from.
   struct Plan {
     Match match{};
@@ -172,8 +176,13 @@ class HybridTree {
                  TurnHint hint);
   // Tells the policy of the states a request used, or would have used were they still there.
   std::int64_t note_use(const Found& found, const Plan& plan);
-  // Where the first-seen part of an admitted prompt should keep states.
-  std::vector<std::int64_t> place_interior(const Match& match);
+  // The long prompt, if any, whose KV a request leaves, and where.
+  LeftPrompt left_prompt(const Found& found) const;
+  // For where later prompts leave it. REQUIRES: the lease published its prompt's end there.
+  void note_long_prompt(const Lease& lease, const Node& end);
+  // Learns from what an admitted request left; says where its own first-seen part should keep
+  // states.
+  std::vector<std::int64_t> place_interior(const LeftPrompt& left, const Match& match);
   void stand_at(Lease& lease, Position place);
   void give_slot(Lease& lease, SlotId slot);
   bool holds_slot(const Lease& lease, SlotId slot) const;

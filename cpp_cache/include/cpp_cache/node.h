@@ -54,7 +54,8 @@ struct Node {
   std::optional<Checkpoint> checkpoint{};
   bool resident = false;            // false: a ghost, which remembers that its KV stood here
   bool checkpoint_evicted = false;  // a state stood at the end and was evicted since
-  bool ends_long_prompt = false;    // a long prompt that was first seen ended here
+  // Tokens by which a long prompt that was first seen went on from here to its end.
+  std::optional<std::uint16_t> long_prompt_beyond;
   CompactVector<Tail> tails;
   CompactVector<ChildEntry> children;  // by (hash, node)
   CompactVector<LeaseId> lessees;      // leases whose path ends inside this node

@@ -83,7 +83,7 @@ class RadixTree {
 
   // States. attach_* REQUIRE: the node is resident and has no such state.
   void attach_checkpoint(NodeId id, SlotId slot, const Birth& birth, Tick now);
-  void mark_long_prompt(NodeId end) { at(end).ends_long_prompt = true; }
+  void mark_long_prompt(NodeId end, std::uint16_t beyond) { at(end).long_prompt_beyond = beyond; }
   TailId attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot, const Birth& birth,
                      Tick now);
   void touch(const StateRef& ref, Tick now);

@@ -9,8 +9,8 @@
 
 namespace tasuki::cache {
 
-// Takes a request by the hash of its start: of its first page, or of the first 2, 4, 8, ... pages
-// while so many requests begin alike that a coin for all of them would decide too much. A
+// Takes a request by the hash of its start: of its first page, or of its pages 1, 2, 4, 8, ... for
+// as long as so many requests begin alike that a coin for all of them would decide too much. A
 // conversation's turns so meet one coin; a system prompt that all share meets none.
 // Knows no tree. Deterministic; one fixed table, whatever the traffic.
 class TrafficSample {
@@ -18,7 +18,7 @@ class TrafficSample {
   // Takes about one request of `one_in`. REQUIRES: one_in >= 1.
   explicit TrafficSample(std::int64_t one_in) : one_in_(static_cast<std::uint64_t>(one_in)) {}
 
-  // Counts the request and says whether it is taken. O(tokens that many requests begin with).
+  // Counts the request and says whether it is taken. O(log(prompt)) pages. REQUIRES: a prompt.
   bool take(std::string_view salt, Tokens prompt);
 
  private:
