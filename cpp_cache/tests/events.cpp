@@ -1,6 +1,8 @@
 // What watchers are told, against what stands.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <map>
 #include <random>
 #include <set>
 #include <vector>
@@ -14,7 +16,7 @@ namespace {
 
 // The prefixes that stand, as the events of one watch tell.
 struct Follower {
-  std::set<PrefixHash> pages;
+  std::map<PrefixHash, PrefixHash> pages;  // to their parents
   std::set<PrefixHash> states;
   std::uint64_t sequence = 0;
   std::int64_t gaps = 0;
@@ -25,7 +27,7 @@ struct Follower {
       states.clear();
       if (batch.gap) {
         ++gaps;
-        CHECK(batch.gap->first_lost > sequence);
+        CHECK(batch.gap->first_lost == sequence + 1);
         CHECK(batch.gap->resync_from == batch.sequence);
       }
     }
@@ -39,11 +41,13 @@ struct Follower {
   void apply(const CacheEvent& event) {
     switch (event.kind) {
       case EventKind::kPageStored:
-        CHECK(pages.insert(event.prefix).second);
+        CHECK(pages.emplace(event.prefix, event.parent).second);
         CHECK((event.tokens == kPageTokens || pages.contains(event.parent)));
         break;
       case EventKind::kPageRemoved:
         CHECK(pages.erase(event.prefix) == 1);
+        CHECK(std::ranges::none_of(pages,
+                                   [&](const auto& page) { return page.second == event.prefix; }));
         break;
       case EventKind::kCheckpointStored:
         CHECK(states.insert(event.prefix).second);
