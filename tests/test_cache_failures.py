@@ -201,3 +201,13 @@ def test_a_pruned_branch_leaves_no_candidate_behind() -> None:
     tree.flush()
     tree.check_integrity()
     assert tree.stats().slabs_free == 6
+
+
+def test_a_request_too_large_for_the_shadows_of_auto_is_still_released() -> None:
+    tree = HybridTree(TreeConfig(slabs=4, blocks_per_slab=8, pages_per_slab=3, policy="auto"))
+    lease = take(tree, text(64 * 9), slots=0)
+    tree.publish(lease, 64 * 9, tree.take_checkpoint_slot(lease), END)
+    tree.append(lease, text(100, 1))
+    tree.release(lease)
+    tree.check_integrity()
+    assert tree.stats().leases == 0 and tree.stats().checkpoints == 1

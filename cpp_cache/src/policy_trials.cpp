@@ -47,6 +47,8 @@ double PolicyTrials::serve(Trial& trial, const Served& served) {
   tree.advance_to(served.now_ms);
   const auto prompt = Tokens(served.tokens).first(static_cast<std::size_t>(served.prompt_tokens));
   const LeaseTerms terms{static_cast<std::int64_t>(served.tokens.size()), 1, 0, std::nullopt};
+  // A prompt that only the real arena can hold.
+  if (terms.capacity_tokens > tree.capacity_tokens(1)) return 0;
   const auto id = tree.lease(prompt, served.salt, terms);
   if (!id) return 0;
   const Match match = tree.lease_of(*id).match;
