@@ -1,6 +1,6 @@
 """The caller's face: a client of one front, and the sessions it opens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
@@ -10,6 +10,7 @@ import grpc
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer import AnswerStream
+from .cache_events import EventBatch, batches
 from .errors import client_error
 
 _OPTIONS = (
@@ -65,6 +66,18 @@ class Client:
         self._inference = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
         self._sessions = pb_grpc.SessionStub(self._channel)  # type: ignore[no-untyped-call]
         self._admin = pb_grpc.CacheAdminStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def watch_cache(self, stream: str = "usable") -> Iterator[EventBatch]:
+        """The node's cache as it changes, a snapshot first; PrefixIndex follows it. Has no end:
+        close the iterator. `stream`: usable (prefixes with a checkpoint) or all (pages too)."""
+        wanted = pb.WatchEventsRequest.Stream.Value(stream.upper())
+        call = self._admin.WatchEvents(pb.WatchEventsRequest(stream=wanted))
+        try:
+            yield from batches(call)
+        except grpc.RpcError as error:
+            raise client_error(error) from error
+        finally:
+            call.cancel()
 
     def generate(
         self,
