@@ -6,7 +6,7 @@ depends on which node gave it.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -18,6 +18,7 @@ from ..front.tls import ClientTls
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer import Answer, AnswerStream
+from .cache_events import EventBatch, batches
 from .channel import bearing, open_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
@@ -46,6 +47,18 @@ class Client:
         self._inference = pb_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
         self._sessions = pb_grpc.SessionStub(channel)  # type: ignore[no-untyped-call]
         self._admin = pb_grpc.CacheAdminStub(channel)  # type: ignore[no-untyped-call]
+
+    def watch_cache(self, stream: str = "usable") -> Iterator[EventBatch]:
+        """The node's cache as it changes, a snapshot first; PrefixIndex follows it. Has no end:
+        close the iterator. `stream`: usable (prefixes with a checkpoint) or all (pages too)."""
+        wanted = pb.WatchEventsRequest.Stream.Value(stream.upper())
+        call = self._admin.WatchEvents(pb.WatchEventsRequest(stream=wanted))
+        try:
+            yield from batches(call)
+        except grpc.RpcError as error:
+            raise client_error(error) from error
+        finally:
+            call.cancel()
 
     def generate(
         self,

@@ -220,6 +220,12 @@ class Engine:
                 self._outbox.append(self._stats(query_id))
             case m.FlushCache(query_id):
                 self._outbox.append(m.FlushReply(query_id, self._cache.flush()))
+            case m.WatchCache(query_id, stream):
+                self._outbox.append(m.WatchOpened(query_id, self._cache.watch(stream)))
+            case m.ReadEvents(query_id, watch):
+                self._outbox.append(m.EventsReply(query_id, self._cache.drain_events(watch)))
+            case m.EndWatch(watch):
+                self._cache.unwatch(watch)
             case m.Drain(query_id):
                 self._draining = True
                 self._drains.append(query_id)

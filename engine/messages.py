@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
+from ..pycache._cpp_cache import EventBatch
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
@@ -135,6 +136,27 @@ class StatsQuery:
 @dataclass(frozen=True)
 class FlushCache:
     query_id: int
+
+
+@dataclass(frozen=True)
+class WatchCache:
+    """Tell changes of the cache from now on. `stream`: all or usable (HybridTree.watch)."""
+
+    query_id: int
+    stream: str
+
+
+@dataclass(frozen=True)
+class ReadEvents:
+    """What changed since the last one. REQUIRES: the watch is open."""
+
+    query_id: int
+    watch: int
+
+
+@dataclass(frozen=True)
+class EndWatch:
+    watch: int
 
 
 @dataclass(frozen=True)
@@ -298,6 +320,18 @@ class FlushReply:
 
 
 @dataclass(frozen=True)
+class WatchOpened:
+    query_id: int
+    watch: int
+
+
+@dataclass(frozen=True)
+class EventsReply:
+    query_id: int
+    batch: EventBatch
+
+
+@dataclass(frozen=True)
 class Drained:
     query_id: int
 
@@ -369,6 +403,9 @@ Inbox = (
     | CloseCursor
     | StatsQuery
     | FlushCache
+    | WatchCache
+    | ReadEvents
+    | EndWatch
     | Drain
     | PrefillReserve
     | PrefillStart
@@ -387,6 +424,8 @@ Outbox = (
     | CursorOpened
     | StatsReply
     | FlushReply
+    | WatchOpened
+    | EventsReply
     | Drained
     | PrefillQueued
     | PrefillAccepted

@@ -1,5 +1,8 @@
 """tasuki.v1.CacheAdmin: what an operator asks of the cache."""
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
 from ..engine.messages import Rejected
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
@@ -8,6 +11,10 @@ from .engine_client import EngineClient
 from .errors import CallContext, UnknownRequest, refusals
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .session_store import SessionStore
+from .watch_messages import parts_of
+
+# How often an idle watch asks the engine again: a router may be so far behind.
+_POLL_SECONDS = 0.05
 
 
 class AdminService(pb_grpc.CacheAdminServicer):
@@ -66,3 +73,15 @@ class AdminService(pb_grpc.CacheAdminServicer):
         async with refusals(context):
             await self._engine.drain()
         return pb.DrainResponse()
+
+    async def WatchEvents(
+        self, request: pb.WatchEventsRequest, context: CallContext
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
+        every = request.stream == pb.WatchEventsRequest.ALL
+        async with (
+            refusals(context),
+            aclosing(self._engine.watch("all" if every else "usable", _POLL_SECONDS)) as batches,
+        ):
+            async for batch in batches:
+                for part in parts_of(batch):
+                    yield part

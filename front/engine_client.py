@@ -19,7 +19,9 @@ from ..engine.messages import (
     CursorOpened,
     Drain,
     Drained,
+    EndWatch,
     ErrorKind,
+    EventsReply,
     Finished,
     FlushCache,
     FlushReply,
@@ -27,6 +29,7 @@ from ..engine.messages import (
     Inbox,
     OpenCursor,
     Outbox,
+    ReadEvents,
     Rejected,
     RequestError,
     RequestId,
@@ -34,12 +37,15 @@ from ..engine.messages import (
     StatsReply,
     Submit,
     TokenOut,
+    WatchCache,
+    WatchOpened,
 )
+from ..pycache._cpp_cache import EventBatch
 from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
 from .request_log import RequestLog
 
-Reply = CursorOpened | StatsReply | FlushReply | Drained
-ReplyT = TypeVar("ReplyT", CursorOpened, StatsReply, FlushReply, Drained)
+Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | Drained
+ReplyT = TypeVar("ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, Drained)
 
 
 def _unobserved(message: TokenOut | Finished | Rejected) -> None:
@@ -133,6 +139,22 @@ class EngineClient:
         """Returns how many pages and checkpoints were dropped."""
         return (await self._query(FlushReply, FlushCache)).dropped
 
+    async def watch(self, stream: str, poll_seconds: float) -> AsyncGenerator[EventBatch, None]:
+        """The cache's events as batches, a snapshot first; none that tell nothing. `stream`: all
+        or usable. Close it (contextlib.aclosing) to end the watch."""
+        opened = await self._query(WatchOpened, lambda query: WatchCache(query, stream))
+        try:
+            while True:
+                reply = await self._query(
+                    EventsReply, lambda query: ReadEvents(query, opened.watch)
+                )
+                if len(reply.batch) > 0 or reply.batch.is_snapshot:
+                    yield reply.batch
+                else:
+                    await asyncio.sleep(poll_seconds)
+        finally:
+            self._post(EndWatch(opened.watch))
+
     async def drain(self) -> None:
         """The engine refuses new requests from now on; returns when everything in flight has
         ended."""
@@ -182,9 +204,11 @@ class EngineClient:
         future = self._queries.pop(reply.query_id, None)
         if future is not None and not future.done():
             future.set_result(reply)
+        # Their caller has gone, so nobody else would ever close them.
         elif isinstance(reply, CursorOpened):
-            # Its caller has gone, so nobody else would ever close it.
             self._post(CloseCursor(reply.cursor))
+        elif isinstance(reply, WatchOpened):
+            self._post(EndWatch(reply.watch))
 
 
 class _Stream:

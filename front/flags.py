@@ -144,6 +144,7 @@ def _plain_type(hint: Any) -> Any:
 
 def _unknown_flag(flag: str, known: Sequence[str]) -> str:
     name = flag.split("=")[0]
-    close = difflib.get_close_matches(name, known, n=1)
+    begun = [flag for flag in known if flag.startswith(name)]
+    close = begun or difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else "known are " + " ".join(known)
     return f"unknown flag {name}: {hint}"

@@ -377,3 +377,51 @@ class DrainRequest(_message.Message):
 class DrainResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("stream",)
+    class Stream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        USABLE: _ClassVar[WatchEventsRequest.Stream]
+        ALL: _ClassVar[WatchEventsRequest.Stream]
+    USABLE: WatchEventsRequest.Stream
+    ALL: WatchEventsRequest.Stream
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    stream: WatchEventsRequest.Stream
+    def __init__(self, stream: _Optional[_Union[WatchEventsRequest.Stream, str]] = ...) -> None: ...
+
+class WatchEventsResponse(_message.Message):
+    __slots__ = ("sequence", "snapshot", "gap", "events", "more")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    snapshot: bool
+    gap: EventGap
+    events: _containers.RepeatedCompositeFieldContainer[CacheEvent]
+    more: bool
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: bool = ..., gap: _Optional[_Union[EventGap, _Mapping]] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., more: bool = ...) -> None: ...
+
+class EventGap(_message.Message):
+    __slots__ = ("first_lost", "resync_from")
+    FIRST_LOST_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FROM_FIELD_NUMBER: _ClassVar[int]
+    first_lost: int
+    resync_from: int
+    def __init__(self, first_lost: _Optional[int] = ..., resync_from: _Optional[int] = ...) -> None: ...
+
+class CacheEvent(_message.Message):
+    __slots__ = ("sequence", "kind", "tokens", "prefix", "parent")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    kind: str
+    tokens: int
+    prefix: bytes
+    parent: bytes
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., tokens: _Optional[int] = ..., prefix: _Optional[bytes] = ..., parent: _Optional[bytes] = ...) -> None: ...

@@ -427,6 +427,11 @@ class CacheAdminStub(object):
                 request_serializer=tasuki_dot_proto_dot_inference__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=tasuki_dot_proto_dot_inference__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/tasuki.v1.CacheAdmin/WatchEvents',
+                request_serializer=tasuki_dot_proto_dot_inference__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_inference__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
 
 
 class CacheAdminServicer(object):
@@ -460,6 +465,13 @@ class CacheAdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchEvents(self, request, context):
+        """What the cache keeps, as it changes: a snapshot first, and again after a gap. Has no end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -482,6 +494,11 @@ def add_CacheAdminServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=tasuki_dot_proto_dot_inference__pb2.ExplainRequest.FromString,
                     response_serializer=tasuki_dot_proto_dot_inference__pb2.ExplainResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=tasuki_dot_proto_dot_inference__pb2.WatchEventsRequest.FromString,
+                    response_serializer=tasuki_dot_proto_dot_inference__pb2.WatchEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -593,6 +610,33 @@ class CacheAdmin(object):
             '/tasuki.v1.CacheAdmin/Explain',
             tasuki_dot_proto_dot_inference__pb2.ExplainRequest.SerializeToString,
             tasuki_dot_proto_dot_inference__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tasuki.v1.CacheAdmin/WatchEvents',
+            tasuki_dot_proto_dot_inference__pb2.WatchEventsRequest.SerializeToString,
+            tasuki_dot_proto_dot_inference__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

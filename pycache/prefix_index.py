@@ -5,10 +5,37 @@ in another process. Thread rule: one thread at a time. Invariant: after every ba
 exactly what its stream says stands.
 """
 
+from collections.abc import Iterator
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ._cpp_cache import PAGE_TOKENS, CacheEvent, EventBatch, prefix_hashes
+from ._cpp_cache import PAGE_TOKENS, prefix_hashes
+
+
+class Event(Protocol):
+    """What is read of a CacheEvent, or of one that came over a wire."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def prefix(self) -> bytes | None: ...
+    @property
+    def parent(self) -> bytes | None: ...
+
+
+class Batch(Protocol):
+    """What is read of an EventBatch."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def is_snapshot(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Event]: ...
 
 
 class MissedEvents(ValueError):
@@ -25,7 +52,7 @@ class PrefixIndex:
         # Of checkpoints inside a page: tokens by prefix, by the whole pages before it.
         self._tails: dict[bytes, dict[bytes, int]] = {}
 
-    def apply(self, batch: EventBatch) -> None:
+    def apply(self, batch: Batch) -> None:
         """Raises MissedEvents, with nothing changed, where a batch was lost on the way."""
         if batch.is_snapshot:
             self._clear()
@@ -53,7 +80,7 @@ class PrefixIndex:
                 return page * PAGE_TOKENS
         return 0
 
-    def _apply(self, event: CacheEvent) -> None:
+    def _apply(self, event: Event) -> None:
         prefix, parent = event.prefix, event.parent
         if prefix is None or parent is None:
             self._clear()

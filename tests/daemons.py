@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 from tasuki.client.answer import Answer, AnswerStream
+from tasuki.client.channel import bearing
 from tasuki.client.embedded import embedded_model
 from tasuki.client.launcher import Daemon
 from tasuki.client.prompt import Prompt
@@ -54,10 +55,12 @@ class Node:
     def __init__(self, command: str, *flags: str, bind: str = "127.0.0.1:0") -> None:
         self._command = command
         self._flags = flags
+        self._api_key = flags[flags.index("--api-key") + 1] if "--api-key" in flags else ""
         self._daemon = Daemon(command, flags, bind)
         self._running = True
         self.address = ""
         self._admin: grpc.Channel
+        self._bearing: grpc.Channel
         self.client: Client
 
     @property
@@ -77,10 +80,11 @@ class Node:
     def wait_ready(self) -> "Node":
         self.address = self._daemon.wait_ready()
         # A client of its own for each life: gRPC's reconnect backoff is not what is tested here.
-        self.client = Client(self.address)
+        self.client = Client(self.address, api_key=self._api_key)
         self._admin = grpc.insecure_channel(
             self.address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
+        self._bearing = bearing(self._admin, self._api_key) if self._api_key else self._admin
         return self
 
     def start_again(self) -> None:
@@ -113,7 +117,7 @@ class Node:
         return status
 
     def stats(self) -> pb.StatsResponse:
-        stub = pb_grpc.CacheAdminStub(self._admin)
+        stub = pb_grpc.CacheAdminStub(self._bearing)
         reply: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=5)
         return reply
 

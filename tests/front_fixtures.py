@@ -155,14 +155,17 @@ class Front:
 
 @contextmanager
 def running_front(
-    codec: TextCodec, config: FrontConfig | None = None, queue_limit: int = 4096
+    codec: TextCodec,
+    config: FrontConfig | None = None,
+    queue_limit: int = 4096,
+    engine: ScriptedEngine | None = None,
 ) -> Iterator[Front]:
     """A real gRPC server on loopback, on an event loop of its own thread."""
     config = config or FrontConfig()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    engine = ScriptedEngine()
+    engine = engine or ScriptedEngine()
     client = EngineClient(engine.post, loop, queue_limit=queue_limit)
     engine.deliver = client.deliver
     engine.start()

@@ -177,3 +177,37 @@ def test_a_blocked_request_is_told_when_to_try_again_and_not_before() -> None:
     tree.release(running)
     assert tree.room_version != version
     take(tree, text(64 * 9, 1))
+
+
+def test_counters_are_not_inflated_by_matches_and_refused_retries() -> None:
+    tree = make_tree(slabs=6)
+    running = take(tree, text(64 * 9))
+    before = tree.stats()
+    for _ in range(10):
+        tree.match(text(300, 1))
+        assert tree.lease(text(64 * 9, 1), capacity_tokens=64 * 9, working_slots=1) is None
+    after = tree.stats()
+    assert (after.leased_requests, after.prompt_tokens) == (1, 576)
+    assert after.lost.as_dict() == before.lost.as_dict()
+    tree.release(running)
+
+
+def test_a_pruned_branch_leaves_no_candidate_behind() -> None:
+    tree = make_tree(slabs=6)
+    for seed in range(60):
+        keep(tree, np.concatenate([text(64), text(128, seed)]), 64 + 64 * (seed % 3))
+        tree.check_integrity()
+    assert tree.stats().evicted_pages > 40
+    tree.flush()
+    tree.check_integrity()
+    assert tree.stats().slabs_free == 6
+
+
+def test_a_request_too_large_for_the_shadows_of_auto_is_still_released() -> None:
+    tree = HybridTree(TreeConfig(slabs=4, blocks_per_slab=8, pages_per_slab=3, policy="auto"))
+    lease = take(tree, text(64 * 9), slots=0)
+    tree.publish(lease, 64 * 9, tree.take_checkpoint_slot(lease), END)
+    tree.append(lease, text(100, 1))
+    tree.release(lease)
+    tree.check_integrity()
+    assert tree.stats().leases == 0 and tree.stats().checkpoints == 1

@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 import pytest
 from tasuki.decode_node.handover_client import HandoverClient
+from tasuki.decode_node.membership import FixedMembership
 from tasuki.engine import messages as m
 from tasuki.transfer.contract import Contract
 from tasuki.transfer.digest import WindowDigester
@@ -73,10 +74,10 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
             transport,
             Contract("weights", layout),
             NodeIdentity.new("decode-0", "nixl", transport, SLABS),
-            [f"127.0.0.1:{port}"],
+            FixedMembership([f"127.0.0.1:{port}"]),
             asyncio.get_running_loop(),
         )
-        node.client.start()
+        await node.client.start()
         await node.inbound.wait(m.PeersChanged, timeout=20)
         yield node
         await node.client.stop()

@@ -47,6 +47,7 @@ struct Matcher::Survey {
 Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> start) const {
   Walk walk;
   const std::int64_t limit = whole_pages(length(prompt));
+  walk.path.reserve(8);
   if (start) {
     walk.matched = start->depth;
     for (const Node* node = &tree_.node(tree_.cover(start->node, start->depth).node);;

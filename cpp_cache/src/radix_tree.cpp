@@ -105,6 +105,7 @@ std::optional<NodeId> RadixTree::find_child(const Node& parent, const PageKey& p
        entry != parent.children.end() && entry->hash == page.hash; ++entry) {
     const Node& child = node(entry->node);
     prefetch(&child, sizeof child);
+    __builtin_prefetch(child.children.begin());
     prefetch(child.tokens.data(), std::min(child.tokens.size() * sizeof(Token), kMostAhead));
     if (std::ranges::equal(first_page(child), page.tokens)) return entry->node;
   }
