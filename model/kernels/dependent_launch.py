@@ -22,8 +22,8 @@ def dependent(tensor: Tensor) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_inputs(DEPENDENT: tl.constexpr):
-    """Waits until all earlier kernels have ended, then lets the next one start: earlier, its programs
-    would only take up room while they wait."""
+    """Waits until all earlier kernels have ended, then lets the next one start: before, its
+    programs would only take up room."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
