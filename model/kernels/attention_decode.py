@@ -22,8 +22,9 @@ from ...pycache.kernel_spec import KernelSpec
 from ..config import ModelConfig
 from .attention_math import attend, attend_visible
 from .attention_merge import GateSource, merge_shares, share_of_program
+from .dependent_launch import dependent, wait_for_inputs
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def paged_attention_decode(
         workspace.outputs,
         workspace.weights,
         batch,
-        dim**-0.5 * LOG2_E,
+        dim**-0.5 * LOG2_E.value,
         KV_HEADS=config.kv_heads,
         GROUP=group,
         GROUP_BLOCK=group_block,
@@ -108,6 +109,7 @@ def paged_attention_decode(
         BATCH_BLOCK=batch_block,
         num_warps=_WARPS,
         num_stages=_STAGES if kv.element_size() == 2 else 1,
+        **dependent(q),
     )
     return merge_shares(
         workspace.outputs,
@@ -150,7 +152,9 @@ def _kernel(
     PAGE_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     BATCH_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     # Heads of one page run side by side, so that their reads meet in the same memory rows.
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
@@ -243,6 +247,7 @@ def compile_specs() -> list[KernelSpec]:
                 "PAGE_TOKENS": 64,
                 "TILE": tile,
                 "BATCH_BLOCK": 32,
+                "DEPENDENT": True,
             },
             _WARPS,
             stages,

@@ -13,10 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
+from .dependent_launch import dependent, wait_for_inputs
 
-_SLICE = 64
+_SLICE = 32
 _STEP = 64
-_WARPS = 4
+_WARPS = 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def merge_shares(
         SLICE=min(dim, _SLICE),
         STEP=_STEP,
         num_warps=_WARPS,
+        **dependent(like),
     )
     return merged
 
@@ -91,6 +93,7 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
         SLICE=min(dim, _SLICE),
         STEP=_STEP,
         num_warps=_WARPS,
+        **dependent(like),
     )
     return merged
 
@@ -173,7 +176,9 @@ def _shares_kernel(
     BATCH_BLOCK: tl.constexpr,
     SLICE: tl.constexpr,
     STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     slices: tl.constexpr = HEAD_DIM // SLICE
     head = tl.program_id(0) // slices
     element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
@@ -212,7 +217,9 @@ def _splits_kernel(
     HEAD_DIM: tl.constexpr,
     SLICE: tl.constexpr,
     STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     slices: tl.constexpr = HEAD_DIM // SLICE
     head = tl.program_id(0) // slices
     element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
@@ -241,7 +248,13 @@ def compile_specs() -> list[KernelSpec]:
         "gate_stride": "i32:16",
         "merged": "*bf16",
     }
-    constants: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 256, "SLICE": _SLICE, "STEP": _STEP}
+    constants: dict[str, object] = {
+        "HEADS": 16,
+        "HEAD_DIM": 256,
+        "SLICE": _SLICE,
+        "STEP": _STEP,
+        "DEPENDENT": True,
+    }
     return [
         KernelSpec(
             "attention_merge_shares",
