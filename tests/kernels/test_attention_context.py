@@ -56,7 +56,7 @@ def test_runs_are_cut_into_blocks_that_see_many_keys() -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         raise AssertionError("planning attends to nothing")
 
-    context = ContextBlocks.of([2500, 700, 512, 3000], [8000, 17000, 9000, 6100], 1024, attend)
+    context = ContextBlocks.of([2500, 700, 512, 3000], [8000, 17000, 9000, 6200], 1024, attend)
     assert context.blocks == (
         ContextBlock(row=1024, rows=1024, sequence=0, keys=8192),
         ContextBlock(row=2500, rows=700, sequence=1, keys=16384),
