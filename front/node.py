@@ -76,7 +76,7 @@ class Node:
         except BindError:
             await self._server.drain(0)
             raise
-        self._thread.start()
+        await asyncio.to_thread(self._thread.start)
         return self._server.address
 
     async def _start_http(self) -> None:
