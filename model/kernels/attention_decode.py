@@ -154,10 +154,10 @@ def _kernel(
     BATCH_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    wait_for_inputs(DEPENDENT)
     # Heads of one page run side by side, so that their reads meet in the same memory rows.
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
+    # What is read before the wait is older than the kernel before this one.
     ends, share = share_of_program(
         context_lens, rows, batch, tl.num_programs(1), PAGE_TOKENS, BATCH_BLOCK
     )
@@ -170,6 +170,7 @@ def _kernel(
     offset = tl.arange(0, TILE)
     column = kv_head * HEAD_DIM
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
+    wait_for_inputs(DEPENDENT)
     while position < stop:
         begin = tl.sum(tl.where(every == sequence - 1, ends, 0), axis=0)
         end = tl.sum(tl.where(every == sequence, ends, 0), axis=0)
