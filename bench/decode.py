@@ -44,26 +44,26 @@ def main(argv: Sequence[str]) -> int:
         f"decode {config.model}", describe_host(config.torch_device, config.commit), floors
     )
     print(report.head(), flush=True)
-    # Before the engine takes all memory.
-    peers = {
-        point: {"transformers": decode_seconds(model, config.torch_device, point.context)}
-        for point in own.parsed()
-        if own.peer and point.batch == 1
-    }
-    engine = config.engine_config()
-    rig = Rig(model, engine)
-    floor = ModelFloor.of(model, rig.parts.layout, floors)
-    for point in own.parsed():
-        answers = _start(rig, point)
-        steps = _steps(rig, answers, own)
-        report.add(_row(config.model, point, steps, floor, own, peers.get(point, {})))
+    with report.kept(config.out_path):
+        # Before the engine takes all memory.
+        peers = {
+            point: {"transformers": decode_seconds(model, config.torch_device, point.context)}
+            for point in own.parsed()
+            if own.peer and point.batch == 1
+        }
+        engine = config.engine_config()
+        rig = Rig(model, engine)
+        floor = ModelFloor.of(model, rig.parts.layout, floors)
+        for point in own.parsed():
+            answers = _start(rig, point)
+            steps = _steps(rig, answers, own)
+            report.add(_row(config.model, point, steps, floor, own, peers.get(point, {})))
+            if config.device == "cuda":
+                report.add(_idle(rig, point))
+            rig.abort(answers)
+            rig.flush()
         if config.device == "cuda":
-            report.add(_idle(rig, point))
-        rig.abort(answers)
-        rig.flush()
-    if config.device == "cuda":
-        report.note(config.memory_note(engine))
-    report.write(config.out_path)
+            report.note(config.memory_note(engine))
     return 0
 
 
