@@ -92,8 +92,9 @@ class Rig:
 
     def abort(self, answers: Sequence[Answer]) -> None:
         """End them where they are, and whatever step is in flight."""
+        wanted = {id(answer) for answer in answers}
         for name, answer in self._answers.items():
-            if answer in answers:
+            if id(answer) in wanted:
                 self._engine.handle(m.Abort(m.RequestId(name)))
         self.run()
 
