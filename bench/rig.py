@@ -48,7 +48,6 @@ class Rig:
         self.parts = random_parts(model, config)
         self._engine = build_engine(config, Role.FUSED, self.parts)
         self._engine.prepare()
-        self._engine.prepare()
         self._vocab = model.vocab
         self._answers: dict[str, Answer] = {}
         self._generator = np.random.default_rng(_SEED)
