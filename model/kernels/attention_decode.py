@@ -6,8 +6,7 @@ mixed contexts balance and the grid does not depend on them (CUDA graphs). Each 
 pair leaves one partial result; pairs form a staircase, so that p + sequence numbers them uniquely.
 `attention_merge` joins the partial results and applies the gate.
 
-Pages are read by the tensor copy engine: the kv view of a layer is one matrix of rows
-[page][key, value][token] by [head][dim]. Twin: `model.ops.attention.paged_attention`.
+Twin: `model.ops.attention.paged_attention`.
 """
 
 from dataclasses import dataclass
@@ -16,15 +15,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...pycache.kernel_spec import KernelSpec
 from ..config import ModelConfig
-from .attention_math import attend, attend_visible
+from .attention_math import LOG2_E, attend, attend_visible
 from .attention_merge import GateSource, merge_shares, share_of_program
+from .attention_pages import page_matrix
 from .dependent_launch import dependent, wait_for_inputs
-
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
@@ -121,16 +118,6 @@ def paged_attention_decode(
         q,
         kv.shape[2],
     )
-
-
-def page_matrix(kv: Tensor, tile: int) -> TensorDescriptor:
-    """kv [pages, 2, page_tokens, kv_heads, head_dim], dense, as a matrix read by [tile, head_dim]:
-    token t of the keys (0) or values (1) of page p is row (2 p + 0 or 1) * page_tokens + t."""
-    pages, kinds, tokens, heads, dim = kv.shape
-    if not kv.is_contiguous():
-        raise ValueError(f"kv has strides {kv.stride()}: pages must be dense, as arena views are")
-    width = heads * dim
-    return TensorDescriptor(kv, [pages * kinds * tokens, width], [width, 1], [tile, dim])
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "batch"])

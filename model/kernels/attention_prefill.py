@@ -7,9 +7,6 @@ tiles to fill the device (a short run on a long context) every tile's pages are 
 Twin: `model.ops.attention.paged_attention`, times sigmoid of the gate.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
 import torch
 import triton
 import triton.language as tl
@@ -17,97 +14,10 @@ from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
 from ..config import ModelConfig
-from .attention_context import ContextBlocks, block_rows_of, cudnn_attention
-from .attention_decode import LOG2_E, page_matrix
-from .attention_math import attend, attend_visible
+from .attention_math import LOG2_E
 from .attention_merge import GateSource, merge_splits
-
-
-@dataclass(frozen=True)
-class PrefillTiles:
-    """Tiles of one forward, the same for every layer.
-
-    tiles [N, 5] int32 on the device: first row, rows, sequence, position of the first row, keys
-    that a block of `context` has served; most keys left first, since those take longest. rows: of
-    a full tile. splits: parts of every tile's context; 1 where there are blocks.
-    """
-
-    tiles: Tensor
-    rows: int
-    splits: int
-    context: ContextBlocks
-
-    @staticmethod
-    def of(
-        lengths: Sequence[int],
-        context_lens: Sequence[int],
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "PrefillTiles":
-        """lengths: tokens of each sequence in this forward; context_lens: tokens before them."""
-        context = ContextBlocks((), _tile_rows(dtype), cudnn_attention)
-        if device.type == "cuda" and dtype.itemsize == 2:
-            rows = block_rows_of(config, device)
-            context = ContextBlocks.of(lengths, context_lens, rows, cudnn_attention)
-        tiles = PrefillTiles.after(context, lengths, context_lens, dtype, device)
-        if context.blocks:
-            return tiles
-        longest = max(map(sum, zip(lengths, context_lens, strict=True)))
-        splits = _splits(len(tiles.tiles) * config.query_heads, longest, device)
-        return replace(tiles, splits=splits)
-
-    @staticmethod
-    def after(
-        context: ContextBlocks,
-        lengths: Sequence[int],
-        context_lens: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "PrefillTiles":
-        """Tiles of what the blocks of `context` leave, whole."""
-        rows = _tile_rows(dtype)
-        served = context.served(rows)
-        tiles: list[tuple[int, int, int, int, int]] = []
-        start = 0
-        for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
-            tiles.extend(
-                (
-                    start + row,
-                    min(rows, length - row),
-                    sequence,
-                    before + row,
-                    served.get(start + row, 0),
-                )
-                for row in range(0, length, rows)
-            )
-            start += length
-        tiles.sort(key=lambda tile: tile[4] - tile[3])
-        packed = torch.tensor(tiles, dtype=torch.int32)
-        if device.type == "cuda":
-            packed = packed.pin_memory()
-        return PrefillTiles(packed.to(device, non_blocking=True), rows, 1, context)
-
-
-_PAGES_A_SPLIT = 16
-
-
-def _splits(programs: int, longest: int, device: torch.device) -> int:
-    """Parts of each context: enough to fill the device, and no shorter than is worth a program."""
-    if device.type != "cuda":
-        return 1
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    worthwhile = longest // (64 * _PAGES_A_SPLIT)
-    return max(min(processors // programs, worthwhile), 1)
-
-
-def _tile_rows(dtype: torch.dtype) -> int:
-    return 128 if dtype.itemsize == 2 else 16
-
-
-def _tile_keys(page_tokens: int, dtype: torch.dtype) -> int:
-    return page_tokens if dtype.itemsize == 2 else 16
-
+from .attention_pages import attend_pages, page_matrix
+from .attention_tiles import PrefillTiles
 
 _WARPS = 8
 _STAGES = 2
@@ -129,7 +39,7 @@ def paged_attention_prefill(
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)
-    keys = _tile_keys(kv.shape[2], q.dtype)
+    keys = kv.shape[2] if q.element_size() == 2 else 16
     common = {
         "TILE_ROWS": tiles.rows,
         "HEADS": heads,
@@ -157,54 +67,6 @@ def paged_attention_prefill(
         *inputs, tokens, outputs, weights, scale, **common
     )
     return merge_splits(outputs, weights, source, q)
-
-
-@triton.jit
-def _attend_pages(
-    queries,
-    kv,
-    table,
-    column,
-    positions,
-    end,
-    first,
-    full,
-    last,
-    output,
-    largest,
-    total,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    PAGE_TOKENS: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
-):
-    """Key tiles [first, full) are seen by every row, [full, last) up to positions [TILE_ROWS] and
-    `end`; they join output [TILE_ROWS, HEAD_DIM], largest score and sum of exponentials."""
-    tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE_KEYS
-    for tile in range(first, full):
-        page = tl.load(table + tile // tiles_a_page)
-        row = page * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE_KEYS
-        key = kv.load([row, column])
-        value = kv.load([row + PAGE_TOKENS, column])
-        output, largest, total = attend(queries, key, value, output, largest, total, scale)
-    for tile in range(tl.maximum(first, full), last):
-        page = tl.load(table + tile // tiles_a_page)
-        row = page * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE_KEYS
-        key = kv.load([row, column])
-        value = kv.load([row + PAGE_TOKENS, column])
-        keys = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
-        output, largest, total = attend_visible(
-            queries,
-            key,
-            value,
-            keys[None, :] <= positions[:, None],
-            keys < end,
-            output,
-            largest,
-            total,
-            scale,
-        )
-    return output, largest, total
 
 
 @triton.jit
@@ -255,7 +117,7 @@ def _kernel(
         started = tl.load(start + element, mask=there[:, None], other=0.0).to(tl.float32)
         largest = tl.load(sums + output_row, mask=there, other=float("-inf")) * LOG2_E
         total = tl.where(there, 1.0, 0.0)
-    result, _, total = _attend_pages(
+    result, _, total = attend_pages(
         _queries(q, row, head, inside, HEADS, HEAD_DIM),
         kv,
         page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
@@ -310,7 +172,7 @@ def _split_kernel(
     key_tiles = (end + TILE_KEYS - 1) // TILE_KEYS
     share = (key_tiles + tl.num_programs(2) - 1) // tl.num_programs(2)
     last = tl.minimum(split * share + share, key_tiles)
-    result, largest, total = _attend_pages(
+    result, largest, total = attend_pages(
         _queries(q, row, head, inside, HEADS, HEAD_DIM),
         kv,
         page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,

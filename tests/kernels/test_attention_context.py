@@ -10,7 +10,8 @@ from tasuki.model.kernels.attention_context import (
     naive_attention,
     served_keys,
 )
-from tasuki.model.kernels.attention_prefill import PrefillTiles, paged_attention_prefill
+from tasuki.model.kernels.attention_prefill import paged_attention_prefill
+from tasuki.model.kernels.attention_tiles import PrefillTiles
 from tasuki.model.kernels.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
 from torch import Tensor
 
