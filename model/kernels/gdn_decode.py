@@ -266,7 +266,7 @@ def compile_specs() -> list[KernelSpec]:
     shape = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec(
-            name=f"gdn_decode_{name}",
+            name=name,
             kernel=_decode_kernel,
             signature=signature,
             constants={
@@ -280,5 +280,5 @@ def compile_specs() -> list[KernelSpec]:
             },
             num_warps=tile.warps,
         )
-        for name, tile in (("few", _FEW), ("many", _MANY))
+        for name, tile in (("gdn_decode", _MANY), ("gdn_decode_few", _FEW))
     ]
