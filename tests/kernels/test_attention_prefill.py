@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 # (tokens, context before them) of each sequence.
 RUNS = {
-    "cold": [(66, 0)],
-    "cached": [(3, 61), (40, 130)],
+    "cold": [(34, 0)],
+    "cached": [(3, 61), (18, 130)],
     "mixed": [(1, 64), (20, 0)],
 }
 
@@ -28,7 +28,7 @@ RUNS = {
         (Heads(2, 1, 64), torch.float32, 1, 2e-6),
         (Heads(2, 1, 64), torch.float32, 3, 2e-6),
         (Heads(2, 1, 256), torch.bfloat16, 1, 1.5e-2),
-        (Heads(2, 1, 64), torch.bfloat16, 3, 1.5e-2),
+        (Heads(1, 1, 64), torch.bfloat16, 3, 1.5e-2),
     ],
     ids=["fp32", "fp32-split", "bf16", "bf16-split"],
 )
