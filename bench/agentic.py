@@ -58,19 +58,19 @@ def main(argv: Sequence[str]) -> int:
         f"agentic {config.model}", describe_host(config.torch_device, config.commit), floors
     )
     print(report.head(), flush=True)
-    engine = config.engine_config()
-    rig = Rig(model, engine)
-    floor = ModelFloor.of(model, rig.parts.layout, floors)
-    _warm_up(rig, own)
-    for row in _lone_rows(_lone_turn(rig, own), own, config.model, floor):
-        report.add(row)
-    for count in own.counts():
-        rig.flush()
-        for row in _rows(_play(rig, own, count), own, floor):
+    with report.kept(config.out_path):
+        engine = config.engine_config()
+        rig = Rig(model, engine)
+        floor = ModelFloor.of(model, rig.parts.layout, floors)
+        _warm_up(rig, own)
+        for row in _lone_rows(_lone_turn(rig, own), own, config.model, floor):
             report.add(row)
-    if config.device == "cuda":
-        report.note(config.memory_note(engine))
-    report.write(config.out_path)
+        for count in own.counts():
+            rig.flush()
+            for row in _rows(_play(rig, own, count), own, floor):
+                report.add(row)
+        if config.device == "cuda":
+            report.note(config.memory_note(engine))
     return 0
 
 

@@ -16,7 +16,16 @@ from .floors import measure_floors
 from .host import describe_host
 from .report import Report
 
-FAMILIES = ("gdn", "gdn_prefill", "attention", "elementwise", "slots", "experts", "sampling")
+FAMILIES = (
+    "gdn",
+    "attention",
+    "products",
+    "elementwise",
+    "slots",
+    "sampling",
+    "experts",
+    "gdn_prefill",
+)
 
 
 @dataclass(frozen=True)
@@ -41,13 +50,10 @@ def main(argv: Sequence[str]) -> int:
     report = Report("kernels", describe_host(device, config.commit), floors)
     print(report.head(), flush=True)
     stage = Stage(device, config.slabs)
-    try:
+    with report.kept(Path(config.out) if config.out else None):
         for family in config.families.split(","):
             module = importlib.import_module(f".cases.{family}", __package__)
             for case in module.cases(stage):
                 report.add(measure(case, stage, floors))
                 torch.cuda.empty_cache()
-    finally:
-        # What was measured before a kernel failed is worth keeping.
-        report.write(Path(config.out) if config.out else None)
     return 0

@@ -36,21 +36,21 @@ def main(argv: Sequence[str]) -> int:
         f"prefill {config.model}", describe_host(config.torch_device, config.commit), floors
     )
     print(report.head(), flush=True)
-    # Before the engine takes all memory.
-    peers = {
-        length: {"transformers": prefill_seconds(model, config.torch_device, length)}
-        for length in own.lengths()
-        if own.peer
-    }
-    engine = config.engine_config()
-    rig = Rig(model, engine)
-    floor = ModelFloor.of(model, rig.parts.layout, floors)
-    for length in own.lengths():
-        seconds = _prefills(rig, length, own.repeats)
-        report.add(_row(config.model, length, seconds, floor, peers.get(length, {})))
-    if config.device == "cuda":
-        report.note(config.memory_note(engine))
-    report.write(config.out_path)
+    with report.kept(config.out_path):
+        # Before the engine takes all memory.
+        peers = {
+            length: {"transformers": prefill_seconds(model, config.torch_device, length)}
+            for length in own.lengths()
+            if own.peer
+        }
+        engine = config.engine_config()
+        rig = Rig(model, engine)
+        floor = ModelFloor.of(model, rig.parts.layout, floors)
+        for length in own.lengths():
+            seconds = _prefills(rig, length, own.repeats)
+            report.add(_row(config.model, length, seconds, floor, peers.get(length, {})))
+        if config.device == "cuda":
+            report.note(config.memory_note(engine))
     return 0
 
 

@@ -1,7 +1,8 @@
 """Rows of measured time beside their floor: lines as they come, JSON and a table to keep."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,17 @@ class Report:
             f"TFLOP/s in this run\n{'':58}{'measured':>10}{'floor':>10}{'share':>7}"
         )
 
-    def write(self, path: Path | None) -> None:
-        """JSON, and the same as a table beside it. Nothing without a path."""
-        if path is None:
-            return
+    @contextmanager
+    def kept(self, path: Path | None) -> Iterator[None]:
+        """Write at the end, also where the bench fails: what was measured is worth keeping."""
+        try:
+            yield
+        finally:
+            if path is not None:
+                self.write(path)
+
+    def write(self, path: Path) -> None:
+        """JSON, and the same as a table beside it."""
         document = {
             "bench": self.bench,
             "host": asdict(self.host),

@@ -47,6 +47,7 @@ class Rig:
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
         self.parts = random_parts(model, config)
         self._engine = build_engine(config, Role.FUSED, self.parts)
+        self._engine.prepare()
         self._vocab = model.vocab
         self._answers: dict[str, Answer] = {}
         self._generator = np.random.default_rng(_SEED)
@@ -90,8 +91,9 @@ class Rig:
 
     def abort(self, answers: Sequence[Answer]) -> None:
         """End them where they are, and whatever step is in flight."""
+        wanted = {id(answer) for answer in answers}
         for name, answer in self._answers.items():
-            if answer in answers:
+            if id(answer) in wanted:
                 self._engine.handle(m.Abort(m.RequestId(name)))
         self.run()
 

@@ -18,19 +18,19 @@ from ..pycache.arena import Arena
 from .device_rows import DeviceRows
 from .lanes import Lanes
 
+_STRIDES = ((4, 2), (16, 4), (64, 8), (256, 16))
+"""Up to so many rows, sizes stand so far apart; then by 64."""
+
 
 def padded_sizes(largest: int) -> list[int]:
-    """1, 2, 4, then by 4 to 16, by 8 to 64, by 16 to 256 and by 64; the last is `largest`.
+    """1, 2, 4, 8, 12, 16, 24, ...; the last is `largest`.
 
     A row too many costs its share of the matrix products and nothing else.
     """
     sizes = [1, 2]
     while sizes[-1] < largest:
-        size = sizes[-1]
-        sizes.append(
-            size
-            + (2 if size < 4 else 4 if size < 16 else 8 if size < 64 else 16 if size < 256 else 64)
-        )
+        last = sizes[-1]
+        sizes.append(last + next((stride for end, stride in _STRIDES if last < end), 64))
     return [size for size in sizes if size < largest] + [largest]
 
 

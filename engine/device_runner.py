@@ -96,6 +96,9 @@ class DeviceRunner:
             self._model.forward(Batch.pack(slices), self._arena, NullHooks())
         torch.cuda.synchronize()
 
+    def prepare(self) -> None:
+        self._backend.prepare()
+
     @property
     def ticks(self) -> int:
         return 0 if self._ticks is None else self._ticks.launched

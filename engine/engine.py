@@ -78,6 +78,10 @@ class Engine:
         self._scheduler = Scheduler(cache, config, self._admit)
         self._hand_on = None if sender is None else HandOn(cache, sender, emit)
 
+    def prepare(self) -> None:
+        """Once, on the thread that will step, before it does; may take seconds on a GPU."""
+        self._runner.prepare()
+
     def step(self) -> bool:
         """Launch a forward and land the one before; False when there was neither."""
         self._take_over.grant_waiting()

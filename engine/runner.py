@@ -40,6 +40,10 @@ class Runner(Protocol):
     def ticks(self) -> int:
         """The step counter's value once all that was launched has ended."""
 
+    def prepare(self) -> None:
+        """Once, on the thread that will launch, before it does: what else the first request would
+        wait for."""
+
     def launch(self, work: Sequence[Work]) -> Flight:
         """Start a forward. Raises what is wrong with it already; then nothing is in flight of
         it."""
@@ -87,6 +91,9 @@ class HostRunner:
     @property
     def ticks(self) -> int:
         return self._steps.value
+
+    def prepare(self) -> None:
+        """The first request waits for nothing here."""
 
     def passed(self) -> Passed:
         return lambda: True

@@ -28,10 +28,13 @@ class EngineThread:
         self._on_failure = on_failure
         self._inbox: SimpleQueue[Inbox | None] = SimpleQueue()
         self._stopping = threading.Event()
+        self._prepared = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tasuki-engine", daemon=True)
 
     def start(self) -> None:
+        """Returns when the engine is ready to step, or has failed."""
         self._thread.start()
+        self._prepared.wait()
 
     def post(self, message: Inbox) -> None:
         self._inbox.put(message)
@@ -45,10 +48,14 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self._engine.prepare()
+            self._prepared.set()
             self._loop()
         except Exception as error:
             log.exception("the engine loop died")
             self._on_failure(f"the engine loop died: {error!r}; restart this node")
+        finally:
+            self._prepared.set()
 
     def _loop(self) -> None:
         worked = False

@@ -84,7 +84,7 @@ class Node:
         except (BindError, TlsError):
             await self._server.drain(0)
             raise
-        self._thread.start()
+        await asyncio.to_thread(self._thread.start)
         return self._server.address
 
     async def _start_http(self) -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from .config import ModelConfig
 from .decode_batch import DecodeBatch
 from .kernels.attention_decode import DecodeWorkspace, paged_attention_decode
+from .kernels.batch_product import MOST_ROWS, batch_product, is_one_round
 from .kernels.gdn_decode import gdn_decode
 from .kernels.moe import moe
 from .kernels.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
@@ -73,6 +74,8 @@ class TritonDecode:
         return functional.linear(normed, weight), residual
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._batch.size <= MOST_ROWS and is_one_round(weight):
+            return batch_product(x, weight)
         return functional.linear(x, weight)
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
@@ -110,7 +113,7 @@ class TritonDecode:
         if isinstance(weights, MoeWeights):
             return moe(x, weights, self._config, self._batch.rows, self._side), residual
         acts = swiglu(functional.linear(x, weights.gate_up))
-        return functional.linear(acts, weights.down), residual
+        return self.project(acts, weights.down), residual
 
 
 class TritonRowDecode(TritonDecode):

@@ -9,6 +9,7 @@ import torch
 from .batch import Batch
 from .config import ModelConfig
 from .decode_batch import DecodeBatch
+from .kernels.attention_context import warm
 from .kernels.qk_norm_rope_gate import rotary_cache
 from .kernels.row_product import MOST_ROWS
 from .triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
@@ -29,6 +30,13 @@ class TritonBackend:
         """batch is on the host."""
         plan = PrefillPlan.of(batch, self._config, self._dtype, self._device)
         return TritonPrefill(self._config, plan, self._rotary, self._side)
+
+    def prepare(self) -> None:
+        """Once on the thread that will run forwards: cuDNN plans its attention there, a plan for
+        every size of context that can come up."""
+        if self._dtype.itemsize == 2:
+            torch.cuda.set_device(self._device)
+            warm(self._config, self._config.max_position, self._dtype, self._device)
 
     def scratch(self, batch: int) -> DecodeScratch:
         """For decode steps of up to so many rows; all steps that share it share a stream."""

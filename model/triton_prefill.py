@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from .batch import Batch
 from .config import ModelConfig
-from .kernels.attention_prefill import PrefillTiles, paged_attention_prefill
+from .kernels.attention_prefill import paged_attention_prefill
+from .kernels.attention_tiles import PrefillTiles
 from .kernels.gdn_plan import GdnPrefillPlan, plan_gdn_prefill
 from .kernels.gdn_prefill import gdn_prefill
 from .kernels.moe import moe
@@ -45,16 +46,27 @@ class PrefillPlan:
         ]
         owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
         tokens = torch.tensor([sum(counts)])
-        # Kernels are compiled for row strides that 16 divides, and for no other number of pages.
-        pages = functional.pad(batch.page_table, (0, -batch.page_table.shape[1] % 16))
+        pages = _padded(batch.page_table)
         tables = [batch.positions, owners, tokens, pages.flatten()]
-        packed = torch.cat(tables).int().pin_memory().to(device, non_blocking=True)
-        positions, owners, rows, pages = torch.split(packed, [len(table) for table in tables])
+        packed = torch.cat([_padded(table) for table in tables]).int()
+        places = torch.split(
+            packed.pin_memory().to(device, non_blocking=True),
+            [len(_padded(table)) for table in tables],
+        )
+        positions, owners, rows, pages = (
+            place[: len(table)] for place, table in zip(places, tables, strict=True)
+        )
         return PrefillPlan(
             gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), saves, device),
             places=TokenPlaces(positions, owners, pages.view(len(counts), -1), rows),
             tiles=PrefillTiles.of(counts, contexts, config, dtype, device),
         )
+
+
+def _padded(table: Tensor) -> Tensor:
+    """With its last dimension a multiple of 16: kernels are compiled anew for strides that are
+    none, and for tables that do not begin at 16 bytes."""
+    return functional.pad(table, (0, -table.shape[-1] % 16))
 
 
 class TritonPrefill:

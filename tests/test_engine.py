@@ -3,7 +3,9 @@ behind."""
 
 import numpy as np
 import pytest
+import torch
 from tasuki.engine import messages as m
+from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.request import Decoding, Finished, IllegalMove, Request, Waiting
 from tasuki.model.sampling import SamplingParams
@@ -210,3 +212,11 @@ def test_settings_that_cannot_work_are_named() -> None:
         EngineConfig(prefill_chunk_tokens=100)
     with pytest.raises(EngineConfigError, match="arena_mib"):
         EngineConfig(arena_mib=0)
+    with pytest.raises(EngineConfigError, match="device must be cpu, cuda or cuda:N, not 'tpu'"):
+        EngineConfig(device="tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_named_before_anything_is_loaded() -> None:
+    with pytest.raises(EngineConfigError, match="PyTorch sees no GPU here"):
+        build_parts(EngineConfig(model="nowhere", device="cuda"))

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...model.kernels.attention_decode import DecodeWorkspace, paged_attention_decode
-from ...model.kernels.attention_prefill import PrefillTiles, paged_attention_prefill
+from ...model.kernels.attention_prefill import paged_attention_prefill
+from ...model.kernels.attention_tiles import PrefillTiles
 from ...pycache.layout import PAGE_TOKENS
 from .case import Case
 from .stage import Stage, turns_to_overflow

@@ -6,8 +6,7 @@ mixed contexts balance and the grid does not depend on them (CUDA graphs). Each 
 pair leaves one partial result; pairs form a staircase, so that p + sequence numbers them uniquely.
 `attention_merge` joins the partial results and applies the gate.
 
-Pages are read by the tensor copy engine: the kv view of a layer is one matrix of rows
-[page][key, value][token] by [head][dim]. Twin: `model.ops.attention.paged_attention`.
+Twin: `model.ops.attention.paged_attention`.
 """
 
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...pycache.kernel_spec import KernelSpec
 from ..config import ModelConfig
-from .attention_math import attend, attend_visible
+from .attention_math import LOG2_E, attend, attend_visible
 from .attention_merge import GateSource, merge_shares, share_of_program
-
-LOG2_E = 1.4426950408889634
+from .attention_pages import page_matrix
+from .dependent_launch import dependent, wait_for_inputs
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def paged_attention_decode(
         workspace.outputs,
         workspace.weights,
         batch,
-        dim**-0.5 * LOG2_E,
+        dim**-0.5 * LOG2_E.value,
         KV_HEADS=config.kv_heads,
         GROUP=group,
         GROUP_BLOCK=group_block,
@@ -108,6 +106,7 @@ def paged_attention_decode(
         BATCH_BLOCK=batch_block,
         num_warps=_WARPS,
         num_stages=_STAGES if kv.element_size() == 2 else 1,
+        **dependent(q),
     )
     return merge_shares(
         workspace.outputs,
@@ -119,16 +118,6 @@ def paged_attention_decode(
         q,
         kv.shape[2],
     )
-
-
-def page_matrix(kv: Tensor, tile: int) -> TensorDescriptor:
-    """kv [pages, 2, page_tokens, kv_heads, head_dim], dense, as a matrix read by [tile, head_dim]:
-    token t of the keys (0) or values (1) of page p is row (2 p + 0 or 1) * page_tokens + t."""
-    pages, kinds, tokens, heads, dim = kv.shape
-    if not kv.is_contiguous():
-        raise ValueError(f"kv has strides {kv.stride()}: pages must be dense, as arena views are")
-    width = heads * dim
-    return TensorDescriptor(kv, [pages * kinds * tokens, width], [width, 1], [tile, dim])
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "batch"])
@@ -150,10 +139,12 @@ def _kernel(
     PAGE_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     BATCH_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     # Heads of one page run side by side, so that their reads meet in the same memory rows.
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
+    # What is read before the wait is older than the kernel before this one.
     ends, share = share_of_program(
         context_lens, rows, batch, tl.num_programs(1), PAGE_TOKENS, BATCH_BLOCK
     )
@@ -166,6 +157,7 @@ def _kernel(
     offset = tl.arange(0, TILE)
     column = kv_head * HEAD_DIM
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
+    wait_for_inputs(DEPENDENT)
     while position < stop:
         begin = tl.sum(tl.where(every == sequence - 1, ends, 0), axis=0)
         end = tl.sum(tl.where(every == sequence, ends, 0), axis=0)
@@ -243,6 +235,7 @@ def compile_specs() -> list[KernelSpec]:
                 "PAGE_TOKENS": 64,
                 "TILE": tile,
                 "BATCH_BLOCK": 32,
+                "DEPENDENT": True,
             },
             _WARPS,
             stages,

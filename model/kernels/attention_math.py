@@ -6,6 +6,8 @@ Scores are kept in units of log2, so that exp2 serves; their scale holds the fac
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def attend(q, key, value, output, largest, total, scale):

@@ -13,10 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
+from .dependent_launch import dependent, wait_for_inputs
 
-_SLICE = 64
+_SLICE = 32
 _STEP = 64
-_WARPS = 4
+_WARPS = 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def merge_shares(
         SLICE=min(dim, _SLICE),
         STEP=_STEP,
         num_warps=_WARPS,
+        **dependent(like),
     )
     return merged
 
@@ -91,6 +93,7 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
         SLICE=min(dim, _SLICE),
         STEP=_STEP,
         num_warps=_WARPS,
+        **dependent(like),
     )
     return merged
 
@@ -101,8 +104,8 @@ def share_of_program(
 ):
     """Running page counts of the batch's sequences, [BATCH_BLOCK], and pages a program."""
     every = tl.arange(0, BATCH_BLOCK)
-    live = every < tl.minimum(batch, tl.load(rows))
-    lengths = tl.load(context_lens + every, mask=live, other=0)
+    live = every < tl.minimum(batch, tl.load(rows, cache_modifier=".cg"))
+    lengths = tl.load(context_lens + every, mask=live, other=0, cache_modifier=".cg")
     ends = tl.cumsum((lengths + PAGE_TOKENS - 1) // PAGE_TOKENS, axis=0)
     return ends, (tl.max(ends, axis=0) + programs - 1) // programs
 
@@ -140,20 +143,9 @@ def _joined(
 
 
 @triton.jit
-def _store_gated(
-    merged,
-    gate,
-    gate_stride,
-    row,
-    head,
-    element,
-    joined,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
-    opening = tl.load(gate + row * gate_stride + head * (2 * HEAD_DIM) + element).to(tl.float32)
-    target = merged + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + element
-    tl.store(target, (joined * tl.sigmoid(opening)).to(merged.dtype.element_ty))
+def _opening(gate, gate_stride, row, head, element, HEAD_DIM: tl.constexpr):
+    start = gate + row * gate_stride + head * (2 * HEAD_DIM)
+    return tl.sigmoid(tl.load(start + element, cache_modifier=".cg").to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["shares", "batch"])
@@ -173,17 +165,22 @@ def _shares_kernel(
     BATCH_BLOCK: tl.constexpr,
     SLICE: tl.constexpr,
     STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     slices: tl.constexpr = HEAD_DIM // SLICE
     head = tl.program_id(0) // slices
     element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
     sequence = tl.program_id(1)
-    if sequence >= tl.load(rows):
-        return
+    row = sequence.to(tl.int64)
+    # All of this is older than the kernel before this one.
     ends, share = share_of_program(context_lens, rows, batch, shares, PAGE_TOKENS, BATCH_BLOCK)
     every = tl.arange(0, BATCH_BLOCK)
     begin = tl.sum(tl.where(every == sequence - 1, ends, 0), axis=0)
     end = tl.sum(tl.where(every == sequence, ends, 0), axis=0)
+    opening = _opening(gate, gate_stride, row, head, element, HEAD_DIM)
+    wait_for_inputs(DEPENDENT)
+    if sequence >= tl.load(rows):
+        return
     joined = _joined(
         outputs + head * HEAD_DIM,
         weights + head,
@@ -195,8 +192,8 @@ def _shares_kernel(
         SLICE,
         STEP,
     )
-    row = sequence.to(tl.int64)
-    _store_gated(merged, gate, gate_stride, row, head, element, joined, HEADS, HEAD_DIM)
+    target = merged + (row * HEADS + head) * HEAD_DIM + element
+    tl.store(target, (joined * opening).to(merged.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["splits", "tokens"])
@@ -212,7 +209,9 @@ def _splits_kernel(
     HEAD_DIM: tl.constexpr,
     SLICE: tl.constexpr,
     STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     slices: tl.constexpr = HEAD_DIM // SLICE
     head = tl.program_id(0) // slices
     element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
@@ -229,7 +228,9 @@ def _splits_kernel(
         SLICE,
         STEP,
     )
-    _store_gated(merged, gate, gate_stride, token, head, element, joined, HEADS, HEAD_DIM)
+    opening = _opening(gate, gate_stride, token, head, element, HEAD_DIM)
+    target = merged + row * HEAD_DIM + element
+    tl.store(target, (joined * opening).to(merged.dtype.element_ty))
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -241,7 +242,13 @@ def compile_specs() -> list[KernelSpec]:
         "gate_stride": "i32:16",
         "merged": "*bf16",
     }
-    constants: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 256, "SLICE": _SLICE, "STEP": _STEP}
+    constants: dict[str, object] = {
+        "HEADS": 16,
+        "HEAD_DIM": 256,
+        "SLICE": _SLICE,
+        "STEP": _STEP,
+        "DEPENDENT": True,
+    }
     return [
         KernelSpec(
             "attention_merge_shares",

@@ -7,9 +7,6 @@ tiles to fill the device (a short run on a long context) every tile's pages are 
 Twin: `model.ops.attention.paged_attention`, times sigmoid of the gate.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -17,72 +14,10 @@ from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
 from ..config import ModelConfig
-from .attention_decode import LOG2_E, page_matrix
-from .attention_math import attend, attend_visible
+from .attention_math import LOG2_E
 from .attention_merge import GateSource, merge_splits
-
-
-@dataclass(frozen=True)
-class PrefillTiles:
-    """Tiles of one forward, the same for every layer.
-
-    tiles [N, 4] int32 on the device: first row, rows, sequence, position of the first row; longest
-    context first, since those take longest. splits: parts of every tile's context.
-    """
-
-    tiles: Tensor
-    rows: int
-    splits: int
-
-    @staticmethod
-    def of(
-        lengths: Sequence[int],
-        context_lens: Sequence[int],
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "PrefillTiles":
-        """lengths: tokens of each sequence in this forward; context_lens: tokens before them."""
-        rows = _tile_rows(dtype)
-        tiles: list[tuple[int, int, int, int]] = []
-        start = 0
-        for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
-            tiles.extend(
-                (start + row, min(rows, length - row), sequence, before + row)
-                for row in range(0, length, rows)
-            )
-            start += length
-        tiles.sort(key=lambda tile: -tile[3])
-        longest = max(map(sum, zip(lengths, context_lens, strict=True)))
-        packed = torch.tensor(tiles, dtype=torch.int32)
-        if device.type == "cuda":
-            packed = packed.pin_memory()
-        return PrefillTiles(
-            packed.to(device, non_blocking=True),
-            rows,
-            _splits(len(tiles) * config.query_heads, longest, device),
-        )
-
-
-_PAGES_A_SPLIT = 16
-
-
-def _splits(programs: int, longest: int, device: torch.device) -> int:
-    """Parts of each context: enough to fill the device, and no shorter than is worth a program."""
-    if device.type != "cuda":
-        return 1
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    worthwhile = longest // (64 * _PAGES_A_SPLIT)
-    return max(min(processors // programs, worthwhile), 1)
-
-
-def _tile_rows(dtype: torch.dtype) -> int:
-    return 128 if dtype.itemsize == 2 else 16
-
-
-def _tile_keys(page_tokens: int, dtype: torch.dtype) -> int:
-    return page_tokens if dtype.itemsize == 2 else 16
-
+from .attention_pages import attend_pages, page_matrix
+from .attention_tiles import PrefillTiles
 
 _WARPS = 8
 _STAGES = 2
@@ -104,7 +39,7 @@ def paged_attention_prefill(
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)
-    keys = _tile_keys(kv.shape[2], q.dtype)
+    keys = kv.shape[2] if q.element_size() == 2 else 16
     common = {
         "TILE_ROWS": tiles.rows,
         "HEADS": heads,
@@ -115,12 +50,15 @@ def paged_attention_prefill(
         "num_warps": _WARPS if q.element_size() == 2 else 4,
         "num_stages": _STAGES if q.element_size() == 2 else 1,
     }
-    scale = dim**-0.5 * LOG2_E
+    scale = dim**-0.5 * LOG2_E.value
     inputs = (q, page_matrix(kv, keys), page_table, page_table.stride(0), tiles.tiles)
     if tiles.splits == 1:
+        earlier, sums = None, None
+        if tiles.context.blocks:
+            earlier, sums = tiles.context.run(q, kv, page_table)
         output = q.new_empty(tokens, heads * dim)
         _kernel[(heads, tiles.tiles.shape[0])](
-            *inputs, source.gate, source.stride, output, scale, **common
+            *inputs, earlier, sums, source.gate, source.stride, output, scale, **common
         )
         return output
     outputs = torch.empty(tiles.splits, *q.shape, dtype=torch.float32, device=q.device)
@@ -129,55 +67,6 @@ def paged_attention_prefill(
         *inputs, tokens, outputs, weights, scale, **common
     )
     return merge_splits(outputs, weights, source, q)
-
-
-@triton.jit
-def _attend_pages(
-    queries,
-    kv,
-    table,
-    column,
-    positions,
-    end,
-    first,
-    full,
-    last,
-    scale,
-    TILE_ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_TOKENS: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
-):
-    """Key tiles [first, full) are seen by every row, [full, last) up to positions [TILE_ROWS] and
-    `end`: the result, its largest score and its sum of exponentials."""
-    output = tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32)
-    largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([TILE_ROWS], tl.float32)
-    tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE_KEYS
-    for tile in range(first, full):
-        page = tl.load(table + tile // tiles_a_page)
-        row = page * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE_KEYS
-        key = kv.load([row, column])
-        value = kv.load([row + PAGE_TOKENS, column])
-        output, largest, total = attend(queries, key, value, output, largest, total, scale)
-    for tile in range(tl.maximum(first, full), last):
-        page = tl.load(table + tile // tiles_a_page)
-        row = page * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE_KEYS
-        key = kv.load([row, column])
-        value = kv.load([row + PAGE_TOKENS, column])
-        keys = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
-        output, largest, total = attend_visible(
-            queries,
-            key,
-            value,
-            keys[None, :] <= positions[:, None],
-            keys < end,
-            output,
-            largest,
-            total,
-            scale,
-        )
-    return output, largest, total
 
 
 @triton.jit
@@ -194,6 +83,8 @@ def _kernel(
     page_table,
     page_table_stride,
     tiles,
+    earlier,
+    sums,
     gate,
     gate_stride,
     output,
@@ -206,34 +97,48 @@ def _kernel(
     TILE_KEYS: tl.constexpr,
 ):
     head = tl.program_id(0)
-    tile = tiles + tl.program_id(1) * 4
+    tile = tiles + tl.program_id(1) * 5
     count = tl.load(tile + 1)
     position = tl.load(tile + 3)
     offset = tl.arange(0, TILE_ROWS)
     row = tl.load(tile) + offset
     inside = offset < count
     end = position + count
-    result, _, total = _attend_pages(
+    element = tl.arange(0, HEAD_DIM)
+    served = tl.load(tile + 4)
+    output_row = row.to(tl.int64) * HEADS + head
+    started = tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32)
+    largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([TILE_ROWS], tl.float32)
+    if earlier is not None:
+        # The earlier keys count as one, of that score and with that output for its value.
+        there = inside & (served > 0)
+        start = earlier + output_row[:, None] * HEAD_DIM
+        started = tl.load(start + element, mask=there[:, None], other=0.0).to(tl.float32)
+        largest = tl.load(sums + output_row, mask=there, other=float("-inf")) * LOG2_E
+        total = tl.where(there, 1.0, 0.0)
+    result, _, total = attend_pages(
         _queries(q, row, head, inside, HEADS, HEAD_DIM),
         kv,
         page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
         head // GROUP * HEAD_DIM,
         position + offset,
         end,
-        0,
+        served // TILE_KEYS,
         (position + 1) // TILE_KEYS,
         (end + TILE_KEYS - 1) // TILE_KEYS,
+        started,
+        largest,
+        total,
         scale,
-        TILE_ROWS,
         HEAD_DIM,
         PAGE_TOKENS,
         TILE_KEYS,
     )
-    element = tl.arange(0, HEAD_DIM)
     start = gate + row.to(tl.int64)[:, None] * gate_stride + head * (2 * HEAD_DIM)
     opening = tl.load(start + element, mask=inside[:, None], other=0.0).to(tl.float32)
     result = result / total[:, None] * tl.sigmoid(opening)
-    target = output + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + element
+    target = output + output_row[:, None] * HEAD_DIM + element
     tl.store(target, result.to(output.dtype.element_ty), mask=inside[:, None])
 
 
@@ -256,7 +161,7 @@ def _split_kernel(
     TILE_KEYS: tl.constexpr,
 ):
     head = tl.program_id(0)
-    tile = tiles + tl.program_id(1) * 4
+    tile = tiles + tl.program_id(1) * 5
     split = tl.program_id(2)
     count = tl.load(tile + 1)
     position = tl.load(tile + 3)
@@ -267,7 +172,7 @@ def _split_kernel(
     key_tiles = (end + TILE_KEYS - 1) // TILE_KEYS
     share = (key_tiles + tl.num_programs(2) - 1) // tl.num_programs(2)
     last = tl.minimum(split * share + share, key_tiles)
-    result, largest, total = _attend_pages(
+    result, largest, total = attend_pages(
         _queries(q, row, head, inside, HEADS, HEAD_DIM),
         kv,
         page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
@@ -277,8 +182,10 @@ def _split_kernel(
         split * share,
         tl.minimum((position + 1) // TILE_KEYS, last),
         last,
+        tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32),
+        tl.full([TILE_ROWS], float("-inf"), tl.float32),
+        tl.zeros([TILE_ROWS], tl.float32),
         scale,
-        TILE_ROWS,
         HEAD_DIM,
         PAGE_TOKENS,
         TILE_KEYS,
@@ -319,12 +226,23 @@ def compile_specs() -> list[KernelSpec]:
     def whole(dtype: str) -> dict[str, str]:
         return {"gate": f"*{dtype}", "gate_stride": "i32:16", "output": f"*{dtype}"}
 
+    alone: dict[str, object] = {"earlier": None, "sums": None}
+    after = {"earlier": "*bf16", "sums": "*fp32"}
+
     split = {"tokens": "i32", "outputs": "*fp32", "weights": "*fp32"}
     return [
         KernelSpec(
             "attention_prefill",
             _kernel,
             inputs("bf16", 64) | whole("bf16"),
+            constants(128, 64) | alone,
+            _WARPS,
+            _STAGES,
+        ),
+        KernelSpec(
+            "attention_prefill_after_context",
+            _kernel,
+            inputs("bf16", 64) | whole("bf16") | after,
             constants(128, 64),
             _WARPS,
             _STAGES,
@@ -333,7 +251,7 @@ def compile_specs() -> list[KernelSpec]:
             "attention_prefill_fp32",
             _kernel,
             inputs("fp32", 16) | whole("fp32"),
-            constants(16, 16),
+            constants(16, 16) | alone,
             4,
             1,
         ),

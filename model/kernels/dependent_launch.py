@@ -1,11 +1,10 @@
 """Launches of a chain of short kernels that overlap: programmatic dependent launch of Hopper on.
 
-A kernel launched so may start while the one before it in the stream still runs; it must wait for it
-before it touches memory, which `wait_for_inputs` does. What overlaps is the launch itself, and what
-a kernel does before it waits: it may read weights, and what the kernel two before it wrote, past
-the first-level cache (".cg"), since its predecessor let it start only after waiting in turn. Every
-program calls `wait_for_inputs`, also one that has nothing to do: a kernel that ended before its
-predecessor would let its successor read too early. Captured by CUDA graphs.
+A kernel launched so may start while the one before it in the stream still runs. Before it touches
+anything but weights it waits for that one, which had waited in turn: all earlier kernels have ended
+then, however they were launched. What overlaps is the launch, half a microsecond to one. Every
+program waits, also one that has nothing to do: a kernel that ended before its predecessor would let
+its successor read too early. CUDA graphs capture such launches.
 """
 
 import torch
@@ -23,7 +22,8 @@ def dependent(tensor: Tensor) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_inputs(DEPENDENT: tl.constexpr):
-    """Waits until all earlier kernels have ended, then lets the next one start."""
+    """Waits until all earlier kernels have ended, then lets the next one start: before, its
+    programs would only take up room."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

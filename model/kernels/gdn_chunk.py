@@ -30,7 +30,7 @@ def gdn_chunk(
     chunks, heads = kq.shape[0], config.value_heads
     mixers = kq.new_empty(chunks, heads, 2, CHUNK, CHUNK)
     gates = kq.new_empty(chunks, heads, 2, CHUNK, dtype=float32)
-    _kernel[(heads, chunks)](
+    _chunk_kernel[(heads, chunks)](
         projected[:, config.conv_channels + heads * config.value_dim :],
         projected.stride(0),
         kq,
@@ -43,20 +43,25 @@ def gdn_chunk(
         VALUE_HEADS=heads,
         KEY_DIM=config.key_dim,
         CHUNK=CHUNK,
-        PRECISION=solve_precision(kq),
+        OPERAND=_operand(kq),
         num_warps=_WARPS,
     )
     return mixers, gates
 
 
-def solve_precision(activations: Tensor) -> str:
-    """Of dots between float32 operands: exact for float32 models, ten bits where results are
-    rounded to eight."""
-    return "ieee" if activations.dtype == float32 else "tf32"
+def _operand(activations: Tensor) -> tl.dtype:
+    """Of the products that solve: entries are at most 1, so that half precision keeps three more
+    bits than bfloat16 results do; exact for float32 models."""
+    return tl.float32 if activations.dtype == float32 else tl.float16
 
 
 @triton.jit
-def _unit_lower_inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+def _product(a, b, OPERAND: tl.constexpr):
+    return tl.dot(a.to(OPERAND), b.to(OPERAND), input_precision="ieee")
+
+
+@triton.jit
+def _unit_lower_inverse(lower, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
     """(I + lower)^-1 of a strictly lower triangular [CHUNK, CHUNK] float32.
 
     By doubling: where X inverts the diagonal blocks of one size, X - X L X inverts those of twice
@@ -77,15 +82,13 @@ def _unit_lower_inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     solved = unit - tl.where(_below(row, 1)[None, :, :], blocks, 0.0)
     for doubling in tl.static_range(1, 4):
         step = tl.where(_below(row, 2**doubling)[None, :, :], blocks, 0.0)
-        step = tl.dot(solved, step, input_precision=PRECISION)
-        solved -= tl.dot(step, solved, input_precision=PRECISION)
+        solved -= _product(_product(solved, step, OPERAND), solved, OPERAND)
     spread = tl.where(diagonal, solved[:, :, None, :], 0.0)
     inverse = tl.reshape(spread, [CHUNK, CHUNK])
     place = tl.arange(0, CHUNK)
     for doubling in tl.static_range(4, 6):
         step = tl.where(_below(place, 2**doubling), lower, 0.0)
-        step = tl.dot(inverse, step, input_precision=PRECISION)
-        inverse -= tl.dot(step, inverse, input_precision=PRECISION)
+        inverse -= _product(_product(inverse, step, OPERAND), inverse, OPERAND)
     return inverse
 
 
@@ -97,7 +100,7 @@ def _below(place, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _kernel(
+def _chunk_kernel(
     ba,
     projected_stride,
     kq,
@@ -110,7 +113,7 @@ def _kernel(
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr,
 ):
     head = tl.program_id(0)
     chunk = tl.program_id(1).to(tl.int64)
@@ -138,7 +141,7 @@ def _kernel(
     seen = tl.dot(q, tl.trans(k), input_precision="ieee") * decay
     lower = tl.dot(k, tl.trans(k), input_precision="ieee") * decay * beta[:, None]
     lower = tl.where(token[:, None] > token[None, :], lower, 0.0)
-    solved = _unit_lower_inverse(lower, CHUNK, PRECISION).to(kq.dtype.element_ty)
+    solved = _unit_lower_inverse(lower, CHUNK, OPERAND).to(kq.dtype.element_ty)
     read = tl.dot(seen.to(kq.dtype.element_ty), solved, input_precision="ieee")
     to = mixers + at * (2 * CHUNK * CHUNK) + token[:, None] * CHUNK + token[None, :]
     tl.store(to, solved)
@@ -150,7 +153,7 @@ def compile_specs() -> list[KernelSpec]:
     return [
         KernelSpec(
             name="gdn_chunk",
-            kernel=_kernel,
+            kernel=_chunk_kernel,
             signature={
                 "ba": "*bf16",
                 "projected_stride": "i32:16",
@@ -166,7 +169,7 @@ def compile_specs() -> list[KernelSpec]:
                 "VALUE_HEADS": 32,
                 "KEY_DIM": 128,
                 "CHUNK": CHUNK,
-                "PRECISION": "tf32",
+                "OPERAND": tl.float16,
             },
             num_warps=_WARPS,
         )

@@ -3,10 +3,13 @@
 One launch does the convolution with its state update, SiLU, unit-length q and k, the gates, the
 recurrent step on the state and the gated norm. A program owns one value head of one row: it reads
 that head's [value_dim, key_dim] state once and writes it once, which is all the traffic that
-counts. Twin: `model.ops` conv, gdn (singles) and gated_rms_norm, as `model.layers` chains them.
+counts. Twin: `model.torch_operators.TorchOperators.gdn`.
 
-read_slots[i] may be write_slots[i] (in place). No row may read a slot that another row writes.
+read_slots[i] may be write_slots[i] (in place). No row may read a slot that another row writes. The
+kernel before this one in the stream may not write slots or rows: they are read while it still runs.
 """
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -15,13 +18,24 @@ from torch import Tensor
 from ...pycache.kernel_spec import KernelSpec
 from ..config import ModelConfig
 from ..weights import GdnWeights
+from .dependent_launch import dependent, wait_for_inputs
 from .gdn_math import sigmoid, silu, softplus
 
-# Rows of state that a step of the loop takes, and steps in flight: four programs of this size fit
-# a Hopper SM, so that one's convolution hides behind the others' traffic.
-_BLOCK = 32
-_STAGES = 3
-_WARPS = 4
+
+@dataclass(frozen=True)
+class Tile:
+    """`rows` of state a step of the loop, and so many steps in flight."""
+
+    rows: int
+    stages: int
+    warps: int
+
+
+# As measured on an H200: few programs end sooner when each has many threads, and many programs move
+# more bytes when they are small, since one's convolution hides behind the others' traffic.
+_FEW = Tile(32, 3, 4)
+_MANY = Tile(8, 5, 2)
+_FEW_PROGRAMS = 256
 
 
 def gdn_decode(
@@ -45,7 +59,8 @@ def gdn_decode(
     """
     batch = projected.shape[0]
     output = projected.new_empty(batch, config.value_heads * config.value_dim)
-    _kernel[(config.value_heads, batch)](
+    tile = _FEW if batch * config.value_heads <= _FEW_PROGRAMS else _MANY
+    _decode_kernel[(config.value_heads, batch)](
         projected,
         projected.stride(0),
         weights.conv,
@@ -69,9 +84,10 @@ def gdn_decode(
         WIDTH=config.conv_width,
         TAPS=triton.next_power_of_2(config.conv_width),
         LINE=_line(ssm.element_size(), config.key_dim),
-        BLOCK=min(_BLOCK, config.value_dim),
-        STAGES=_STAGES,
-        num_warps=_WARPS,
+        BLOCK=min(tile.rows, config.value_dim),
+        STAGES=tile.stages,
+        **dependent(projected),
+        num_warps=tile.warps,
     )
     return output
 
@@ -119,7 +135,7 @@ def _store_window(conv, window, channel, WIDTH: tl.constexpr, TAPS: tl.constexpr
 
 
 @triton.jit
-def _kernel(
+def _decode_kernel(
     projected,
     projected_stride,
     conv_weight,
@@ -145,6 +161,7 @@ def _kernel(
     LINE: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     head = tl.program_id(0)
     row = tl.program_id(1)
@@ -152,6 +169,7 @@ def _kernel(
     count = tl.load(rows)
     read = tl.load(read_slots + row).to(tl.int64)
     write = tl.load(write_slots + row).to(tl.int64)
+    wait_for_inputs(DEPENDENT)
     if row >= count:
         return
     RATIO: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -227,37 +245,40 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    signature = {
+        "projected": "*bf16",
+        "projected_stride": "i32:16",
+        "conv_weight": "*bf16",
+        "decay_rate": "*fp32",
+        "dt_bias": "*fp32",
+        "norm": "*fp32",
+        "conv": "*bf16",
+        "conv_stride": "i32:16",
+        "ssm": "*fp32",
+        "ssm_stride": "i32:16",
+        "read_slots": "*i32",
+        "write_slots": "*i32",
+        "rows": "*i32",
+        "arrivals": "*i32",
+        "output": "*bf16",
+        "eps": "fp32",
+    }
     shape = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec(
-            name="gdn_decode",
-            kernel=_kernel,
-            signature={
-                "projected": "*bf16",
-                "projected_stride": "i32:16",
-                "conv_weight": "*bf16",
-                "decay_rate": "*fp32",
-                "dt_bias": "*fp32",
-                "norm": "*fp32",
-                "conv": "*bf16",
-                "conv_stride": "i32:16",
-                "ssm": "*fp32",
-                "ssm_stride": "i32:16",
-                "read_slots": "*i32",
-                "write_slots": "*i32",
-                "rows": "*i32",
-                "arrivals": "*i32",
-                "output": "*bf16",
-                "eps": "fp32",
-            },
+            name=name,
+            kernel=_decode_kernel,
+            signature=signature,
             constants={
                 **shape,
                 "WIDTH": 4,
                 "TAPS": 4,
                 "LINE": 32,
-                "BLOCK": _BLOCK,
-                "STAGES": _STAGES,
+                "BLOCK": tile.rows,
+                "STAGES": tile.stages,
+                "DEPENDENT": True,
             },
-            num_warps=_WARPS,
+            num_warps=tile.warps,
         )
+        for name, tile in (("gdn_decode", _MANY), ("gdn_decode_few", _FEW))
     ]

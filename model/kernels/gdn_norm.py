@@ -25,7 +25,7 @@ def gdn_norm(
     """
     heads, dim = config.value_heads, config.value_dim
     output = projected.new_empty(plan.tokens, heads * dim)
-    _kernel[(heads, plan.chunks.shape[0])](
+    _norm_kernel[(heads, plan.chunks.shape[0])](
         projected[:, config.conv_channels :],
         projected.stride(0),
         o,
@@ -42,7 +42,7 @@ def gdn_norm(
 
 
 @triton.jit
-def _kernel(
+def _norm_kernel(
     z,
     projected_stride,
     o,
@@ -78,7 +78,7 @@ def compile_specs() -> list[KernelSpec]:
     return [
         KernelSpec(
             name="gdn_norm",
-            kernel=_kernel,
+            kernel=_norm_kernel,
             signature={
                 "z": "*bf16",
                 "projected_stride": "i32:16",

@@ -74,15 +74,35 @@ def plan_gdn_prefill(
             *(first_save, len(save_rows) // 2),
         )
         row += length
-    tables = (sequence_rows, segment_rows, chunk_rows, save_rows)
-    packed = torch.tensor([entry for table in tables for entry in table], dtype=torch.int32)
-    if torch.device(device).type == "cuda":
-        packed = packed.pin_memory()
-    parts = packed.to(device, non_blocking=True).split([len(table) for table in tables])
+    sequence_table, segment_table, chunk_table, save_table = _tables(
+        ((sequence_rows, 6), (segment_rows, 4), (chunk_rows, 4), (save_rows, 2)), device
+    )
     return GdnPrefillPlan(
         tokens=row,
-        sequences=parts[0].view(-1, 6),
-        segments=parts[1].view(-1, 4),
-        chunks=parts[2].view(-1, 4),
-        saves=parts[3].view(-1, 2),
+        sequences=sequence_table,
+        segments=segment_table,
+        chunks=chunk_table,
+        saves=save_table,
+    )
+
+
+def _tables(
+    tables: Sequence[tuple[list[int], int]], device: torch.device | str
+) -> tuple[Tensor, ...]:
+    """[rows, columns] int32 of each (entries, columns), in one copy."""
+    packed: list[int] = []
+    begins: list[int] = []
+    for entries, _ in tables:
+        begins.append(len(packed))
+        packed += entries
+        # Triton compiles for the alignment of a pointer, and no forward should wait for that:
+        # every table begins at a multiple of 16 bytes.
+        packed += [0] * (-len(packed) % 4)
+    host = torch.tensor(packed, dtype=torch.int32)
+    if torch.device(device).type == "cuda":
+        host = host.pin_memory()
+    moved = host.to(device, non_blocking=True)
+    return tuple(
+        moved[begin : begin + len(entries)].view(-1, columns)
+        for begin, (entries, columns) in zip(begins, tables, strict=True)
     )

@@ -34,7 +34,7 @@ def gdn_scan(
     """
     columns = min(_COLUMNS, config.value_dim)
     grid = (config.value_dim // columns, config.value_heads, plan.sequences.shape[0])
-    _kernel[grid](
+    _scan_kernel[grid](
         kq,
         v,
         mixers,
@@ -63,7 +63,7 @@ def _halves(rows, HALF: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _kernel(
+def _scan_kernel(
     kq,
     v,
     mixers,
@@ -137,7 +137,7 @@ def compile_specs() -> list[KernelSpec]:
     return [
         KernelSpec(
             name="gdn_scan",
-            kernel=_kernel,
+            kernel=_scan_kernel,
             signature={
                 "kq": "*bf16",
                 "v": "*bf16",

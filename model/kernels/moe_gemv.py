@@ -264,7 +264,6 @@ def compile_specs() -> list[KernelSpec]:
                 "INNER": 512,
                 "SHARED": 512,
                 "CHOSEN": 8,
-                "CHOSEN_PADDED": 8,
                 "COLUMNS": 512,
                 "SHARED_COLUMNS": 512,
             },

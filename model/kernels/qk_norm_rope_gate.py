@@ -18,9 +18,10 @@ from ...pycache.kernel_spec import KernelSpec
 from ..config import ModelConfig
 from ..ops.rope import rotary_table
 from ..weights import AttentionWeights
+from .dependent_launch import dependent, wait_for_inputs
 
 _HEADS = 16
-_WARPS = 4
+_WARPS = 2
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def qk_norm_rope_gate(
         DIM=triton.next_power_of_2(dim),
         PART=triton.next_power_of_2(half),
         num_warps=_WARPS,
+        **dependent(projected),
     )
     return q
 
@@ -171,7 +173,9 @@ def _kernel(
     KV_BLOCK: tl.constexpr,
     DIM: tl.constexpr,
     PART: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     # A mask and no early return: heads are on their way while `rows` is.
@@ -243,6 +247,7 @@ def compile_specs() -> list[KernelSpec]:
                 "KV_BLOCK": 4,
                 "DIM": 256,
                 "PART": 32,
+                "DEPENDENT": True,
             },
             _WARPS,
         )

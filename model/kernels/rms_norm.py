@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
+from .dependent_launch import dependent, wait_for_inputs
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -24,6 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
         num_warps=_warps(hidden),
+        **dependent(x),
     )
     return normed
 
@@ -48,6 +50,7 @@ def add_rms_norm(
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
         num_warps=_warps(hidden),
+        **dependent(branch),
     )
     return normed, residual
 
@@ -65,35 +68,54 @@ def _scaled(values, weight, eps, HIDDEN: tl.constexpr):
 
 
 @triton.jit
-def _norm_kernel(x, x_stride, weight, normed, eps, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_kernel(
+    x,
+    x_stride,
+    weight,
+    normed,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
-    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_inputs(DEPENDENT)
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     result = _scaled(values, scale, eps, HIDDEN)
     tl.store(normed + row * HIDDEN + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _add_norm_kernel(
-    branch, branch_stride, residual, weight, normed, eps, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
+    branch,
+    branch_stride,
+    residual,
+    weight,
+    normed,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
+    scale = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_inputs(DEPENDENT)
     added = tl.load(branch + row * branch_stride + columns, mask=inside, other=0.0)
     before = tl.load(residual + row * HIDDEN + columns, mask=inside, other=0.0)
     total = (added.to(tl.float32) + before.to(tl.float32)).to(residual.dtype.element_ty)
     tl.store(residual + row * HIDDEN + columns, total, mask=inside)
-    scale = tl.load(weight + columns, mask=inside, other=0.0)
     result = _scaled(total.to(tl.float32), scale, eps, HIDDEN)
     tl.store(normed + row * HIDDEN + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
-    constants: dict[str, object] = {"HIDDEN": 4096, "BLOCK": 4096}
+    constants: dict[str, object] = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
     norm = {"x": "*bf16", "x_stride": "i32:16", "weight": "*fp32", "normed": "*bf16", "eps": "fp32"}
     add = {
         "branch": "*bf16",

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
+from .dependent_launch import dependent, wait_for_inputs
 
 _BLOCK = 1024
 _WARPS = 4
@@ -19,18 +20,32 @@ def swiglu(gate_up: Tensor) -> Tensor:
     output = gate_up.new_empty(rows, width)
     blocks = triton.cdiv(width, _BLOCK)
     _kernel[(rows * blocks,)](
-        gate_up, gate_up.stride(0), output, WIDTH=width, BLOCK=_BLOCK, num_warps=_WARPS
+        gate_up,
+        gate_up.stride(0),
+        output,
+        WIDTH=width,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
+        **dependent(gate_up),
     )
     return output
 
 
 @triton.jit
-def _kernel(gate_up, stride, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _kernel(
+    gate_up,
+    stride,
+    output,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // blocks).to(tl.int64)
     columns = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     start = gate_up + row * stride + columns
+    wait_for_inputs(DEPENDENT)
     gate = tl.load(start, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + WIDTH, mask=inside, other=0.0).to(tl.float32)
     result = gate * tl.sigmoid(gate) * up
@@ -44,7 +59,7 @@ def compile_specs() -> list[KernelSpec]:
             "swiglu",
             _kernel,
             {"gate_up": "*bf16", "stride": "i32:16", "output": "*bf16"},
-            {"WIDTH": 12288, "BLOCK": _BLOCK},
+            {"WIDTH": 12288, "BLOCK": _BLOCK, "DEPENDENT": True},
             _WARPS,
         )
     ]

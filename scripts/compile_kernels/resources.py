@@ -44,13 +44,14 @@ def compile_spec(spec: KernelSpec, capability: int) -> Resources:
 def _source(spec: KernelSpec) -> ASTSource:
     names = spec.kernel.arg_names
     described = spec.signature.keys() | spec.constants.keys()
-    if described != set(names) or spec.signature.keys() & spec.constants.keys():
-        wrong = sorted(described ^ set(names)) or sorted(
-            spec.signature.keys() & spec.constants.keys()
-        )
-        raise KernelSpecError(
-            f"{spec.name}: {', '.join(wrong)} must be named once, in signature or constants"
-        )
+    twice = spec.signature.keys() & spec.constants.keys()
+    for wrong, what in (
+        (set(names) - described, "is in neither signature nor constants"),
+        (described - set(names), "is no argument of the kernel"),
+        (twice, "is in both signature and constants"),
+    ):
+        if wrong:
+            raise KernelSpecError(f"{spec.name}: {', '.join(sorted(wrong))} {what}")
     types = {name: spec.signature.get(name, "constexpr") for name in names}
     aligned = {(index,): _ALIGNED for index, name in enumerate(names) if _is_aligned(types[name])}
     return ASTSource(

@@ -1,8 +1,9 @@
 """bf16 on the GPU against the CPU oracle in the same dtype: logits within a stated divergence,
 whichever way the tokens came in.
 
-KL is of the GPU's next-token distribution from the CPU's, in nats. Two roundings of one forward
-differ as much: the CPU's own chunked and token-by-token bf16 logits are compared for scale.
+KL is of the GPU's next-token distribution from the CPU's, in nats. For scale: on the CPU alone, the
+chunked prompt's logits diverge from the whole one's by 0.0001 nats (dense) and by 0.0074 (mixture
+of experts, where rounding can change who is chosen).
 """
 
 from collections.abc import Iterator

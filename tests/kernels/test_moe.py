@@ -205,3 +205,24 @@ def test_shared_gate_agrees_with_the_twin(dtype: torch.dtype, device: torch.devi
     want = naive_gate_sigmoid_mul_add(x.float(), gate.float(), shared.float(), routed.float())
     torch.testing.assert_close(got.cpu()[:3], want.to(dtype)[:3])
     assert bool(got[3:].isnan().all())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a second stream needs a GPU")
+def test_a_second_stream_and_a_graph_change_nothing() -> None:
+    torch.manual_seed(10)
+    device, tokens = torch.device("cuda"), FEW_TOKENS + 9
+    weights = random_layer(CONFIG, torch.bfloat16, device)
+    x = torch.randn(tokens, CONFIG.hidden, device=device).bfloat16()
+    rows, side = count(tokens, device), torch.cuda.Stream()
+    want = moe(x, weights, CONFIG, rows)
+    assert torch.equal(moe(x, weights, CONFIG, rows, side), want)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = moe(x, weights, CONFIG, rows, side)
+    x.copy_(torch.randn(tokens, CONFIG.hidden, device=device))
+    want = moe(x, weights, CONFIG, rows)
+    for _ in range(3):
+        captured.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(captured, want)

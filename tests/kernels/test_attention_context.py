@@ -1,0 +1,99 @@
+"""Runs whose early keys are attended elsewhere end as if they had been attended in one piece."""
+
+import pytest
+import torch
+from tasuki.model.kernels.attention_context import (
+    ContextBlock,
+    ContextBlocks,
+    block_rows,
+    cudnn_attention,
+    naive_attention,
+    served_keys,
+)
+from tasuki.model.kernels.attention_prefill import paged_attention_prefill
+from tasuki.model.kernels.attention_tiles import PrefillTiles
+from tasuki.model.kernels.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
+from torch import Tensor
+
+from .attention import Heads, attention_case
+from .gdn import close, poisoned_empty
+
+__all__ = ["poisoned_empty"]
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block", "tolerance"),
+    # The earlier part is rounded once more, and the interpreter cuts where hardware rounds.
+    [(torch.float32, 16, 2e-6), (torch.bfloat16, 128, 3e-2)],
+    ids=["fp32", "bf16"],
+)
+def test_blocks_and_what_they_leave_equal_the_cpu_path(
+    dtype: torch.dtype, block: int, tolerance: float, device: torch.device
+) -> None:
+    lengths, contexts = (9, block + 4), (70, 130)
+    case = attention_case(Heads(2, 1, 64), lengths, contexts, dtype, device)
+    projected = case.projected()
+    expected, _ = case.oracle(projected, 2)
+    places = case.places(sum(lengths))
+    q = qk_norm_rope_gate(
+        projected,
+        case.weights,
+        case.config,
+        rotary_cache(case.config, 512, device),
+        places,
+        case.kv,
+    )
+    blocks = (
+        ContextBlock(row=9, rows=block, sequence=1, keys=128),
+        ContextBlock(row=9 + block, rows=4, sequence=1, keys=64),
+    )
+    context = ContextBlocks(blocks, block, naive_attention)
+    tiles = PrefillTiles.after(context, lengths, contexts, dtype, device)
+    output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
+    close(output, expected, tolerance)
+
+
+def test_runs_are_cut_into_blocks_that_see_many_keys() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        raise AssertionError("planning attends to nothing")
+
+    context = ContextBlocks.of([2500, 700, 512, 3000], [8000, 17000, 9000, 6200], 1024, attend)
+    assert context.blocks == (
+        ContextBlock(row=1024, rows=1024, sequence=0, keys=8192),
+        ContextBlock(row=2500, rows=700, sequence=1, keys=16384),
+        ContextBlock(row=3712 + 2048, rows=952, sequence=3, keys=8192),
+    )
+    served = context.served(512)
+    assert [served.get(row, 0) for row in (0, 1024, 1536, 2048)] == [0, 8192, 8192, 0]
+
+
+def test_keys_come_in_few_sizes_that_leave_little() -> None:
+    sizes = {served_keys(before) for before in range(0, 262144, 64)}
+    assert len(sizes) < 40
+    assert all(size % 2048 == 0 for size in sizes)
+    for before in (8192, 15000, 50000, 262143):
+        assert before - served_keys(before) < max(2048, before / 8)
+    assert served_keys(8191) == 0
+
+
+def test_blocks_fill_the_device() -> None:
+    assert block_rows(query_heads=16, processors=132) == 1024
+    assert block_rows(query_heads=24, processors=132) == 1408
+    assert block_rows(query_heads=64, processors=132) == 256
+    assert block_rows(query_heads=300, processors=132) == 128
+
+
+def test_cudnn_equals_the_naive_twin(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("cuDNN needs a GPU")
+    torch.manual_seed(5)
+
+    def normal(rows: int, heads: int) -> Tensor:
+        return torch.randn(rows, heads, 256, device=device).to(torch.bfloat16)
+
+    q, k, v = normal(256, 8), normal(4096, 2), normal(4096, 2)
+    output, sums = cudnn_attention(q, k, v)
+    expected, expected_sums = naive_attention(q, k, v)
+    close(output, expected.cpu(), 1.5e-2)
+    close(sums, expected_sums.cpu(), 1e-3)

@@ -1,0 +1,54 @@
+"""The thread of the engine loop: what it does before the first message, and how it says it died."""
+
+import threading
+
+from tasuki.engine import messages as m
+from tasuki.engine.thread import EngineThread
+
+
+class Idle:
+    """An engine that has nothing to do and knows which thread asked it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.broken = False
+
+    def _note(self, call: str) -> None:
+        self.calls.append((call, threading.current_thread().name))
+
+    def prepare(self) -> None:
+        self._note("prepare")
+        if self.broken:
+            raise RuntimeError("no plan")
+
+    def step(self) -> bool:
+        self._note("step")
+        return False
+
+    def take_outbox(self) -> list[m.Outbox]:
+        return []
+
+    def handle(self, message: m.Inbox) -> None:
+        self._note("handle")
+
+
+def test_it_is_prepared_on_its_own_thread_before_start_returns() -> None:
+    engine = Idle()
+    thread = EngineThread(engine, lambda said: None, lambda reason: None)  # type: ignore[arg-type]
+    thread.post(m.FlushCache(1))
+    thread.start()
+    assert engine.calls[0] == ("prepare", "tasuki-engine")
+    thread.stop()
+    calls = [call for call, _ in engine.calls]
+    assert calls.index("prepare") < calls.index("handle") < calls.index("step")
+
+
+def test_one_that_cannot_be_prepared_says_so_and_lets_its_starter_go() -> None:
+    engine = Idle()
+    engine.broken = True
+    died: list[str] = []
+    thread = EngineThread(engine, lambda said: None, died.append)  # type: ignore[arg-type]
+    thread.start()
+    thread.stop()
+    assert len(died) == 1 and "no plan" in died[0]
+    assert [call for call, _ in engine.calls] == ["prepare"]
