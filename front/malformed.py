@@ -77,8 +77,10 @@ def _guarded_coroutine(method: Callable[..., Awaitable[Any]], streaming: bool) -
 
 def _guarded_generator(method: Callable[..., AsyncGenerator[Any, None]], streaming: bool) -> Any:
     async def guarded(request: Any, context: CallContext) -> AsyncIterator[Any]:
-        responses = method(_checked(request, streaming), context)
-        async with refusals(context), aclosing(responses):
+        async with (
+            refusals(context),
+            aclosing(method(_checked(request, streaming), context)) as responses,
+        ):
             async for response in responses:
                 yield response
 
