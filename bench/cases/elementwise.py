@@ -91,7 +91,7 @@ def _rope(stage: Stage, tokens: int) -> Case:
         projected = stage.random(tokens, 2 * q_width + 2 * kv_width)
         kv = layers[next(pending) % len(layers)]
         work = partial(qk_norm_rope_gate, projected, weights, config, rotary, places, kv)
-        return work, (projected, ones, rotary, pages, kv)
+        return work, (projected, ones, rotary)
 
     return beside_twin(
         f"q and k norm, rotary, pages, {tokens} tokens",
@@ -106,9 +106,7 @@ def _naive_rope(
     projected: Tensor,
     weight: Tensor,
     rotary: Tensor,
-    pages: Tensor,
-    kv: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     tokens, dim = projected.shape[0], config.head_dim
     q_width, kv_width = config.query_heads * dim, config.kv_heads * dim
     gated, k, v = projected.split_with_sizes([2 * q_width, kv_width, kv_width], dim=-1)
@@ -116,8 +114,5 @@ def _naive_rope(
     cos, sin = rotary[:, :1], rotary[:, 1:]
     q = apply_rotary(norm.rms_norm(q, weight, _EPS), cos, sin)
     k = norm.rms_norm(k.view(tokens, config.kv_heads, dim), weight, _EPS)
-    rows = torch.arange(tokens, device=projected.device)
-    page, line = pages[rows // PAGE_TOKENS].long(), rows % PAGE_TOKENS
-    kv[page, 0, line] = apply_rotary(k, cos, sin)
-    kv[page, 1, line] = v.view(tokens, config.kv_heads, dim)
-    return q
+    # Into memory in one piece: a compiler copies a whole arena to write into a view of it.
+    return q, torch.stack([apply_rotary(k, cos, sin), v.view(tokens, config.kv_heads, dim)])
