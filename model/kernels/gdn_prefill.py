@@ -10,7 +10,8 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..weights import GdnWeights
 from .gdn_chunk import gdn_chunk
-from .gdn_conv import gdn_conv, store_conv_columns
+from .gdn_columns import store_conv_columns
+from .gdn_conv import gdn_conv
 from .gdn_norm import gdn_norm
 from .gdn_plan import GdnPrefillPlan
 from .gdn_scan import gdn_scan
