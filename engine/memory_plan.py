@@ -17,7 +17,7 @@ from .role import Role
 
 MIB = 2**20
 # Context, loaded kernels and cuBLAS workspaces; then what the driver keeps of each captured graph.
-_CONTEXT_BYTES = 1024 * MIB
+_CONTEXT_BYTES = 1280 * MIB
 _GRAPHS_BYTES = 512 * MIB
 # Of what remains, so that fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02

@@ -62,9 +62,14 @@ class EngineThread:
         while not self._stopping.is_set():
             for message in self._messages(block=not worked):
                 self._handle(message)
+            # Answers to questions need not wait for a forward.
+            self._deliver_all()
             worked = self._engine.step()
-            for said in self._engine.take_outbox():
-                self._deliver(said)
+            self._deliver_all()
+
+    def _deliver_all(self) -> None:
+        for said in self._engine.take_outbox():
+            self._deliver(said)
 
     def _handle(self, message: Inbox) -> None:
         """One bad message ends one request, not the loop."""

@@ -11,6 +11,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.answers: list[m.Outbox] = []
         self.broken = False
 
     def _note(self, call: str) -> None:
@@ -26,10 +27,12 @@ class Idle:
         return False
 
     def take_outbox(self) -> list[m.Outbox]:
-        return []
+        answers, self.answers = self.answers, []
+        return answers
 
     def handle(self, message: m.Inbox) -> None:
         self._note("handle")
+        self.answers.append(m.FlushReply(1, 0))
 
 
 def test_it_is_prepared_on_its_own_thread_before_start_returns() -> None:
@@ -41,6 +44,20 @@ def test_it_is_prepared_on_its_own_thread_before_start_returns() -> None:
     thread.stop()
     calls = [call for call, _ in engine.calls]
     assert calls.index("prepare") < calls.index("handle") < calls.index("step")
+
+
+def test_a_question_is_answered_before_the_next_step() -> None:
+    engine = Idle()
+    thread = EngineThread(
+        engine,  # type: ignore[arg-type]
+        lambda said: engine.calls.append(("told", "")),
+        lambda reason: None,
+    )
+    thread.post(m.FlushCache(1))
+    thread.start()
+    thread.stop()
+    calls = [call for call, _ in engine.calls]
+    assert calls[calls.index("handle") :][:3] == ["handle", "told", "step"]
 
 
 def test_one_that_cannot_be_prepared_says_so_and_lets_its_starter_go() -> None:

@@ -196,7 +196,7 @@ def _best_of_run(
     tl.store(token + row * tl.num_programs(0) + run, winner)
 
 
-@triton.jit(do_not_specialize=["plane"])
+@triton.jit(do_not_specialize=["plane", "runs"])
 def _join_runs(
     best, mass, token, rows, out_token, out_logprob, out_margin, runs, plane, RUNS: tl.constexpr
 ):

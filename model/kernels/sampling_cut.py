@@ -126,7 +126,7 @@ def _add_by_digit(
     tl.store(sums + at * 16 + digit, tl.sum(total, axis=1))
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit(do_not_specialize=["number", "runs"])
 def _count_digit(
     logits,
     temperature,
@@ -186,7 +186,7 @@ def _target(top_p, of_runs, of_top_k, row, runs, largest, heat, NARROW, RUNS: tl
     return tl.load(top_p + row) * (tl.sum(masses, axis=0) + at_key)
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit(do_not_specialize=["number", "runs"])
 def _weigh_digit(
     logits,
     temperature,
@@ -240,7 +240,7 @@ def _weigh_digit(
     _add_by_digit(line, vocab, sums, begin, shift, plane, largest, heat, True, NARROW, RUN, STEP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 def _settle(
     logits,
     temperature,

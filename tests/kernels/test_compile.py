@@ -51,6 +51,17 @@ def test_a_spec_that_does_not_describe_its_arguments_is_refused(
         compile_spec(KernelSpec("step", kernel, signature, constants), 90)
 
 
+def test_an_integer_that_would_be_compiled_for_is_refused() -> None:
+    params = [
+        SimpleNamespace(name=name, do_not_specialize=name == "tokens")
+        for name in ("tokens", "pages")
+    ]
+    kernel = SimpleNamespace(arg_names=["tokens", "pages"], params=params)
+    spec = KernelSpec("step", kernel, {"tokens": "i32", "pages": "i32"})
+    with pytest.raises(KernelSpecError, match="step: pages may be any integer"):
+        compile_spec(spec, 90)
+
+
 def test_growth_names_the_kernel_the_architecture_and_both_numbers() -> None:
     recorded = {"step": {"sm_90": {"registers": 64, "spilled_bytes": 0}}}
     assert growth(recorded, recorded) == []

@@ -97,7 +97,7 @@ def _sum_kernel(words, keys, offsets, lengths, partial, CHUNK: tl.constexpr, BLO
     tl.store(partial + row * tl.num_programs(1) + chunk, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def _mix_kernel(partial, seeds, total, chunks, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
