@@ -214,7 +214,12 @@ class Pair:
             *("--prefill-chunk-tokens", "64", "--max-batch", "1"),
         ).wait_ready()
         self._target = between(self.prefill.address)
-        self.decode = Node("decode", *flags(device=device), "--prefill", self._target).wait_ready()
+        # Small chunks here too: what Stats answers waits for the forward that runs.
+        self.decode = Node(
+            "decode",
+            *flags(device=device),
+            *("--prefill-chunk-tokens", "64", "--prefill", self._target),
+        ).wait_ready()
 
     def ask(self, number: int, new_tokens: int = NEW_TOKENS) -> AnswerStream:
         self._salts += 1
