@@ -80,6 +80,8 @@ class OutgoingHandover:
         self.room = reserve.ticket.room
         self.generation = reserve.ticket.generation
         self.connection = connection
+        self.endpoint_failed = False
+        """Another room of this connection would fail too."""
         self.outgoing: asyncio.Queue[pb.SenderMessage | None] = asyncio.Queue()
         """What the stream writes; None ends it."""
         self.ended: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
@@ -150,6 +152,7 @@ class OutgoingHandover:
                 if self._machine.apply(SenderEvent.FLUSHED) is SenderState.DONE:
                     self._say(wire.done(self.generation, report))
             case RoomBroke(reason=reason, drain=drain):
+                self.endpoint_failed = event.endpoint_failed
                 self._failure = self._failure or reason
                 self._machine.apply(SenderEvent.STOP)
                 self._drained(drain)

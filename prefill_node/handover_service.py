@@ -214,8 +214,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 room.ended.set_result(Drain.FORCED)
             drain = room.ended.result()
             self._remember(room.room, room.generation, drain)
-            if drain is Drain.FORCED:
-                # What is stuck once stays stuck: the receiver connects anew, over a new endpoint.
+            if drain is Drain.FORCED or room.endpoint_failed:
+                # What is stuck or broken once stays so: the receiver connects anew, over a new
+                # endpoint.
                 self._connections.drop(room.connection)
 
     def _remember(self, room: int, generation: int, drain: Drain) -> None:

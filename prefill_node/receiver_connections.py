@@ -18,6 +18,8 @@ from ..transfer.sender import Sender
 
 log = logging.getLogger(__name__)
 
+_POLL_SECONDS = 0.01
+
 
 @dataclass
 class _Connection:
@@ -45,6 +47,8 @@ class ReceiverConnections:
         self._on_lost = on_lost
         self._connections: dict[str, _Connection] = {}
         self._issued = 0
+        self._names: dict[bytes, list[str]] = {}
+        """By the process that they lead to, its epoch: those whose endpoints may be open."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._connections
@@ -59,14 +63,31 @@ class ReceiverConnections:
 
     async def add(self, node: NodeIdentity) -> str:
         """The new connection's name. Raises TransportError."""
+        await self._end_others(node)
         self._issued += 1
         name = f"{self._prefix}{self._issued}"
+        self._names.setdefault(node.epoch, []).append(name)
         await asyncio.to_thread(self._sender.connect, name, node.transport_metadata, node.slabs)
         self._connections[name] = _Connection(node, time.monotonic())
         # A receiver that connects and never beats must not stay connected.
         loop = asyncio.get_running_loop()
         loop.call_later(self._silence_seconds, self._expect_beating, name)
         return name
+
+    async def _end_others(self, node: NodeIdentity) -> None:
+        """A node that connects anew has given up what it had. Transports share what leads to one
+        process, and a broken part of it would be shared too."""
+        names = self._names.pop(node.epoch, [])
+        for name in names:
+            self.drop(name)
+        deadline = time.monotonic() + self._silence_seconds
+        while any(map(self._sender.has_endpoint, names)) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        self._names = {
+            epoch: names
+            for epoch, names in self._names.items()
+            if any(map(self._sender.has_endpoint, names))
+        }
 
     def _expect_beating(self, name: str) -> None:
         connection = self._connections.get(name)

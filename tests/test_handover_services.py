@@ -273,6 +273,30 @@ def test_a_broken_transfer_fails_the_room_and_is_drained() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("fault", [Fault.BREAK, Fault.REFUSE])
+def test_a_broken_endpoint_is_replaced(fault: Fault) -> None:
+    """As after a pause in which the receiver severed its connections: both sides live, and nothing
+    that is posted over the old endpoint ever arrives."""
+
+    async def scenario() -> None:
+        async with nodes(faults=lambda i: fault if i == 3 else Fault.NONE) as both:
+            await both.connected()
+            first = both.client.links[0].connection
+            await both.grant(ROOM)
+            both.compute(ROOM)
+            await both.decode.wait(m.HandoverLost)
+            await both.prefill.wait(m.PrefillEnd)
+            async with asyncio.timeout(5):
+                while both.client.links[0].connection in (None, first):
+                    await asyncio.sleep(0.01)
+            await both.grant(ROOM + 1)
+            both.compute(ROOM + 1)
+            both.say_token(ROOM + 1)
+            await both.decode.wait(m.RemoteDone, ROOM + 1)
+
+    run(scenario())
+
+
 def test_a_forward_that_breaks_after_the_grant_fails_the_room() -> None:
     async def scenario() -> None:
         async with nodes() as both:

@@ -1,6 +1,7 @@
 """A receiver that breaks the rules of the hand-over, at a real prefill daemon: each breach is a
 typed status or ends its room with a reason, and the daemon goes on, holding nothing."""
 
+import secrets
 from collections.abc import Iterator
 from queue import SimpleQueue
 from threading import Thread
@@ -13,6 +14,7 @@ from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.node_identity import EPOCH_BYTES
 from tasuki.transfer.transports.nixl import NixlTransport, installed_package
 
 from tests.daemons import Node, flags, random_prompt, until
@@ -67,7 +69,12 @@ class Rogue:
 
     def connect(self, metadata: bytes, slabs: int = SLABS) -> handover_pb2.ConnectResponse:
         node = handover_pb2.Node(
-            name="rogue", transport="nixl", transport_metadata=metadata, slabs=slabs
+            name="rogue",
+            # A process each: a connection ends those that its process had before.
+            epoch=secrets.token_bytes(EPOCH_BYTES),
+            transport="nixl",
+            transport_metadata=metadata,
+            slabs=slabs,
         )
         request = handover_pb2.ConnectRequest(node=node, contract=self.contract)
         return self.stub.Connect(request, timeout=5)

@@ -58,14 +58,23 @@ class WriterLeases:
                 peer.renewed = max(peer.renewed, asked_at)
 
     def remove(self, name: str) -> None:
-        """Idempotent. The endpoint is handed out by left() later."""
+        """Idempotent. left() tells of the endpoint until it is forgotten."""
         with self._lock:
             peer = self._peers.pop(name, None)
             if peer is not None:
                 self._leaving[name] = peer.endpoint
 
-    def left(self, busy: Set[str]) -> list[Endpoint]:
-        """Endpoints of removed peers that are not in `busy`, each handed out once."""
+    def left(self, busy: Set[str]) -> list[tuple[str, Endpoint]]:
+        """Removed peers that are not in `busy`, with their endpoints."""
         with self._lock:
-            idle = [name for name in self._leaving if name not in busy]
-            return [self._leaving.pop(name) for name in idle]
+            return [item for item in self._leaving.items() if item[0] not in busy]
+
+    def forget(self, name: str) -> None:
+        """A removed peer's endpoint is closed."""
+        with self._lock:
+            del self._leaving[name]
+
+    def has_endpoint(self, name: str) -> bool:
+        """Whether the peer's endpoint is not closed yet."""
+        with self._lock:
+            return name in self._peers or name in self._leaving

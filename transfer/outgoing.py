@@ -37,11 +37,13 @@ class RoomSent:
 
 @dataclass(frozen=True)
 class RoomBroke:
-    """The room stopped by itself: lease lost, transport failed, plan refused."""
+    """The room stopped by itself: lease lost, transport failed, plan refused. endpoint_failed: the
+    transport failed, so that the next room of this peer would fail too."""
 
     room: int
     reason: str
     drain: Drain
+    endpoint_failed: bool
 
 
 RoomEnd = RoomSent | RoomBroke
@@ -70,6 +72,7 @@ class OutgoingRoom:
     drained: "Future[Drain]" = field(default_factory=Future)
     stop_reason: str | None = None
     stopped_at: float | None = None
+    endpoint_failed: bool = False
     aborted: bool = False
     next_sequence: int = 0
     _planned_end: int | None = None

@@ -128,6 +128,10 @@ class Sender:
                     room.stop("the connection to the receiver is over", now)
         self._wake.set()
 
+    def has_endpoint(self, peer: str) -> bool:
+        """Whether the peer's endpoint is still open: connected, or with rooms that drain."""
+        return self._leases.has_endpoint(peer)
+
     # Rooms
 
     def open(
@@ -203,12 +207,12 @@ class Sender:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
         with self._lock:
             busy = {room.peer for room in self._rooms.values()}
-        endpoints = self._leases.left(busy)
-        for endpoint in endpoints:
+        for peer, endpoint in self._leases.left(busy):
             try:
                 self._transport.disconnect(endpoint)
             except TransferError as error:
-                log.warning("a peer could not be disconnected: %s", error)
+                log.warning("peer %s could not be disconnected: %s", peer, error)
+            self._leases.forget(peer)
 
     def _turn(self, room: OutgoingRoom) -> bool:
         try:
@@ -265,6 +269,7 @@ class Sender:
                 peer.endpoint, pieces, header.pack(room.room, room.generation)
             )
         except TransferError as error:
+            room.endpoint_failed = True
             self._stop(room, str(error))
             return
         size = int(pieces[:, 2].sum())
@@ -281,6 +286,7 @@ class Sender:
                     continue
                 room.flushed(posted, self._clock())
             except TransferError as error:
+                room.endpoint_failed = True
                 self._stop(room, str(error))
             self._transport.release(posted.transfer)
             room.posted.remove(posted)
@@ -294,10 +300,11 @@ class Sender:
                 drain = Drain.DRAINED
             elif room.stop_reason is not None and not room.posted:
                 drain = Drain.DRAINED
-                end = RoomBroke(room.room, room.stop_reason, drain)
+                end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
             elif self._drained_for_too_long(room):
                 drain = Drain.FORCED
-                end = RoomBroke(room.room, room.stop_reason or "", drain)
+                reason = room.stop_reason or ""
+                end = RoomBroke(room.room, reason, drain, room.endpoint_failed)
                 self._forced.add(room.room)
             else:
                 return False
