@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache lint format types stubs kernels clean
+.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -25,6 +25,11 @@ bench-traces: $(VENV)/installed
 
 fuzz-cache: $(VENV)/dev-installed
 	$(BIN)/python bench/cache/fuzz.py $(FUZZ_ARGS)
+
+# The same calls, drawn from bytes that atheris (libFuzzer) chooses.
+fuzz-cache-guided: $(VENV)/dev-installed
+	$(BIN)/pip install -q 'atheris>=3'
+	$(BIN)/python bench/cache/fuzz_guided.py -max_total_time=60 $(FUZZ_ARGS)
 
 # Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
 soak: $(VENV)/dev-installed

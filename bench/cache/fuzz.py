@@ -2,7 +2,7 @@
 and changes nothing.
 
 Usage: fuzz.py [--seconds 60] [--seed 0]. Every call is drawn from one seeded generator, so that a
-finding is repeated by its seed. Also imported by the tests for a short run.
+finding is repeated by its seed. Also imported by the tests for a short run, and by fuzz_guided.py.
 """
 
 import argparse
@@ -44,8 +44,9 @@ def state_of(tree: HybridTree) -> tuple[Any, ...]:
 class Fuzzer:
     """Owns one small tree and the handles that its calls returned, released ones included."""
 
-    def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
+    def __init__(self, draw: random.Random) -> None:
+        """draw: every choice comes from it, so that the same draws make the same calls."""
+        self.draw = draw
         self.tree = HybridTree(
             TreeConfig(slabs=12, blocks_per_slab=8, pages_per_slab=4, max_ghost_nodes=16)
         )
@@ -209,7 +210,7 @@ def main() -> None:
     end = time.monotonic() + options.seconds
     seed, calls, refused = options.seed, 0, 0
     while time.monotonic() < end:
-        fuzzer = Fuzzer(seed)
+        fuzzer = Fuzzer(random.Random(seed))
         for _ in range(2_000):
             try:
                 fuzzer.step()
