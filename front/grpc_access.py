@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from .errors import ERROR_KIND_KEY
+from .malformed import method_of
 
 _GUARDED = ("/tasuki.v1.",)
 
@@ -51,16 +52,12 @@ async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:
 def _refusing(handler: Any) -> Any:
     """A handler of the same kind, so that the caller sees the status and not a broken stream."""
 
-    async def unary(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refusal(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await _refuse(context)
 
-    build = (
-        (grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler)
-        if handler.request_streaming
-        else (grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler)
-    )[not handler.response_streaming]
+    _, build = method_of(handler)
     return build(
-        unary,
+        refusal,
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )

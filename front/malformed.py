@@ -25,7 +25,7 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        method, build = _method(handler)
+        method, build = method_of(handler)
         if inspect.isasyncgenfunction(method):
             guarded = _guarded_generator(method, handler.request_streaming)
         elif inspect.iscoroutinefunction(method):
@@ -46,7 +46,7 @@ class _Malformed:
         self.error = InvalidRequest(f"the request is not the expected message: {reason}")
 
 
-def _method(handler: Any) -> tuple[Any, Any]:
+def method_of(handler: Any) -> tuple[Any, Any]:
     """The servicer's method, and what builds a handler of its kind."""
     if handler.request_streaming and handler.response_streaming:
         return handler.stream_stream, grpc.stream_stream_rpc_method_handler
