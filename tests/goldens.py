@@ -86,6 +86,12 @@ def golden(model: str, case: str) -> Golden:
     return Golden(entry["prompt"], entry["greedy"], document["tolerance"], mine)
 
 
+def cases_of(model: str) -> dict[str, Golden]:
+    """Its goldens by case; skips the test where there are none."""
+    reference_dir(model)
+    return {case: golden(model, case) for owner, case in model_cases() if owner == model}
+
+
 def load_model(model: str, dtype: torch.dtype = torch.float32) -> Qwen35Model:
     folder = reference_dir(model)
     config = ModelConfig.load(folder)

@@ -9,7 +9,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import HitBreakdown
 
 from tests.engines import Lone, engine_config, submit
-from tests.goldens import MODELS, Golden, golden, model_cases, reference_dir
+from tests.goldens import MODELS, cases_of, reference_dir
 
 
 @cache
@@ -20,11 +20,6 @@ def _parts(config: EngineConfig) -> EngineParts:
 def engine_for(model: str, **changes: object) -> Lone:
     config = engine_config(reference_dir(model), **changes)
     return Lone(config, parts=_parts(config))
-
-
-def cases_of(model: str) -> dict[str, Golden]:
-    reference_dir(model)
-    return {case: golden(model, case) for owner, case in model_cases() if owner == model}
 
 
 @pytest.mark.parametrize("chunk", [64, 128, 512])
@@ -71,8 +66,8 @@ def test_second_turn_after_a_cached_first(model: str) -> None:
 
 def test_resumed_inside_a_long_prompt_that_another_left() -> None:
     """Long is what takes more KV than a state: of the goldens one prompt. The engine learns where
-    documents are left, keeps a state inside the next one while it is
-    first computed, and a golden that leaves it too resumes there with equal tokens."""
+    documents are left, keeps a state inside the next one while it is first computed, and a golden
+    that leaves it too resumes there with equal tokens."""
     model = "tiny-dense"
     case = cases_of(model)["turn2"]
     left = len(case.prompt) - 100

@@ -11,7 +11,7 @@ from tasuki.engine.build import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 
 from tests.engines import Lone, engine_config, submit
-from tests.goldens import MODELS, Golden, golden, model_cases, reference_dir
+from tests.goldens import MODELS, cases_of, reference_dir
 
 
 @cache
@@ -24,11 +24,6 @@ def engine_for(model: str, **changes: object) -> Lone:
     """One engine a setting, flushed by whoever wants a cold one: graphs are captured once."""
     config = engine_config(reference_dir(model), device="cuda", **changes)
     return Lone(config, parts=_parts(config))
-
-
-def cases_of(model: str) -> dict[str, Golden]:
-    reference_dir(model)
-    return {case: golden(model, case) for owner, case in model_cases() if owner == model}
 
 
 def cold(model: str, **changes: object) -> Lone:
