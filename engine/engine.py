@@ -34,6 +34,7 @@ from .runner import Flight, Runner
 from .scheduler import Scheduler, Work
 from .stats import stats_reply
 from .take_over import TakeOver
+from .tree_query import tree_reply
 from .turn_hint import turn_hint
 from .turns import keep_state
 
@@ -230,6 +231,8 @@ class Engine:
                 self._outbox.append(m.EventsReply(query_id, self._cache.drain_events(watch)))
             case m.EndWatch(watch):
                 self._cache.unwatch(watch)
+            case m.TreeQuery():
+                self._outbox.append(tree_reply(self._cache, message))
             case m.Drain(query_id):
                 self._draining = True
                 self._drains.append(query_id)

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
-from ..pycache._cpp_cache import EventBatch
+from ..pycache._cpp_cache import EventBatch, TreeView
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
 Tokens = NDArray[np.int32]
+NodeName = tuple[int, int]
+"""Of a node of the cache's tree, as long as it lives."""
 
 
 class FinishReason(Enum):
@@ -157,6 +159,18 @@ class ReadEvents:
 @dataclass(frozen=True)
 class EndWatch:
     watch: int
+
+
+@dataclass(frozen=True)
+class TreeQuery:
+    """The `limit` heaviest subtrees of what the cache holds, answered by TreeReply. `under`: below
+    that node only. `prefix`: below the deepest node that holds KV of these tokens under `salt`."""
+
+    query_id: int
+    limit: int
+    under: NodeName | None = None
+    prefix: Tokens | None = None
+    salt: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -332,6 +346,14 @@ class EventsReply:
 
 
 @dataclass(frozen=True)
+class TreeReply:
+    """view: parents before children; None where what was asked for is not in the tree."""
+
+    query_id: int
+    view: TreeView | None
+
+
+@dataclass(frozen=True)
 class Drained:
     query_id: int
 
@@ -406,6 +428,7 @@ Inbox = (
     | WatchCache
     | ReadEvents
     | EndWatch
+    | TreeQuery
     | Drain
     | PrefillReserve
     | PrefillStart
@@ -426,6 +449,7 @@ Outbox = (
     | FlushReply
     | WatchOpened
     | EventsReply
+    | TreeReply
     | Drained
     | PrefillQueued
     | PrefillAccepted

@@ -8,9 +8,10 @@ from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer_stream import finished_message
 from .engine_client import EngineClient
-from .errors import CallContext, UnknownRequest, refusals
+from .errors import CallContext, UnknownNode, UnknownRequest, refusals
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .session_store import SessionStore
+from .tree_messages import tree_message, tree_question
 from .watch_messages import parts_of
 
 # How often an idle watch asks the engine again: a router may be so far behind.
@@ -63,6 +64,17 @@ class AdminService(pb_grpc.CacheAdminServicer):
         else:
             response.finished.CopyFrom(finished_message(ended.end))
         return response
+
+    async def Tree(self, request: pb.TreeRequest, context: CallContext) -> pb.TreeResponse:
+        async with refusals(context):
+            asked = tree_question(request)
+            view = await self._engine.tree(asked.limit, asked.under, asked.prefix, asked.salt)
+            if view is None:
+                raise UnknownNode(
+                    "the tree holds nothing there any more: ask from the top, without under or "
+                    "prefix"
+                )
+        return tree_message(view)
 
     async def Flush(self, request: pb.FlushRequest, context: CallContext) -> pb.FlushResponse:
         async with refusals(context):

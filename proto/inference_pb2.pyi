@@ -342,6 +342,64 @@ class ContractDifference(_message.Message):
     theirs: str
     def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
 
+class TreeRequest(_message.Message):
+    __slots__ = ("limit", "under", "prefix", "cache_salt")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    UNDER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    under: str
+    prefix: TokenIds
+    cache_salt: bytes
+    def __init__(self, limit: _Optional[int] = ..., under: _Optional[str] = ..., prefix: _Optional[_Union[TokenIds, _Mapping]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+
+class TreeResponse(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[TreeNode]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ...) -> None: ...
+
+class TreeNode(_message.Message):
+    __slots__ = ("name", "above", "depth", "tokens", "children", "state", "tails", "leases", "state_pins", "protected", "unused", "standing", "hidden")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    STATE_PINS_FIELD_NUMBER: _ClassVar[int]
+    PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    above: int
+    depth: int
+    tokens: int
+    children: int
+    state: str
+    tails: int
+    leases: int
+    state_pins: int
+    protected: bool
+    unused: int
+    standing: TreeStanding
+    hidden: TreeStanding
+    def __init__(self, name: _Optional[str] = ..., above: _Optional[int] = ..., depth: _Optional[int] = ..., tokens: _Optional[int] = ..., children: _Optional[int] = ..., state: _Optional[str] = ..., tails: _Optional[int] = ..., leases: _Optional[int] = ..., state_pins: _Optional[int] = ..., protected: bool = ..., unused: _Optional[int] = ..., standing: _Optional[_Union[TreeStanding, _Mapping]] = ..., hidden: _Optional[_Union[TreeStanding, _Mapping]] = ...) -> None: ...
+
+class TreeStanding(_message.Message):
+    __slots__ = ("tokens", "nodes", "checkpoints")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    nodes: int
+    checkpoints: int
+    def __init__(self, tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., checkpoints: _Optional[int] = ...) -> None: ...
+
 class FlushRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -17,6 +17,7 @@
 #include "cpp_cache/hybrid_tree.h"
 #include "event_bindings.h"
 #include "token_array.h"
+#include "view_bindings.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -374,4 +375,5 @@ PYBIND11_MODULE(_cpp_cache, module) {
   bind_leasing(tree);
   bind_handing_over(tree, kinds);
   bind_events(module, tree, kinds);
+  bind_views(module, tree, kinds);
 }

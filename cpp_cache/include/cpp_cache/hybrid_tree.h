@@ -35,7 +35,9 @@
 #include "cpp_cache/radix_tree.h"
 #include "cpp_cache/slab_allocator.h"
 #include "cpp_cache/stats.h"
+#include "cpp_cache/tree_census.h"
 #include "cpp_cache/tree_config.h"
+#include "cpp_cache/tree_view.h"
 
 namespace tasuki::cache {
 
@@ -112,6 +114,12 @@ class HybridTree {
   // Moves decided since the last call, in order: to be copied before anything is written to an id
   // that the call which decided them handed out.
   std::vector<PageMove> drain_moves();
+
+  // What stands, for somebody to look at: changes no decision, but from the first one on, and until
+  // long after the last, every change counts its ancestors. See view_tree().
+  std::optional<TreeView> view(std::optional<NodeName> under, std::int64_t limit);
+  // The deepest node that holds KV of the tokens; nullopt: none of that salt.
+  std::optional<NodeName> node_at(Tokens tokens, std::string_view salt) const;
 
   // Events: of the tree's own pages and states, never of a lease's. Watching changes no decision.
   EventJournal& journal() { return journal_; }
@@ -194,6 +202,7 @@ class HybridTree {
   SlabAllocator allocator_;
   RadixTree tree_;
   EventJournal journal_{tree_};
+  TreeCensus census_{tree_};
   LeaseBook leases_;
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;
