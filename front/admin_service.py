@@ -89,7 +89,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
     async def WatchEvents(
         self, request: pb.WatchEventsRequest, context: CallContext
     ) -> AsyncIterator[pb.WatchEventsResponse]:
-        every = request.stream == pb.WatchEventsRequest.ALL
+        every = request.stream == pb.WatchEventsRequest.STREAM_ALL
         async with (
             refusals(context),
             aclosing(self._engine.watch("all" if every else "usable", _POLL_SECONDS)) as batches,

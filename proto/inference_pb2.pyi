@@ -440,10 +440,12 @@ class WatchEventsRequest(_message.Message):
     __slots__ = ("stream",)
     class Stream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
-        USABLE: _ClassVar[WatchEventsRequest.Stream]
-        ALL: _ClassVar[WatchEventsRequest.Stream]
-    USABLE: WatchEventsRequest.Stream
-    ALL: WatchEventsRequest.Stream
+        STREAM_UNSPECIFIED: _ClassVar[WatchEventsRequest.Stream]
+        STREAM_ALL: _ClassVar[WatchEventsRequest.Stream]
+        STREAM_USABLE: _ClassVar[WatchEventsRequest.Stream]
+    STREAM_UNSPECIFIED: WatchEventsRequest.Stream
+    STREAM_ALL: WatchEventsRequest.Stream
+    STREAM_USABLE: WatchEventsRequest.Stream
     STREAM_FIELD_NUMBER: _ClassVar[int]
     stream: WatchEventsRequest.Stream
     def __init__(self, stream: _Optional[_Union[WatchEventsRequest.Stream, str]] = ...) -> None: ...
