@@ -27,6 +27,7 @@ def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
                 marks=ticket.marks,
             ),
             prompt=wanted.prompt.tolist(),
+            told=wanted.sender is not None,
         )
     )
 

@@ -14,6 +14,8 @@ from ..engine.config import EngineConfig
 from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
+from ..front.gateway import gateway_services
+from ..front.gateway_model import GatewayModel
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.openai_routes import openai_routes, served_model
@@ -54,10 +56,16 @@ class DecodeNode:
     ) -> None:
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
         engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
+        gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
         self.front = Node(
             engine,
             front_config,
-            partial(front_services, codec=codec, config=front_config, handover=self._status),
+            lambda client: (
+                *front_services(client, codec, front_config, self._status),
+                *gateway_services(
+                    client, front_config, gateway_model, codec.tokenizer, engine_config.max_batch
+                ),
+            ),
             handover=self._handover,
             routes=partial(
                 openai_routes,

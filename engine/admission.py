@@ -55,7 +55,9 @@ class Admission:
         if not self._take_over.prefill_available or request.handover_lost or request.output:
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
-        if match.prompt_tokens - match.usable_tokens <= self._config.local_prefill_tokens:
+        short = match.prompt_tokens - match.usable_tokens <= self._config.local_prefill_tokens
+        # Of a room that a gateway made, a prefill node already waits for us.
+        if short and request.told is None:
             return False
         self._take_over.reserve(request, match)
         return True

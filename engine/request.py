@@ -14,7 +14,16 @@ from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import Lease
 from ..pycache.layout import PAGE_TOKENS
 from .checkpoints import PlannedCheckpoint
-from .messages import Grant, HitBreakdown, RequestId, RoomId, Ticket, Tokens, TransferReport
+from .messages import (
+    Grant,
+    HitBreakdown,
+    RequestId,
+    RoomId,
+    Ticket,
+    Tokens,
+    ToldRoom,
+    TransferReport,
+)
 
 
 class IllegalMove(Exception):
@@ -179,6 +188,7 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     ticket: Ticket | None = None
+    told: ToldRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: HitBreakdown | None = None

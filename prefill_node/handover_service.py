@@ -29,6 +29,7 @@ from ..transfer.wire import drain_to_wire, node_from_wire, node_to_wire
 from . import handover_wire as wire
 from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost, Stopped
 from .receiver_connections import ReceiverConnections
+from .told_rooms import ToldRooms
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         node: NodeIdentity,
         loop: asyncio.AbstractEventLoop,
         settings: HandoverServiceSettings | None = None,
+        told_rooms: ToldRooms | None = None,
     ) -> None:
+        """told_rooms: of the gateway that tells this node of rooms; None: there is none."""
         self._post = post
+        self._told_rooms = told_rooms
         self._sender = sender
         self._contract = contract.flat()
         self._node = node
@@ -87,6 +91,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 room = self._rooms.get(message.room)
                 if room is not None:
                     room.put(message)
+                if isinstance(message, m.PrefillToken) and self._told_rooms is not None:
+                    self._told_rooms.told(message.room, message)
 
     async def stop(self, reason: str = "the prefill node shuts down") -> None:
         """Give up every room, wait until all have drained, forget connections."""
@@ -191,18 +197,24 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await context.abort(
                 grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
             )
+        told = first.reserve.told
+        if told and self._told_rooms is None:
+            await context.abort(failed, "reserve.told: no gateway tells this node; give --gateway")
         room = OutgoingHandover(
             reserve,
             first.reserve.connection_id,
             self._post,
             self._sender,
             self._settings.progress_seconds,
+            awaits_gateway=told,
         )
         self._rooms[ticket.room] = room
         # The room outlives its stream: it must drain when the stream breaks.
         task = asyncio.create_task(self._run(room), name=f"room-{ticket.room}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if told and self._told_rooms is not None:
+            self._told_rooms.receiver_came(room)
         return room
 
     async def _run(self, room: OutgoingHandover) -> None:
@@ -210,6 +222,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await room.run()
         finally:
             del self._rooms[room.room]
+            if self._told_rooms is not None:
+                self._told_rooms.over(room)
             if not room.ended.done():
                 room.ended.set_result(Drain.FORCED)
             drain = room.ended.result()

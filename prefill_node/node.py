@@ -13,6 +13,8 @@ from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.etcd import Etcd
+from ..front.gateway import gateway_services
+from ..front.gateway_model import GatewayModel
 from ..front.node import Node
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
@@ -23,6 +25,7 @@ from ..transfer.sender import Sender, SenderSettings
 from .config import PrefillConfig
 from .handover_service import HandoverService
 from .registration import Registration
+from .told_rooms import ToldRooms
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +70,17 @@ class PrefillNode:
             settings,
         )
         engine = build_engine(engine_config, Role.PREFILL, parts, self._sender, on_fresh)
+        told_rooms = ToldRooms() if front_config.gateway else None
+        gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
         self.front = Node(
             engine,
             front_config,
-            lambda client: (admin_service(client, store=None),),
+            lambda client: (
+                admin_service(client, store=None),
+                *gateway_services(
+                    client, front_config, gateway_model, None, engine_config.max_batch, told_rooms
+                ),
+            ),
             handover=self._handover,
         )
         self._config = config
@@ -81,6 +91,7 @@ class PrefillNode:
             plane.contract,
             plane.node,
             asyncio.get_running_loop(),
+            told_rooms=told_rooms,
         )
 
     def _handover(self, message: Outbox) -> None:
