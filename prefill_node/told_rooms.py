@@ -106,11 +106,11 @@ class ToldRooms:
             room = self._rendezvous.arrive(call.room, Side.LOCAL, call)
         except DuplicateRoom as error:
             raise InvalidRequest(f"kv_bootstrap_info.bootstrap_room: {error}") from error
-        if isinstance(room, OutgoingHandover):
-            self._meet(call, room)
-        else:
+        if room is None:
             self._parked[call.room] = call
             self._expire_later()
+        elif not isinstance(room, GatewayCall):
+            self._meet(call, room)
 
     def _meet(self, call: GatewayCall, room: OutgoingHandover) -> None:
         if not np.array_equal(call.submit.prompt, room.prompt):
@@ -123,7 +123,8 @@ class ToldRooms:
     def _leave(self, call: GatewayCall) -> None:
         """The gateway has its answer or listens no more. A room that is open goes on: of its own
         call's end the decode node hears itself."""
-        if self._parked.pop(call.room, None) is not None:
+        if self._parked.get(call.room) is call:
+            del self._parked[call.room]
             self._rendezvous.withdraw(call.room)
 
     def _expire_later(self) -> None:

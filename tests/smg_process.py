@@ -12,15 +12,24 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from google.protobuf import __version__ as protobuf_version
 
 READY_SECONDS = 60.0
 
 
+def require_protocol() -> None:
+    """Skips a module where the gateway's messages cannot be imported."""
+    if find_spec("smg_grpc_proto") is None:
+        pytest.skip("smg-grpc-proto is not installed", allow_module_level=True)
+    if tuple(map(int, protobuf_version.split(".")[:2])) < (6, 33):
+        pytest.skip("smg-grpc-proto needs protobuf 6.33", allow_module_level=True)
+
+
 def require_smg() -> None:
-    """Skips where gateway or protocol is not installed."""
-    for package in ("smg", "smg_grpc_proto"):
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install smg smg-grpc-proto")
+    """Skips a module where the gateway is not installed."""
+    require_protocol()
+    if find_spec("smg") is None:
+        pytest.skip("smg is not installed", allow_module_level=True)
 
 
 def free_port() -> int:
