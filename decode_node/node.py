@@ -19,6 +19,7 @@ from ..front.gateway_model import GatewayModel
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.openai_routes import openai_routes, served_model
+from ..front.role_change import RoleChange
 from ..front.services import front_services
 from ..front.text_codec import TextCodec
 from ..front.tls import ClientTls
@@ -53,6 +54,7 @@ class DecodeNode:
         codec: TextCodec,
         settings: HandoverSettings | None = None,
         on_fresh: FreshIds = leave_as_is,
+        role_change: RoleChange | None = None,
     ) -> None:
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
         engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
@@ -61,7 +63,7 @@ class DecodeNode:
             engine,
             front_config,
             lambda client: (
-                *front_services(client, codec, front_config, self._status),
+                *front_services(client, codec, front_config, self._status, role_change),
                 *gateway_services(
                     client, front_config, gateway_model, codec.tokenizer, engine_config.max_batch
                 ),

@@ -12,6 +12,7 @@
 | UnknownRequest | NOT_FOUND | unknown_request |
 | UnknownNode | NOT_FOUND | unknown_node |
 | SessionBusy | FAILED_PRECONDITION | session_busy |
+| RoleFixed | FAILED_PRECONDITION | role_fixed |
 | SessionLimit | RESOURCE_EXHAUSTED | session_limit |
 | DuplicateRequest | ALREADY_EXISTS | duplicate_request |
 | SlowReader | RESOURCE_EXHAUSTED | slow_reader |
@@ -92,6 +93,13 @@ class UnknownNode(FrontError):
 class SessionBusy(FrontError):
     status = grpc.StatusCode.FAILED_PRECONDITION
     kind = "session_busy"
+
+
+class RoleFixed(FrontError):
+    """The node cannot take another role, or not now."""
+
+    status = grpc.StatusCode.FAILED_PRECONDITION
+    kind = "role_fixed"
 
 
 class SessionLimit(FrontError):

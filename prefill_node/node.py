@@ -16,6 +16,7 @@ from ..front.etcd import Etcd
 from ..front.gateway import gateway_services
 from ..front.gateway_model import GatewayModel
 from ..front.node import Node
+from ..front.role_change import RoleChange
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
 from ..proto import handover_pb2_grpc
@@ -56,6 +57,7 @@ class PrefillNode:
         parts: EngineParts,
         plane: DataPlane,
         on_fresh: FreshIds = leave_as_is,
+        role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(front_config)
         settings = SenderSettings(
@@ -76,7 +78,7 @@ class PrefillNode:
             engine,
             front_config,
             lambda client: (
-                admin_service(client, store=None),
+                admin_service(client, store=None, role_change=role_change),
                 *gateway_services(
                     client, front_config, gateway_model, None, engine_config.max_batch, told_rooms
                 ),
