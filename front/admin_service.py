@@ -106,6 +106,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
     async def WatchEvents(
         self, request: pb.WatchEventsRequest, context: CallContext
     ) -> AsyncIterator[pb.WatchEventsResponse]:
+        await context.send_initial_metadata(())
         every = request.stream == pb.WatchEventsRequest.STREAM_ALL
         async with (
             refusals(context),

@@ -140,6 +140,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         request_iterator: AsyncIterator[pb.Renewal],
         context: "grpc.aio.ServicerContext[pb.Renewal, pb.Beat]",
     ) -> AsyncIterator[pb.Beat]:
+        await context.send_initial_metadata(())
         first = await anext(request_iterator, None)
         if first is None or not self._connections.may_beat(first.connection_id):
             await context.abort(
@@ -164,6 +165,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         request_iterator: AsyncIterator[pb.ReceiverMessage],
         context: "grpc.aio.ServicerContext[pb.ReceiverMessage, pb.SenderMessage]",
     ) -> AsyncIterator[pb.SenderMessage]:
+        await context.send_initial_metadata(())
         room = await self._open(await anext(request_iterator, None), context)
         reader = asyncio.create_task(self._read_receiver(room, request_iterator))
         try:
