@@ -24,9 +24,9 @@ Written by `python -m tasuki.front.error_table` from `front/errors.py`; a test c
 
 Every refusal is a gRPC status whose message names the field and the mend. Its trailing metadata
 tell programs the same: `tasuki-error-kind` is the kind, `tasuki-retry` the hint below. Over HTTP
-the body is OpenAI's `{"error": {message, type, param, code}}`; 429 and 503 carry `Retry-After`. A call
-never ends with OK and half an answer: an answer is whole exactly where it ended with `Finished`
-(gRPC) or a `finish_reason` (HTTP).
+the body is OpenAI's `{"error": {message, type, param, code}}`; 429 and 503 carry `Retry-After`. A
+call never ends with OK and half an answer: an answer is whole exactly where it ended with
+`Finished` (gRPC) or a `finish_reason` (HTTP).
 
 | kind | gRPC status | HTTP | code over HTTP | retry | when |
 | --- | --- | --- | --- | --- | --- |
