@@ -10,7 +10,7 @@ import grpc
 from ..engine.messages import FinishReason, HitBreakdown, TransferReport, Usage
 from ..proto import inference_pb2 as pb
 from .errors import ClientError, client_error
-from .retry import RetryPolicy, is_transient
+from .retry import RetryPolicy, next_pause
 
 _REASON = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
@@ -145,12 +145,9 @@ class AnswerStream:
     def _pause(self, error: ClientError) -> None:
         """Before the next attempt; raises `error` where there is none."""
         self._ask.failed()
-        if self._parts.begun or self.cancelled or not is_transient(error):
+        if self._parts.begun or self.cancelled:
             raise error
-        pause = next(self._pauses, None)
-        if pause is None:
-            raise error
-        time.sleep(pause)
+        time.sleep(next_pause(self._pauses, error))
 
 
 def read_usage(usage: pb.Usage) -> Usage:
