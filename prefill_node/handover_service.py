@@ -176,9 +176,12 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 kind = message.WhichOneof("message")
                 if kind in _BEFORE_TELLING:
                     reach(_BEFORE_TELLING[kind])
-                yield message
-                if kind in _AFTER_TELLING:
-                    reach(_AFTER_TELLING[kind])
+                try:
+                    yield message
+                finally:
+                    # Also where the receiver has hung up meanwhile, as it may after Done.
+                    if kind in _AFTER_TELLING:
+                        reach(_AFTER_TELLING[kind])
         finally:
             reader.cancel()
             room.put(ReceiverLost())
