@@ -112,11 +112,17 @@ class Engine:
             self._commit(flight.work, sampled)
 
     def _fail(self, work: Sequence[Work], error: Exception) -> None:
+        """One request ends with the error; of several nobody knows whose it was, so each is tried
+        alone. Rooms cannot wait: their receivers prefill themselves."""
+        live = [item.request for item in work if item.live]
+        if len(live) > 1 and self._hand_on is None:
+            log.error("a forward failed; each of its requests is tried alone", exc_info=error)
+            self._scheduler.set_apart(live)
+            return
         log.error("a forward failed; its requests end with an error", exc_info=error)
         failure = m.RequestError(m.ErrorKind.INTERNAL, f"the forward failed: {error}")
-        for item in work:
-            if item.live:
-                self._reject(item.request, failure)
+        for request in live:
+            self._reject(request, failure)
 
     def take_outbox(self) -> list[m.Outbox]:
         """Everything said since the last call, in order."""
@@ -128,6 +134,7 @@ class Engine:
         for item, token in zip(work, sampled, strict=True):
             if not item.live:
                 continue
+            item.request.suspect = False
             lease, progress = item.active.lease, item.active.progress
             progress.land(item.stop, item.write_index, item.samples)
             for planned, slot in item.checkpoints:
@@ -237,6 +244,10 @@ class Engine:
                 self._take_over.prefill_available = prefill_available
             case m.GrantWanted():
                 self._take_over.grant_wanted(message)
+            case m.RemoteReady(room, token) if not 0 <= token < self._vocab_size:
+                # On a GPU it would end the process, not the request.
+                self._outbox.append(m.HandoverCancelled(room))
+                self.handle(m.HandoverLost(room, f"its first token is {token}"))
             case m.RemoteReady():
                 ready = self._take_over.ready(message)
                 if ready is not None:

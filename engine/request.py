@@ -186,6 +186,7 @@ class Request:
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
+    suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
 
