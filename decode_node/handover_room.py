@@ -31,8 +31,9 @@ from ..transfer.receiver import Receiver
 from ..transfer.wire import drain_from_wire, windows_from_wire
 from . import handover_wire as wire
 from .handover_settings import HandoverSettings
+from .outgoing_pull import OutgoingPull, Say
 from .prefill_link import PrefillConnection, PrefillLink
-from .writer_fence import WriterFence
+from .writer_fence import DrainRequest
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,13 @@ class StreamBroke:
 
 
 @dataclass(frozen=True)
+class _Say:
+    """A pull's word for the stream."""
+
+    message: pb.ReceiverMessage
+
+
+@dataclass(frozen=True)
 class _Verified:
     failure: TransferError | None
 
@@ -64,8 +72,12 @@ RoomEvent = (
     | m.HandoverDeclined
     | m.HandoverCancelled
     | StreamBroke
+    | _Say
     | _Verified
 )
+
+
+BeginPull: TypeAlias = Callable[[m.PullGrant, PrefillConnection, Say], OutgoingPull]
 
 
 class IncomingHandover:
@@ -79,7 +91,9 @@ class IncomingHandover:
         retry_seconds: float,
         settings: HandoverSettings,
         sever: Callable[[], Awaitable[None]],
+        begin_pull: BeginPull,
     ) -> None:
+        """begin_pull: serves what the prefill node pulls of this room; outlives it."""
         self.room = wanted.ticket.room
         self.request_id = wanted.request_id
         self.generation = wanted.ticket.generation
@@ -91,9 +105,10 @@ class IncomingHandover:
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self._machine = receiver_machine()
         self._report: pb.Report | None = None
-        self._fence = WriterFence(
-            self.room, self.generation, link, connection, retry_seconds, settings, sever
-        )
+        self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
+        self._fence = self._drain_request.fence(retry_seconds, sever)
+        self._begin_pull = begin_pull
+        self._pull: OutgoingPull | None = None
         self._verifying: asyncio.Task[None] | None = None
 
     def put(self, event: RoomEvent) -> None:
@@ -116,12 +131,18 @@ class IncomingHandover:
                 await self._take(call, await self._next())
             if self._machine.state is ReceiverState.QUARANTINED:
                 self._receiver.forget(self.room)
-                await self._fence.hold(lambda: self._ask_to_drain(call))
+                await self._fence.hold(
+                    lambda: self._drain_request.until_answered(
+                        self._fence, lambda: self._ask_to_drain(call)
+                    )
+                )
                 self._machine.apply(ReceiverEvent.FENCED)
                 self._post(m.WriterFenced(self.room))
         finally:
             if self._verifying is not None:
                 await self._verifying
+            if self._pull is not None:
+                self._pull.stop("its room is over")
             self._receiver.forget(self.room)
             watcher.cancel()
             reader.cancel()
@@ -187,6 +208,8 @@ class IncomingHandover:
                     # After Done nothing more comes, and nothing more is needed.
                     if self._machine.state is not ReceiverState.VERIFYING:
                         self._lose(reason)
+                case _Say(message=message):
+                    await self._write(call, message)
                 case _Verified(failure=failure):
                     self._verified(failure)
         except IllegalTransition as error:
@@ -207,6 +230,11 @@ class IncomingHandover:
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
                 self._post(m.HandoverLost(self.room, f"refused: {message.refused.reason}"))
+            case "pull":
+                self._serve_pull(message.pull)
+            case "stop_pull":
+                if self._pull is not None:
+                    self._pull.stop("the prefill node does not wait any longer")
             case "ready":
                 self._ready(message.ready)
             case "done":
@@ -219,6 +247,15 @@ class IncomingHandover:
                 self._lose("the prefill node ended the room")
             case _:
                 self._lose("the prefill node sent a message of another version")
+
+    def _serve_pull(self, pull: pb.Pull) -> None:
+        if self._pull is not None or self._machine.state is not ReceiverState.RESERVED:
+            self._lose("the prefill node pulls twice, or too late")
+            return
+        grant = wire.pull_from_wire(self.room, pull)
+        self._pull = self._begin_pull(
+            grant, self.connection, lambda message: self.put(_Say(message))
+        )
 
     async def _grant(
         self,

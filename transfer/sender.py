@@ -98,8 +98,11 @@ class Sender:
 
     # Peers
 
-    def connect(self, peer: str, metadata: bytes, slabs: int) -> None:
-        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now.
+    def connect(
+        self, peer: str, metadata: bytes, slabs: int, asked_at: float | None = None
+    ) -> None:
+        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now, or
+        at `asked_at`: when this node asked for a connection that the peer has made since.
 
         Raises TransportError. A name is used for one connection and never again.
         """
@@ -110,7 +113,7 @@ class Sender:
                 f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
                 f"{self._layout.slab_bytes}"
             )
-        self._leases.add(peer, endpoint, slabs)
+        self._leases.add(peer, endpoint, slabs, asked_at)
 
     def renew(self, peer: str, asked_at: float) -> None:
         """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
