@@ -20,6 +20,7 @@ from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
 from ..transfer.errors import TransferError
+from ..transfer.failpoints import Place, reach
 from ..transfer.outgoing import Drain
 from ..transfer.protocol import (
     IllegalTransition,
@@ -50,6 +51,11 @@ _LIVE = (
 
 
 @dataclass(frozen=True)
+class _Opened:
+    """The room begins: the first event of every one."""
+
+
+@dataclass(frozen=True)
 class StreamBroke:
     reason: str
 
@@ -63,7 +69,7 @@ class _Say:
 
 @dataclass(frozen=True)
 class _Verified:
-    failure: TransferError | None
+    failure: Exception | None
 
 
 RoomEvent = (
@@ -71,6 +77,7 @@ RoomEvent = (
     | m.HandoverGranted
     | m.HandoverDeclined
     | m.HandoverCancelled
+    | _Opened
     | StreamBroke
     | _Say
     | _Verified
@@ -103,6 +110,7 @@ class IncomingHandover:
         self._receiver = receiver
         self._settings = settings
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
+        self.put(_Opened())
         self._machine = receiver_machine()
         self._report: pb.Report | None = None
         self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
@@ -125,8 +133,6 @@ class IncomingHandover:
         reader = asyncio.create_task(self._read(call))
         watcher = asyncio.create_task(self._watch_connection())
         try:
-            self._machine.apply(ReceiverEvent.RESERVE)
-            await self._write(call, wire.reserve(self.connection.id, self._wanted))
             while self._machine.state in _LIVE:
                 await self._take(call, await self._next())
             if self._machine.state is ReceiverState.QUARANTINED:
@@ -196,6 +202,8 @@ class IncomingHandover:
     ) -> None:
         try:
             match event:
+                case _Opened():
+                    await self._reserve(call)
                 case pb.SenderMessage():
                     self._heard(event)
                 case m.HandoverGranted(grant=grant):
@@ -218,7 +226,14 @@ class IncomingHandover:
         except Exception as error:
             # A defect in one room must still end it and fence what it granted.
             log.exception("room %d broke", self.room)
-            self._lose(f"internal error: {error!r}")
+            if self._machine.state in _LIVE:
+                self._lose(f"internal error: {error!r}")
+
+    async def _reserve(self, call: Stream) -> None:
+        self._machine.apply(ReceiverEvent.RESERVE)
+        reach(Place.RECEIVER_BEFORE_RESERVE)
+        await self._write(call, wire.reserve(self.connection.id, self._wanted))
+        reach(Place.RECEIVER_AFTER_RESERVE)
 
     def _heard(self, message: pb.SenderMessage) -> None:
         match message.WhichOneof("message"):
@@ -226,6 +241,7 @@ class IncomingHandover:
                 self._machine.apply(ReceiverEvent.QUEUED)
             case "accepted":
                 self._machine.apply(ReceiverEvent.ACCEPTED)
+                reach(Place.RECEIVER_ON_ACCEPTED)
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
@@ -263,6 +279,7 @@ class IncomingHandover:
         grant: m.Grant,
     ) -> None:
         self._machine.apply(ReceiverEvent.GRANT)
+        reach(Place.RECEIVER_ON_GRANT)
         try:
             self._receiver.expect(
                 self.room,
@@ -275,12 +292,14 @@ class IncomingHandover:
             self._lose(str(error))
             return
         await self._write(call, wire.grant(grant))
+        reach(Place.RECEIVER_AFTER_GRANT)
 
     def _ready(self, ready: pb.Ready) -> None:
         self._machine.apply(ReceiverEvent.READY)
         if ready.generation != self.generation:
             self._lose(f"ready of generation {ready.generation}, not {self.generation}")
             return
+        reach(Place.RECEIVER_ON_READY)
         self._post(wire.ready_from_wire(self.room, ready, self.connection.node.name))
 
     def _done(self, done: pb.Done) -> None:
@@ -294,8 +313,9 @@ class IncomingHandover:
         self._verifying = asyncio.create_task(self._verify(done))
 
     async def _verify(self, done: pb.Done) -> None:
-        failure = None
+        failure: Exception | None = None
         try:
+            reach(Place.RECEIVER_BEFORE_VERIFY)
             await asyncio.to_thread(
                 self._receiver.verify,
                 self.room,
@@ -305,15 +325,22 @@ class IncomingHandover:
             )
         except TransferError as error:
             failure = error
+        except Exception as error:
+            # Nobody waits for this task: untold, the room would wait for ever.
+            log.exception("room %d could not be verified", self.room)
+            failure = error
         self.put(_Verified(failure))
 
-    def _verified(self, failure: TransferError | None) -> None:
+    def _verified(self, failure: Exception | None) -> None:
         if failure is not None:
             self._lose(str(failure))
             return
-        self._machine.apply(ReceiverEvent.VERIFIED)
         assert self._report is not None
-        self._post(m.RemoteDone(self.room, wire.report_from_wire(self._report)))
+        done = m.RemoteDone(self.room, wire.report_from_wire(self._report))
+        reach(Place.RECEIVER_BEFORE_COMMIT)
+        self._machine.apply(ReceiverEvent.VERIFIED)
+        self._post(done)
+        reach(Place.RECEIVER_AFTER_COMMIT)
 
     def _lose(self, reason: str) -> None:
         self._machine.apply(ReceiverEvent.LOSE)

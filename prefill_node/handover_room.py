@@ -16,6 +16,7 @@ from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
 from ..transfer.errors import TransferError
+from ..transfer.failpoints import Place, reach
 from ..transfer.outgoing import Drain, RoomBroke, RoomEnd, RoomSent
 from ..transfer.protocol import (
     IllegalTransition,
@@ -204,6 +205,7 @@ class OutgoingHandover:
     def _granted(self, grant: m.Grant) -> None:
         if self._machine.apply(SenderEvent.GRANT) is not SenderState.STREAMING:
             return
+        reach(Place.SENDER_ON_GRANT)
         if grant.generation != self.generation:
             self._stop(f"grant is of generation {grant.generation}, room of {self.generation}")
             return

@@ -22,6 +22,7 @@ from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer.contract import Contract, diff
 from ..transfer.errors import TransferError
+from ..transfer.failpoints import Place, reach
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.outgoing import Drain
 from ..transfer.receiver import Receiver
@@ -37,6 +38,16 @@ from .receiver_connections import ReceiverConnections
 log = logging.getLogger(__name__)
 
 _REMEMBERED_ROOMS = 4096
+_BEFORE_TELLING = {
+    "accepted": Place.SENDER_BEFORE_ACCEPTED,
+    "ready": Place.SENDER_BEFORE_READY,
+    "done": Place.SENDER_BEFORE_DONE,
+}
+_AFTER_TELLING = {
+    "accepted": Place.SENDER_AFTER_ACCEPTED,
+    "ready": Place.SENDER_AFTER_READY,
+    "done": Place.SENDER_AFTER_DONE,
+}
 
 
 @dataclass(frozen=True)
@@ -201,7 +212,15 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         reader = asyncio.create_task(self._read_receiver(room, request_iterator))
         try:
             while (message := await room.outgoing.get()) is not None:
-                yield message
+                kind = message.WhichOneof("message")
+                if kind in _BEFORE_TELLING:
+                    reach(_BEFORE_TELLING[kind])
+                try:
+                    yield message
+                finally:
+                    # Also where the receiver has hung up meanwhile, as it may after Done.
+                    if kind in _AFTER_TELLING:
+                        reach(_AFTER_TELLING[kind])
         finally:
             reader.cancel()
             room.put(ReceiverLost())

@@ -25,6 +25,7 @@ from .descriptors import window_pieces
 from .destination import Destination, check_pages, check_slot
 from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
+from .failpoints import Place, reach
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
 from .steps import StepCounter
@@ -262,6 +263,7 @@ class Sender:
             window.local_slot,
             destination.slot,
         )
+        reach(Place.SENDER_BEFORE_POST, header.sequence)
         # Last, after the digest: between this and the post nothing may take time.
         peer = self._leases.writable(room.peer)
         if peer is None:
@@ -279,6 +281,7 @@ class Sender:
         room.posted.append(
             Posted(window, transfer, size, digest, begun if finished is None else finished, begun)
         )
+        reach(Place.SENDER_AFTER_POST, header.sequence)
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
@@ -294,6 +297,7 @@ class Sender:
             self._transport.release(posted.transfer)
             room.posted.remove(posted)
             moved = True
+            reach(Place.SENDER_AFTER_FLUSH, posted.window.header.sequence)
         return moved
 
     def _end_if_over(self, room: OutgoingRoom) -> bool:
