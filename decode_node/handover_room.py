@@ -29,6 +29,7 @@ from ..transfer.protocol import (
     receiver_machine,
 )
 from ..transfer.receiver import Receiver
+from ..transfer.timeline import Phase, PhaseClock
 from ..transfer.wire import drain_from_wire, windows_from_wire
 from . import handover_wire as wire
 from .handover_settings import HandoverSettings
@@ -112,6 +113,7 @@ class IncomingHandover:
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self.put(_Opened())
         self._machine = receiver_machine()
+        self._phases = PhaseClock()
         self._report: pb.Report | None = None
         self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
         self._fence = self._drain_request.fence(retry_seconds, sever)
@@ -242,6 +244,7 @@ class IncomingHandover:
             case "accepted":
                 self._machine.apply(ReceiverEvent.ACCEPTED)
                 reach(Place.RECEIVER_ON_ACCEPTED)
+                self._phases.mark(Phase.ACCEPTED)
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
@@ -291,6 +294,7 @@ class IncomingHandover:
             self._fence.acknowledge(Drain.DRAINED)
             self._lose(str(error))
             return
+        self._phases.mark(Phase.GRANTED)
         await self._write(call, wire.grant(grant))
         reach(Place.RECEIVER_AFTER_GRANT)
 
@@ -300,6 +304,7 @@ class IncomingHandover:
             self._lose(f"ready of generation {ready.generation}, not {self.generation}")
             return
         reach(Place.RECEIVER_ON_READY)
+        self._phases.mark(Phase.READY)
         self._post(wire.ready_from_wire(self.room, ready, self.connection.node.name))
 
     def _done(self, done: pb.Done) -> None:
@@ -307,6 +312,7 @@ class IncomingHandover:
         if done.generation != self.generation:
             self._lose(f"done of generation {done.generation}, not {self.generation}")
             return
+        self._phases.mark(Phase.DONE)
         # It is said after every window was flushed, which is what a drain would say.
         self._fence.acknowledge(Drain.DRAINED)
         self._report = done.report
@@ -336,7 +342,9 @@ class IncomingHandover:
             self._lose(str(failure))
             return
         assert self._report is not None
-        done = m.RemoteDone(self.room, wire.report_from_wire(self._report))
+        self._phases.mark(Phase.VERIFIED)
+        received = self._receiver.track(self.room, self._phases)
+        done = m.RemoteDone(self.room, wire.report_from_wire(self._report, received))
         reach(Place.RECEIVER_BEFORE_COMMIT)
         self._machine.apply(ReceiverEvent.VERIFIED)
         self._post(done)

@@ -4,6 +4,8 @@ from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
+from ..transfer.timeline import HandoverTimeline, ReceiverTrack
+from ..transfer.timeline_wire import sender_track_from_wire
 from ..transfer.wire import drain_to_wire, windows_to_wire
 
 
@@ -103,11 +105,12 @@ def pull_failed(generation: int, reason: str, drain: Drain) -> pb.ReceiverMessag
     )
 
 
-def report_from_wire(report: pb.Report) -> m.TransferReport:
+def report_from_wire(report: pb.Report, received: ReceiverTrack) -> m.TransferReport:
     return m.TransferReport(
         bytes=report.bytes,
         windows=report.windows,
         pages=report.pages,
         hidden_seconds=report.hidden_seconds,
         exposed_seconds=report.exposed_seconds,
+        timeline=HandoverTimeline(sender_track_from_wire(report.track), received),
     )

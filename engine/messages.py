@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import EventBatch
+from ..transfer.timeline import HandoverTimeline
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
@@ -59,7 +60,7 @@ class TransferReport:
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
     hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
-    its end.
+    its end. timeline: both sides' tracks; None where only the sums were told.
     """
 
     bytes: int
@@ -67,6 +68,7 @@ class TransferReport:
     pages: int
     hidden_seconds: float
     exposed_seconds: float
+    timeline: HandoverTimeline | None = None
 
 
 @dataclass(frozen=True)
