@@ -29,11 +29,13 @@ from ..transfer.protocol import (
     receiver_machine,
 )
 from ..transfer.receiver import Receiver
+from ..transfer.timeline import Phase, PhaseClock
 from ..transfer.wire import drain_from_wire, windows_from_wire
 from . import handover_wire as wire
 from .handover_settings import HandoverSettings
+from .outgoing_pull import OutgoingPull, Say
 from .prefill_link import PrefillConnection, PrefillLink
-from .writer_fence import WriterFence
+from .writer_fence import DrainRequest
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,13 @@ class StreamBroke:
 
 
 @dataclass(frozen=True)
+class _Say:
+    """A pull's word for the stream."""
+
+    message: pb.ReceiverMessage
+
+
+@dataclass(frozen=True)
 class _Verified:
     failure: Exception | None
 
@@ -71,8 +80,12 @@ RoomEvent = (
     | m.HandoverCancelled
     | _Opened
     | StreamBroke
+    | _Say
     | _Verified
 )
+
+
+BeginPull: TypeAlias = Callable[[m.PullGrant, PrefillConnection, Say], OutgoingPull]
 
 
 class IncomingHandover:
@@ -86,7 +99,9 @@ class IncomingHandover:
         retry_seconds: float,
         settings: HandoverSettings,
         sever: Callable[[], Awaitable[None]],
+        begin_pull: BeginPull,
     ) -> None:
+        """begin_pull: serves what the prefill node pulls of this room; outlives it."""
         self.room = wanted.ticket.room
         self.request_id = wanted.request_id
         self.generation = wanted.ticket.generation
@@ -98,10 +113,12 @@ class IncomingHandover:
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self.put(_Opened())
         self._machine = receiver_machine()
+        self._phases = PhaseClock()
         self._report: pb.Report | None = None
-        self._fence = WriterFence(
-            self.room, self.generation, link, connection, retry_seconds, settings, sever
-        )
+        self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
+        self._fence = self._drain_request.fence(retry_seconds, sever)
+        self._begin_pull = begin_pull
+        self._pull: OutgoingPull | None = None
         self._verifying: asyncio.Task[None] | None = None
 
     def put(self, event: RoomEvent) -> None:
@@ -122,12 +139,18 @@ class IncomingHandover:
                 await self._take(call, await self._next())
             if self._machine.state is ReceiverState.QUARANTINED:
                 self._receiver.forget(self.room)
-                await self._fence.hold(lambda: self._ask_to_drain(call))
+                await self._fence.hold(
+                    lambda: self._drain_request.until_answered(
+                        self._fence, lambda: self._ask_to_drain(call)
+                    )
+                )
                 self._machine.apply(ReceiverEvent.FENCED)
                 self._post(m.WriterFenced(self.room))
         finally:
             if self._verifying is not None:
                 await self._verifying
+            if self._pull is not None:
+                self._pull.stop("its room is over")
             self._receiver.forget(self.room)
             watcher.cancel()
             reader.cancel()
@@ -195,6 +218,8 @@ class IncomingHandover:
                     # After Done nothing more comes, and nothing more is needed.
                     if self._machine.state is not ReceiverState.VERIFYING:
                         self._lose(reason)
+                case _Say(message=message):
+                    await self._write(call, message)
                 case _Verified(failure=failure):
                     self._verified(failure)
         except IllegalTransition as error:
@@ -219,10 +244,16 @@ class IncomingHandover:
             case "accepted":
                 self._machine.apply(ReceiverEvent.ACCEPTED)
                 reach(Place.RECEIVER_ON_ACCEPTED)
+                self._phases.mark(Phase.ACCEPTED)
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
                 self._post(m.HandoverLost(self.room, f"refused: {message.refused.reason}"))
+            case "pull":
+                self._serve_pull(message.pull)
+            case "stop_pull":
+                if self._pull is not None:
+                    self._pull.stop("the prefill node does not wait any longer")
             case "ready":
                 self._ready(message.ready)
             case "done":
@@ -235,6 +266,15 @@ class IncomingHandover:
                 self._lose("the prefill node ended the room")
             case _:
                 self._lose("the prefill node sent a message of another version")
+
+    def _serve_pull(self, pull: pb.Pull) -> None:
+        if self._pull is not None or self._machine.state is not ReceiverState.RESERVED:
+            self._lose("the prefill node pulls twice, or too late")
+            return
+        grant = wire.pull_from_wire(self.room, pull)
+        self._pull = self._begin_pull(
+            grant, self.connection, lambda message: self.put(_Say(message))
+        )
 
     async def _grant(
         self,
@@ -254,6 +294,7 @@ class IncomingHandover:
             self._fence.acknowledge(Drain.DRAINED)
             self._lose(str(error))
             return
+        self._phases.mark(Phase.GRANTED)
         await self._write(call, wire.grant(grant))
         reach(Place.RECEIVER_AFTER_GRANT)
 
@@ -263,6 +304,7 @@ class IncomingHandover:
             self._lose(f"ready of generation {ready.generation}, not {self.generation}")
             return
         reach(Place.RECEIVER_ON_READY)
+        self._phases.mark(Phase.READY)
         self._post(wire.ready_from_wire(self.room, ready, self.connection.node.name))
 
     def _done(self, done: pb.Done) -> None:
@@ -270,6 +312,7 @@ class IncomingHandover:
         if done.generation != self.generation:
             self._lose(f"done of generation {done.generation}, not {self.generation}")
             return
+        self._phases.mark(Phase.DONE)
         # It is said after every window was flushed, which is what a drain would say.
         self._fence.acknowledge(Drain.DRAINED)
         self._report = done.report
@@ -299,7 +342,9 @@ class IncomingHandover:
             self._lose(str(failure))
             return
         assert self._report is not None
-        done = m.RemoteDone(self.room, wire.report_from_wire(self._report))
+        self._phases.mark(Phase.VERIFIED)
+        received = self._receiver.track(self.room, self._phases)
+        done = m.RemoteDone(self.room, wire.report_from_wire(self._report, received))
         reach(Place.RECEIVER_BEFORE_COMMIT)
         self._machine.apply(ReceiverEvent.VERIFIED)
         self._post(done)

@@ -8,6 +8,7 @@ from .checkpoints import plan_checkpoints
 from .config import EngineConfig
 from .hit import breakdown
 from .messages import Outbox, PrefillAccepted
+from .pulls import Pulls
 from .request import AwaitingGrant, Prefilling, Progress, Request
 from .role import Role
 from .take_over import TakeOver
@@ -22,12 +23,14 @@ class Admission:
         config: EngineConfig,
         role: Role,
         take_over: TakeOver,
+        pulls: Pulls,
         emit: Callable[[Outbox], None],
     ) -> None:
         self._cache = cache
         self._config = config
         self._role = role
         self._take_over = take_over
+        self._pulls = pulls
         self._emit = emit
 
     def admit(self, request: Request) -> bool:
@@ -61,6 +64,8 @@ class Admission:
         return True
 
     def _lease_for_sender(self, request: Request) -> bool:
+        if self._pull_pays(request) and self._pulls.begin(request):
+            return True
         lease = self._cache.lease(
             request.prompt,
             salt=request.salt,
@@ -76,6 +81,14 @@ class Admission:
         assert request.ticket is not None
         self._emit(PrefillAccepted(request.ticket.room))
         return True
+
+    def _pull_pays(self, request: Request) -> bool:
+        assert request.ticket is not None
+        offered = request.ticket.offered
+        if request.pull_tried or not offered:
+            return False
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        return offered - match.usable_tokens >= self._config.pull_tokens
 
     def _lease_here(self, request: Request) -> bool:
         lease = self._cache.lease(

@@ -19,6 +19,8 @@ from . import messages as m
 from .admission import Admission
 from .config import EngineConfig
 from .hand_on import HandOn
+from .offers import Offers
+from .pulls import Pulls
 from .request import (
     Aborted,
     Active,
@@ -74,7 +76,9 @@ class Engine:
         self._flight: Flight | None = None
         emit = self._outbox.append
         self._take_over = TakeOver(cache, runner, emit, count(1))
-        self._admission = Admission(cache, config, role, self._take_over, emit)
+        self._pulls = Pulls(cache, runner, emit, count(1))
+        self._offers = Offers(cache, runner, emit)
+        self._admission = Admission(cache, config, role, self._take_over, self._pulls, emit)
         self._scheduler = Scheduler(cache, config, self._admit)
         self._hand_on = None if sender is None else HandOn(cache, sender, emit)
 
@@ -85,6 +89,8 @@ class Engine:
     def step(self) -> bool:
         """Launch a forward and land the one before; False when there was neither."""
         self._take_over.grant_waiting()
+        self._offers.tell_sources()
+        self._pulls.tell_grants()
         work = self._scheduler.schedule()
         if self._hand_on is not None:
             self._hand_on.tell_positions(self._scheduler.waiting)
@@ -99,7 +105,8 @@ class Engine:
         else:
             self._land(before)
         self._answer_drains()
-        return bool(work) or before is not None or self._take_over.granting
+        waits = self._take_over.granting or self._offers.waiting or self._pulls.granting
+        return bool(work) or before is not None or waits
 
     def _land(self, flight: Flight | None) -> None:
         if flight is None:
@@ -193,6 +200,7 @@ class Engine:
             local_fallback=request.handover_lost,
             time_to_first_token=(now if first is None else first) - request.created,
             seconds=now - request.created,
+            pulled=request.pulled,
         )
 
     def _admit(self, request: Request) -> bool:
@@ -263,6 +271,16 @@ class Engine:
                     self._scheduler.requeue(request)
             case m.WriterFenced():
                 self._take_over.fenced(message)
+            case m.PullAsked(room):
+                self._offers.asked(message, self._take_over.awaiting(room))
+            case m.PullEnd():
+                self._offers.end(message)
+            case m.PullCommitted() | m.PullLost():
+                request = self._pulls.over(message)
+                if request is not None:
+                    self._scheduler.requeue(request)
+            case m.PullFenced():
+                self._pulls.fenced(message)
             case m.PrefillReserve() | m.PrefillStart() | m.PrefillEnd():
                 self._handle_room(message)
 

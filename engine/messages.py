@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import EventBatch
+from ..transfer.timeline import HandoverTimeline
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
@@ -59,7 +60,7 @@ class TransferReport:
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
     hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
-    its end.
+    its end. timeline: both sides' tracks; None where only the sums were told.
     """
 
     bytes: int
@@ -67,6 +68,17 @@ class TransferReport:
     pages: int
     hidden_seconds: float
     exposed_seconds: float
+    timeline: HandoverTimeline | None = None
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
+    of which it then had KV and state. seconds: from the ask to the commit, on its clock."""
+
+    tokens: int
+    bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,7 @@ class Usage:
     local_fallback: bool
     time_to_first_token: float
     seconds: float
+    pulled: PullReport | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +182,7 @@ class Drain:
 @dataclass(frozen=True)
 class Ticket:
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
-    state."""
+    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none."""
 
     room: RoomId
     generation: int
@@ -177,6 +190,7 @@ class Ticket:
     sampling: SamplingParams
     salt: bytes
     marks: tuple[int, ...] = ()
+    offered: int = 0
 
 
 @dataclass(frozen=True)
@@ -187,6 +201,28 @@ class Grant:
     room: RoomId
     generation: int
     first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PullGrant:
+    """The prefill node's page and slot ids for what the ticket offered. pages[i] is logical page
+    first_page + i, up to the last page of `tokens`. generation: the prefill engine's own count."""
+
+    room: RoomId
+    generation: int
+    tokens: int
+    first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PullSource:
+    """The decode node's ids that hold it, as PullGrant numbers them."""
+
+    room: RoomId
     pages: tuple[int, ...]
     slot: int
 
@@ -211,6 +247,46 @@ class PrefillStart:
 class PrefillEnd:
     """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let
     go."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullCommitted:
+    """(prefill) Every window of the pull landed and every digest matched."""
+
+    room: RoomId
+    report: PullReport
+
+
+@dataclass(frozen=True)
+class PullLost:
+    """(prefill) The prompt is computed without it; granted ids are quarantined until
+    PullFenced."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullFenced:
+    """(prefill) The pull's writer can write no more: quarantined ids are free."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullAsked:
+    """(decode) The prefill node pulls what the room's ticket offered: pin it; answered by
+    PullPinned or PullRefused."""
+
+    room: RoomId
+    tokens: int
+    first_page: int
+
+
+@dataclass(frozen=True)
+class PullEnd:
+    """(decode) The pull is over and its sender has drained: let go."""
 
     room: RoomId
 
@@ -241,6 +317,7 @@ class RemoteReady:
     margin: float
     hit: HitBreakdown
     prefilled_on: str
+    pulled: PullReport | None = None
 
 
 @dataclass(frozen=True)
@@ -364,6 +441,30 @@ class PrefillToken:
     logprob: float
     margin: float
     hit: HitBreakdown
+    pulled: PullReport | None = None
+
+
+@dataclass(frozen=True)
+class PullWanted:
+    """(prefill) Ask the decode node for what the ticket offered, into these ids; answered by
+    PullCommitted, or PullLost and then PullFenced."""
+
+    grant: PullGrant
+
+
+@dataclass(frozen=True)
+class PullPinned:
+    """(decode) Pinned and at rest: may be sent."""
+
+    source: PullSource
+
+
+@dataclass(frozen=True)
+class PullRefused:
+    """(decode) It is here no more."""
+
+    room: RoomId
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -410,6 +511,11 @@ Inbox = (
     | PrefillReserve
     | PrefillStart
     | PrefillEnd
+    | PullCommitted
+    | PullLost
+    | PullFenced
+    | PullAsked
+    | PullEnd
     | PeersChanged
     | GrantWanted
     | RemoteReady
@@ -431,6 +537,9 @@ Outbox = (
     | PrefillAccepted
     | PrefillRefused
     | PrefillToken
+    | PullWanted
+    | PullPinned
+    | PullRefused
     | HandoverWanted
     | HandoverGranted
     | HandoverDeclined

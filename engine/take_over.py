@@ -54,11 +54,18 @@ class TakeOver:
             sampling=request.sampling,
             salt=request.salt,
             marks=request.marks,
+            offered=match.usable_tokens,
         )
         request.ticket = ticket
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = request
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt))
+
+    def awaiting(self, room: m.RoomId) -> Request | None:
+        """The request that a prefill node has and that was granted nothing yet."""
+        request = self._rooms.get(room)
+        awaits = request is not None and isinstance(request.state, AwaitingPrefill)
+        return request if awaits else None
 
     def grant_wanted(self, message: m.GrantWanted) -> None:
         request = self._rooms.get(message.room)
@@ -126,6 +133,7 @@ class TakeOver:
             return None
         request.hit = message.hit
         request.prefilled_on = message.prefilled_on
+        request.pulled = message.pulled
         return request, Sampled(message.token, message.logprob, message.margin)
 
     def done(self, message: m.RemoteDone) -> Request | None:

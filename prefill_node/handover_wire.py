@@ -7,6 +7,8 @@ from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
+from ..transfer.timeline import SenderTrack
+from ..transfer.timeline_wire import sender_track_to_wire
 from ..transfer.wire import drain_to_wire, windows_to_wire
 
 _ERROR_KINDS = {
@@ -30,6 +32,10 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
         raise InvalidReserve(f"ticket.generation {ticket.generation} is not in [0, 2^63)")
     if not reserve.prompt:
         raise InvalidReserve("prompt is empty: give at least one token")
+    if ticket.offered >= len(reserve.prompt):
+        raise InvalidReserve(
+            f"ticket.offered {ticket.offered} is not less than the prompt's {len(reserve.prompt)}"
+        )
     wire = ticket.sampling
     try:
         sampling = SamplingParams(
@@ -51,6 +57,7 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             sampling=sampling,
             salt=ticket.salt,
             marks=tuple(ticket.marks),
+            offered=ticket.offered,
         ),
         np.array(reserve.prompt, dtype=np.int32),
     )
@@ -88,11 +95,32 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
                 causes=hit.causes,
                 checkpoint_source=hit.checkpoint_source,
             ),
+            pulled=None if token.pulled is None else pulled(token.pulled),
         )
     )
 
 
-def done(generation: int, report: SendReport) -> pb.SenderMessage:
+def pulled(report: m.PullReport) -> pb.Pulled:
+    return pb.Pulled(tokens=report.tokens, bytes=report.bytes, seconds=report.seconds)
+
+
+def pull(grant: m.PullGrant) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        pull=pb.Pull(
+            generation=grant.generation,
+            tokens=grant.tokens,
+            first_page=grant.first_page,
+            pages=grant.pages,
+            slot=grant.slot,
+        )
+    )
+
+
+def stop_pull(generation: int) -> pb.SenderMessage:
+    return pb.SenderMessage(stop_pull=pb.StopPull(generation=generation))
+
+
+def done(generation: int, report: SendReport, track: SenderTrack) -> pb.SenderMessage:
     return pb.SenderMessage(
         done=pb.Done(
             generation=generation,
@@ -103,6 +131,7 @@ def done(generation: int, report: SendReport) -> pb.SenderMessage:
                 pages=report.pages,
                 hidden_seconds=report.hidden_seconds,
                 exposed_seconds=report.exposed_seconds,
+                track=sender_track_to_wire(track),
             ),
         )
     )

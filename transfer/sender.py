@@ -99,8 +99,11 @@ class Sender:
 
     # Peers
 
-    def connect(self, peer: str, metadata: bytes, slabs: int) -> None:
-        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now.
+    def connect(
+        self, peer: str, metadata: bytes, slabs: int, asked_at: float | None = None
+    ) -> None:
+        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now, or
+        at `asked_at`: when this node asked for a connection that the peer has made since.
 
         Raises TransportError. A name is used for one connection and never again.
         """
@@ -111,7 +114,7 @@ class Sender:
                 f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
                 f"{self._layout.slab_bytes}"
             )
-        self._leases.add(peer, endpoint, slabs)
+        self._leases.add(peer, endpoint, slabs, asked_at)
 
     def renew(self, peer: str, asked_at: float) -> None:
         """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
@@ -245,8 +248,11 @@ class Sender:
 
     def _post(self, room: OutgoingRoom, window: Window) -> None:
         begun = self._clock()
-        finished = self.steps.time_of(window.tick)
         header = window.header
+        finished = [
+            self.steps.time_of(window.tick - later)
+            for later in reversed(range(header.end_layer - header.first_layer))
+        ]
         destination = room.destination
         first = header.first_page - destination.first_page
         digest = self._digester.digest(
@@ -275,9 +281,9 @@ class Sender:
             self._stop(room, str(error))
             return
         size = int(pieces[:, 2].sum())
-        room.posted.append(
-            Posted(window, transfer, size, digest, begun if finished is None else finished, begun)
-        )
+        # What the counter no longer remembers was finished before; the bound is what is known.
+        layers = tuple(begun if at is None else at for at in finished)
+        room.posted.append(Posted(window, transfer, size, digest, layers, begun, self._clock()))
         reach(Place.SENDER_AFTER_POST, header.sequence)
 
     def _reap(self, room: OutgoingRoom) -> bool:
