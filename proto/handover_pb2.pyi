@@ -229,18 +229,20 @@ class Refused(_message.Message):
     def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("generation", "token", "logprob", "margin", "hit")
+    __slots__ = ("generation", "token", "logprob", "margin", "hit", "tail_seconds")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
+    TAIL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     token: int
     logprob: float
     margin: float
     hit: Hit
-    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ...) -> None: ...
+    tail_seconds: float
+    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., tail_seconds: _Optional[float] = ...) -> None: ...
 
 class Hit(_message.Message):
     __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source")
