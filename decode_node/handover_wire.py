@@ -69,6 +69,7 @@ def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.Rem
             ),
         ),
         prefilled_on=prefilled_on,
+        tail_seconds=ready.tail_seconds if ready.HasField("tail_seconds") else None,
         pulled=pulled_from_wire(ready.pulled) if ready.HasField("pulled") else None,
     )
 

@@ -309,7 +309,9 @@ class GrantWanted:
 
 @dataclass(frozen=True)
 class RemoteReady:
-    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop."""
+    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
+    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
+    tell."""
 
     room: RoomId
     token: int
@@ -318,6 +320,7 @@ class RemoteReady:
     hit: HitBreakdown
     prefilled_on: str
     pulled: PullReport | None = None
+    tail_seconds: float | None = None
 
 
 @dataclass(frozen=True)

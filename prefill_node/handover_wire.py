@@ -80,7 +80,9 @@ def refused(error: m.RequestError) -> pb.SenderMessage:
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
 
 
-def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
+def ready(
+    generation: int, token: m.PrefillToken, tail_seconds: float | None
+) -> pb.SenderMessage:
     hit = token.hit
     return pb.SenderMessage(
         ready=pb.Ready(
@@ -88,6 +90,7 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
             token=token.token,
             logprob=token.logprob,
             margin=token.margin,
+            tail_seconds=tail_seconds,
             hit=pb.Hit(
                 prompt_tokens=hit.prompt_tokens,
                 kv_tokens=hit.kv_tokens,

@@ -15,6 +15,7 @@ from enum import Enum
 
 from .destination import Destination
 from .errors import PlanError
+from .link_rate import LinkRate
 from .report import SendReport, WindowDigest, WindowTiming, split_time
 from .transports.base import Transfer
 from .windows import ForwardPlan, Window
@@ -68,6 +69,7 @@ class OutgoingRoom:
     peer: str
     destination: Destination
     on_end: OnEnd
+    link: LinkRate
     waiting: deque[Window] = field(default_factory=deque)
     posted: deque[Posted] = field(default_factory=deque)
     drained: "Future[Drain]" = field(default_factory=Future)

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
-from .descriptors import window_pieces
+from .descriptors import window_bytes, window_pieces
 from .destination import Destination, check_pages, check_slot
 from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
@@ -150,7 +150,9 @@ class Sender:
             if room in self._rooms or room in self._forced:
                 raise DuplicateRoom(f"room {room} is open already")
             destination.check(self._layout, known.slabs)
-            self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end)
+            self._rooms[room] = OutgoingRoom(
+                room, generation, peer, destination, on_end, known.link
+            )
 
     def plan_forward(self, room: int, plan: ForwardPlan) -> None:
         """What the forward that runs next will finish of the room; call before its first tick.
@@ -176,6 +178,31 @@ class Sender:
                 size = self.settings.layers_per_window
                 outgoing.append(cut(accepted, layers, size, outgoing.next_sequence))
         self._wake.set()
+
+    def tail_seconds(self, room: int) -> float | None:
+        """How long until all that is planned of the room is flushed, if its layers were finished
+        now and the rooms of its peer share the link evenly; None where nothing is known of the link
+        yet. 0 for a room that is over."""
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            if outgoing is None or outgoing.stopped:
+                return 0.0
+            cost = outgoing.link.cost
+            if cost is None:
+                return None
+            own = self._backlog(outgoing)
+            windows = len(outgoing.waiting) + len(outgoing.posted)
+            shared = sum(
+                min(own, self._backlog(other))
+                for other in self._rooms.values()
+                if other.link is outgoing.link
+            )
+            return windows * cost.window_seconds + shared * cost.byte_seconds
+
+    def _backlog(self, room: OutgoingRoom) -> int:
+        """Bytes that are planned and not flushed."""
+        waiting = sum(window_bytes(self._layout, window.header) for window in room.waiting)
+        return waiting + sum(posted.bytes for posted in room.posted)
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -272,6 +299,7 @@ class Sender:
         if peer is None:
             self._stop(room, "the receiver's lease ended before a window was posted")
             return
+        given = self._clock()
         try:
             transfer = self._transport.post(
                 peer.endpoint, pieces, header.pack(room.room, room.generation)
@@ -281,27 +309,40 @@ class Sender:
             self._stop(room, str(error))
             return
         size = int(pieces[:, 2].sum())
+        room.link.posted(size)
         # What the counter no longer remembers was finished before; the bound is what is known.
         layers = tuple(begun if at is None else at for at in finished)
-        room.posted.append(Posted(window, transfer, size, digest, layers, begun, self._clock()))
+        with self._lock:
+            room.posted.append(Posted(window, transfer, size, digest, layers, begun, given))
         reach(Place.SENDER_AFTER_POST, header.sequence)
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
-        moved = False
+        gone: list[Posted] = []
+        flushed: list[Posted] = []
         for posted in list(room.posted):
             try:
                 if self._transport.poll(posted.transfer) is TransferState.PENDING:
                     continue
                 room.flushed(posted, self._clock())
+                flushed.append(posted)
             except TransferError as error:
                 room.endpoint_failed = True
+                room.link.gone(posted.bytes)
                 self._stop(room, str(error))
             self._transport.release(posted.transfer)
-            room.posted.remove(posted)
-            moved = True
+            gone.append(posted)
+        if gone:
+            # Under the lock, since others ask for the room's tail.
+            with self._lock:
+                for posted in gone:
+                    room.posted.remove(posted)
+        for posted in flushed:
             reach(Place.SENDER_AFTER_FLUSH, posted.window.header.sequence)
-        return moved
+        if flushed:
+            size = sum(posted.bytes for posted in flushed)
+            room.link.flushed(size, flushed[0].at, self._clock())
+        return bool(gone)
 
     def _end_if_over(self, room: OutgoingRoom) -> bool:
         with self._lock:
@@ -321,6 +362,7 @@ class Sender:
             del self._rooms[room.room]
             aborted = room.aborted
         self._release_all(room.posted)
+        room.link.gone(sum(posted.bytes for posted in room.posted))
         room.drained.set_result(drain)
         if not aborted:
             self._tell(room.on_end, end)
