@@ -19,7 +19,7 @@ import grpc
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
-from ..transfer.errors import TransferError
+from ..transfer.errors import DigestMismatch, TransferError
 from ..transfer.outgoing import Drain
 from ..transfer.protocol import (
     IllegalTransition,
@@ -180,7 +180,7 @@ class IncomingHandover:
                 case m.HandoverGranted(grant=grant):
                     await self._grant(call, grant)
                 case m.HandoverDeclined():
-                    self._lose("no room to receive it now")
+                    self._lose("no room to receive it now", m.LossCause.NO_ROOM)
                 case m.HandoverCancelled():
                     self._machine.apply(ReceiverEvent.LOSE)
                 case StreamBroke(reason=reason):
@@ -191,11 +191,11 @@ class IncomingHandover:
                     self._verified(failure)
         except IllegalTransition as error:
             log.warning("room %d: %s", self.room, error)
-            self._lose(str(error))
+            self._lose(str(error), m.LossCause.PROTOCOL)
         except Exception as error:
             # A defect in one room must still end it and fence what it granted.
             log.exception("room %d broke", self.room)
-            self._lose(f"internal error: {error!r}")
+            self._lose(f"internal error: {error!r}", m.LossCause.PROTOCOL)
 
     def _heard(self, message: pb.SenderMessage) -> None:
         match message.WhichOneof("message"):
@@ -206,7 +206,13 @@ class IncomingHandover:
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
-                self._post(m.HandoverLost(self.room, f"refused: {message.refused.reason}"))
+                self._post(
+                    m.HandoverLost(
+                        self.room,
+                        f"refused: {message.refused.reason}",
+                        cause=m.LossCause.REFUSED,
+                    )
+                )
             case "ready":
                 self._ready(message.ready)
             case "done":
@@ -272,16 +278,17 @@ class IncomingHandover:
 
     def _verified(self, failure: TransferError | None) -> None:
         if failure is not None:
-            self._lose(str(failure))
+            digest = isinstance(failure, DigestMismatch)
+            self._lose(str(failure), m.LossCause.DIGEST if digest else m.LossCause.MISSING)
             return
         self._machine.apply(ReceiverEvent.VERIFIED)
         assert self._report is not None
         self._post(m.RemoteDone(self.room, wire.report_from_wire(self._report)))
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, cause: m.LossCause = m.LossCause.STREAM) -> None:
         self._machine.apply(ReceiverEvent.LOSE)
         log.warning("room %d is lost: %s", self.room, reason)
-        self._post(m.HandoverLost(self.room, reason))
+        self._post(m.HandoverLost(self.room, reason, cause=cause))
 
     async def _ask_to_drain(self, call: Stream) -> None:
         """Abort on the stream; read what was under way until the reply, or until the stream

@@ -147,4 +147,13 @@ class HandOn:
                 request.move(Aborted())
             case Waiting():
                 request.move(Aborted())
+        self._emit(
+            m.RoomEnded(
+                message.room,
+                len(request.prompt),
+                request.hit,
+                isinstance(request.state, Finished),
+                tuple(request.life),
+            )
+        )
         return request

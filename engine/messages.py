@@ -6,7 +6,7 @@ front and by room (a 63-bit id) in a hand-over; the decode engine knows both, th
 only rooms.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import EventBatch
+from .life import LifeMark
+from .losses import Eviction, LostState
+from .step_times import StepReport
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
@@ -36,6 +39,18 @@ class ErrorKind(Enum):
     INTERNAL = "internal"
 
 
+class LossCause(Enum):
+    """Why a hand-over was lost."""
+
+    REFUSED = "refused"
+    NO_NODE = "no_node"
+    NO_ROOM = "no_room"
+    STREAM = "stream"
+    MISSING = "missing"
+    DIGEST = "digest"
+    PROTOCOL = "protocol"
+
+
 @dataclass(frozen=True)
 class RequestError:
     kind: ErrorKind
@@ -45,13 +60,14 @@ class RequestError:
 @dataclass(frozen=True)
 class HitBreakdown:
     """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
-    it."""
+    it. lost: the evicted state that would have served it best."""
 
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: dict[str, int]
     checkpoint_source: str | None
+    lost: LostState | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,8 @@ class Usage:
 class Submit:
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
-    marks are token counts at which the client wants a checkpoint (role boundaries).
+    marks are token counts at which the client wants a checkpoint (role boundaries). session: what
+    operators may call the conversation; the engine does not look at it.
     """
 
     request_id: RequestId
@@ -101,6 +118,7 @@ class Submit:
     salt: bytes = b""
     cursor: int | None = None
     marks: tuple[int, ...] = ()
+    session: str | None = None
 
 
 @dataclass(frozen=True)
@@ -259,6 +277,7 @@ class HandoverLost:
     room: RoomId
     reason: str
     elsewhere: bool = False
+    cause: LossCause = LossCause.STREAM
 
 
 @dataclass(frozen=True)
@@ -281,9 +300,12 @@ class TokenOut:
 
 @dataclass(frozen=True)
 class Finished:
+    """life: the states that the request went through."""
+
     request_id: RequestId
     reason: FinishReason
     usage: Usage
+    life: tuple[LifeMark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -301,7 +323,8 @@ class CursorOpened:
 @dataclass(frozen=True)
 class StatsReply:
     """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
-    counters."""
+    counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
+    without shadows. policy: the one that is followed. slab_pages: of one slab."""
 
     query_id: int
     pages: dict[str, int]
@@ -311,6 +334,10 @@ class StatsReply:
     lost: dict[str, int]
     requests: dict[str, int]
     integrity: str = "ok"
+    policy: str = ""
+    policies: dict[str, float] = field(default_factory=dict)
+    slab_pages: int = 1
+    steps: StepReport | None = None
 
 
 @dataclass(frozen=True)
@@ -334,6 +361,25 @@ class EventsReply:
 @dataclass(frozen=True)
 class Drained:
     query_id: int
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What the cache gave up since it was last told, oldest first."""
+
+    evictions: tuple[Eviction, ...]
+
+
+@dataclass(frozen=True)
+class RoomEnded:
+    """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
+    handed_on: its prompt was computed to the end."""
+
+    room: RoomId
+    prompt_tokens: int
+    hit: HitBreakdown | None
+    handed_on: bool
+    life: tuple[LifeMark, ...]
 
 
 @dataclass(frozen=True)
@@ -427,6 +473,8 @@ Outbox = (
     | WatchOpened
     | EventsReply
     | Drained
+    | Evicted
+    | RoomEnded
     | PrefillQueued
     | PrefillAccepted
     | PrefillRefused

@@ -24,7 +24,7 @@ class MetricsHandler:
         stats = await self._engine.stats()
         handover = self._handover()
         states = Counter(node.state.value for node in handover.prefill_nodes)
-        report = NodeReport(stats, states, handover.windows)
+        report = NodeReport(stats, states, handover.windows, handover.sent)
         return web.Response(
             body=self._exposition.text(report), headers={"Content-Type": CONTENT_TYPE}
         )

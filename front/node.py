@@ -12,10 +12,19 @@ from aiohttp import web
 
 from ..dashboard.exposition import Exposition
 from ..engine.engine import Engine
-from ..engine.messages import Inbox, Outbox
+from ..engine.messages import (
+    Evicted,
+    HandoverCancelled,
+    HandoverLost,
+    Inbox,
+    Outbox,
+    PeersChanged,
+    RoomEnded,
+    WriterFenced,
+)
 from ..engine.thread import EngineThread
 from .config import FrontConfig
-from .engine_client import EngineClient
+from .engine_client import EngineClient, unobserved
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .http_metrics import MetricsHandler
 from .http_server import HttpServer, start_http_server
@@ -51,8 +60,9 @@ class Node:
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
-        self.engine = EngineClient(self.post, self._loop, handover, observe=exposition.observe)
-        self._thread = EngineThread(engine, self.engine.deliver, self._engine_lost)
+        self._observe = exposition.observe if config.metrics == "on" else unobserved
+        self.engine = EngineClient(self.post, self._loop, handover, observe=self._observe)
+        self._thread = EngineThread(engine, self._deliver, self._engine_lost)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
         self._routes = [web.get("/metrics", metrics.handle), *routes(self.engine)]
@@ -64,7 +74,16 @@ class Node:
 
     def post(self, message: Inbox) -> None:
         """To the engine, from any thread."""
+        if isinstance(message, HandoverLost | WriterFenced | PeersChanged):
+            self._loop.call_soon_threadsafe(self._observe, message)
         self._thread.post(message)
+
+    def _deliver(self, message: Outbox) -> None:
+        """On the engine's thread. What is only for the record goes no further."""
+        if isinstance(message, Evicted | RoomEnded | HandoverCancelled):
+            self._loop.call_soon_threadsafe(self._observe, message)
+        if not isinstance(message, Evicted | RoomEnded):
+            self.engine.deliver(message)
 
     @property
     def http_address(self) -> str | None:

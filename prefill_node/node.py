@@ -13,6 +13,7 @@ from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.etcd import Etcd
+from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
@@ -72,6 +73,7 @@ class PrefillNode:
             front_config,
             lambda client: (admin_service(client, store=None),),
             handover=self._handover,
+            status=self._status,
         )
         self._config = config
         self._registration: Registration | None = None
@@ -85,6 +87,9 @@ class PrefillNode:
 
     def _handover(self, message: Outbox) -> None:
         self._service.deliver(message)
+
+    def _status(self) -> HandoverStatus:
+        return HandoverStatus(sent=self._sender.counters)
 
     async def startup(self) -> str:
         """Returns HOST:PORT."""

@@ -78,6 +78,44 @@ class Causes:
     def in_flight(self) -> int: ...
     def as_dict(self) -> dict[str, int]: ...
 
+class LostState:
+    """The deepest state of a prompt that is gone, and what took it."""
+
+    @property
+    def eviction(self) -> int:
+        """Sequence number of the Eviction."""
+    @property
+    def boundary(self) -> int:
+        """Tokens that it covered."""
+    @property
+    def pages_since(self) -> int:
+        """Freed by that eviction and all later ones: an arena larger by as much had kept it, as far
+        as evictions go by age."""
+
+class Eviction:
+    """One decision of the policy."""
+
+    @property
+    def sequence(self) -> int:
+        """1, 2, 3, ... over the tree's life."""
+    @property
+    def kind(self) -> str:
+        """pages, checkpoint or tail."""
+    @property
+    def checkpoint_kind(self) -> CheckpointKind | None: ...
+    @property
+    def boundary(self) -> int:
+        """Tokens from the root to its end."""
+    @property
+    def pages(self) -> int:
+        """Freed; of a state those its slot is worth."""
+    @property
+    def score(self) -> float | None:
+        """What the policy held it to be worth, a page; None of one that goes by age."""
+    @property
+    def lease(self) -> int | None:
+        """That needed the room; None: a flush."""
+
 class Match:
     """A read-only answer of the tree; holds nothing."""
 
@@ -98,6 +136,9 @@ class Match:
         anywhere."""
     @property
     def causes(self) -> Causes: ...
+    @property
+    def lost(self) -> LostState | None:
+        """The deepest state of the prompt that was evicted, where its eviction is remembered."""
     @property
     def interior_tokens(self) -> list[int]:
         """Of a lease's match: where states inside a long first-seen prompt would pay."""
@@ -199,6 +240,10 @@ class TreeStats:
     @property
     def lost(self) -> Causes:
         """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
+    @property
+    def policies(self) -> dict[str, float]:
+        """Of auto: what each candidate would have saved of late, prefill of one token is 1; the
+        last thousand requests of the sample count most."""
 
 class EventGap:
     """The watcher was too slow: its stream's events first_lost..resync_from are not told one by
@@ -364,5 +409,7 @@ class HybridTree:
     def advance_to(self, now_ms: int) -> None:
         """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
         is never told lets a second pass with every request."""
+    def drain_evictions(self) -> list[Eviction]:
+        """Those since the last call, oldest first; at most 4096 are remembered."""
     def flush(self) -> int:
         """Evict everything unpinned; returns nodes dropped. Ghosts go too."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ._cpp_cache import (
     CheckpointKind,
     EventBatch,
+    Eviction,
     HybridTree,
     Lease,
     Match,
@@ -206,6 +207,15 @@ class HybridPrefixCache:
 
     def flush(self) -> int:
         return self._tree.flush()
+
+    def drain_evictions(self) -> list[Eviction]:
+        """Those decided since the last call, oldest first."""
+        return self._tree.drain_evictions()
+
+    @property
+    def policy(self) -> str:
+        """The policy that is followed now."""
+        return self._tree.policy
 
     def stats(self) -> TreeStats:
         return self._tree.stats()

@@ -27,6 +27,7 @@ from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .sender_counters import SenderCounters
 from .steps import StepCounter
 from .transports.base import TransferState, Transport
 from .windows import ForwardPlan, Window, cut
@@ -65,6 +66,7 @@ class Sender:
         """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
         self.steps = steps
         self.settings = settings or SenderSettings()
+        self.counters = SenderCounters()
         self._layout = layout
         self._transport = transport
         self._digester = digester
@@ -311,6 +313,7 @@ class Sender:
             del self._rooms[room.room]
             aborted = room.aborted
         self._release_all(room.posted)
+        self.counters.count(end)
         room.drained.set_result(drain)
         if not aborted:
             self._tell(room.on_end, end)

@@ -29,6 +29,7 @@
 #include "cpp_cache/branch_depths.h"
 #include "cpp_cache/earnings.h"
 #include "cpp_cache/event_journal.h"
+#include "cpp_cache/eviction_log.h"
 #include "cpp_cache/lease.h"
 #include "cpp_cache/matcher.h"
 #include "cpp_cache/policy_trials.h"
@@ -113,6 +114,9 @@ class HybridTree {
   // that the call which decided them handed out.
   std::vector<PageMove> drain_moves();
 
+  // Evictions decided since the last call.
+  std::vector<Eviction> drain_evictions() { return evictions_.drain(); }
+
   // Events: of the tree's own pages and states, never of a lease's. Watching changes no decision.
   EventJournal& journal() { return journal_; }
 
@@ -160,9 +164,11 @@ class HybridTree {
   // Whether evicting all that is unpinned would make room.
   bool reclaimable(std::int64_t pages, std::int64_t slots) const;
   std::int64_t emptiable_slabs() const;
-  // Evicts until it fits; false, with nothing evicted, where it cannot.
-  bool make_room(std::int64_t pages, std::int64_t slots);
-  void evict(const EvictionItem& item);
+  // Evicts for `lease` until it fits; false, with nothing evicted, where it cannot.
+  bool make_room(std::int64_t pages, std::int64_t slots, LeaseId lease);
+  void evict(const EvictionItem& item, std::optional<LeaseId> lease);
+  // What is told of it; before it is evicted.
+  Eviction described(const EvictionItem& item, std::optional<LeaseId> lease) const;
   // Moves the pages of one slab into gaps of others; false where no slab can be emptied so.
   bool empty_a_slab();
 
@@ -194,6 +200,7 @@ class HybridTree {
   SlabAllocator allocator_;
   RadixTree tree_;
   EventJournal journal_{tree_};
+  EvictionLog evictions_;
   LeaseBook leases_;
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;
