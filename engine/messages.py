@@ -152,6 +152,13 @@ class StatsQuery:
 
 
 @dataclass(frozen=True)
+class CountersQuery:
+    """As StatsQuery, in constant time: of a large cache `integrity` is what was found last."""
+
+    query_id: int
+
+
+@dataclass(frozen=True)
 class FlushCache:
     query_id: int
 
@@ -448,6 +455,7 @@ Inbox = (
     | ForkCursor
     | CloseCursor
     | StatsQuery
+    | CountersQuery
     | FlushCache
     | WatchCache
     | ReadEvents

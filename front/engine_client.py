@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ..engine.messages import (
     Abort,
     CloseCursor,
+    CountersQuery,
     CursorOpened,
     Drain,
     Drained,
@@ -136,6 +137,10 @@ class EngineClient:
 
     async def stats(self) -> StatsReply:
         return await self._query(StatsReply, StatsQuery)
+
+    async def counters(self) -> StatsReply:
+        """As stats(), at no cost that grows with the cache."""
+        return await self._query(StatsReply, CountersQuery)
 
     async def flush(self) -> int:
         """Returns how many pages and checkpoints were dropped."""

@@ -6,11 +6,15 @@ then whatever the daemon waits for, then shutdown, once each.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
 from ..dashboard.exposition import Exposition
+from ..dashboard.page_files import load_page
+from ..dashboard.told import Told
 from ..engine.engine import Engine
 from ..engine.messages import (
     Evicted,
@@ -26,8 +30,10 @@ from ..engine.thread import EngineThread
 from .config import FrontConfig
 from .engine_client import EngineClient, unobserved
 from .handover_status import HandoverStatus, HandoverStatusSource
-from .http_metrics import MetricsHandler
+from .http_dashboard import DashboardHandlers, DashboardSource
+from .http_metrics import MetricsHandler, node_report
 from .http_server import HttpServer, start_http_server
+from .node_recorder import NodeRecorder
 from .server import BindError, Server, Service, start_server
 from .tls import TlsError
 
@@ -53,19 +59,30 @@ class Node:
         handover: Callable[[Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
         status: HandoverStatusSource = HandoverStatus,
+        name: str = "serve",
     ) -> None:
         """services, routes: what this role serves over its engine by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread. status: of the hand-overs
-        behind this node."""
+        behind this node. name: how its page calls it."""
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
-        self._observe = exposition.observe if config.metrics == "on" else unobserved
+        self._exposition = exposition
+        self._recorder = NodeRecorder(time.time)
+        self._sampling: asyncio.Task[None] | None = None
+        self._observe = self._record if config.metrics == "on" else unobserved
         self.engine = EngineClient(self.post, self._loop, handover, observe=self._observe)
         self._thread = EngineThread(engine, self._deliver, self._engine_lost)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
-        self._routes = [web.get("/metrics", metrics.handle), *routes(self.engine)]
+        self._report = partial(node_report, self.engine, status)
+        source = DashboardSource(self._recorder.history, self._recorder.now, None, {"node": name})
+        dashboard = DashboardHandlers(source, load_page())
+        self._routes = [
+            web.get("/metrics", metrics.handle),
+            *dashboard.routes(),
+            *routes(self.engine),
+        ]
         self._server: Server | None = None
         self._http: HttpServer | None = None
 
@@ -77,6 +94,10 @@ class Node:
         if isinstance(message, HandoverLost | WriterFenced | PeersChanged):
             self._loop.call_soon_threadsafe(self._observe, message)
         self._thread.post(message)
+
+    def _record(self, message: Told) -> None:
+        self._exposition.observe(message)
+        self._recorder.observe(message)
 
     def _deliver(self, message: Outbox) -> None:
         """On the engine's thread. What is only for the record goes no further."""
@@ -104,6 +125,8 @@ class Node:
             await self._server.drain(0)
             raise
         await asyncio.to_thread(self._thread.start)
+        if self._config.metrics == "on":
+            self._sampling = self._loop.create_task(self._recorder.sample(self._report))
         return self._server.address
 
     async def _start_http(self) -> None:
@@ -135,6 +158,8 @@ class Node:
 
     async def stop(self) -> None:
         """End the servers, then the engine. What is still in flight is cut."""
+        if self._sampling is not None:
+            self._sampling.cancel()
         if self._http is not None:
             await self._http.drain()
         if self._server is not None:

@@ -74,6 +74,7 @@ class PrefillNode:
             lambda client: (admin_service(client, store=None),),
             handover=self._handover,
             status=self._status,
+            name=config.name,
         )
         self._config = config
         self._registration: Registration | None = None
