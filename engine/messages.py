@@ -18,6 +18,7 @@ from ..pycache._cpp_cache import EventBatch
 from .life import LifeMark
 from .losses import Eviction, LostState
 from .step_times import StepReport
+from ..transfer.timeline import HandoverTimeline
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
@@ -75,7 +76,7 @@ class TransferReport:
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
     hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
-    its end.
+    its end. timeline: both sides' tracks; None where only the sums were told.
     """
 
     bytes: int
@@ -83,6 +84,7 @@ class TransferReport:
     pages: int
     hidden_seconds: float
     exposed_seconds: float
+    timeline: HandoverTimeline | None = None
 
 
 @dataclass(frozen=True)

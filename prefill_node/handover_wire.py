@@ -7,6 +7,8 @@ from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
+from ..transfer.timeline import SenderTrack
+from ..transfer.timeline_wire import sender_track_to_wire
 from ..transfer.wire import drain_to_wire, windows_to_wire
 
 _ERROR_KINDS = {
@@ -92,7 +94,7 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
     )
 
 
-def done(generation: int, report: SendReport) -> pb.SenderMessage:
+def done(generation: int, report: SendReport, track: SenderTrack) -> pb.SenderMessage:
     return pb.SenderMessage(
         done=pb.Done(
             generation=generation,
@@ -103,6 +105,7 @@ def done(generation: int, report: SendReport) -> pb.SenderMessage:
                 pages=report.pages,
                 hidden_seconds=report.hidden_seconds,
                 exposed_seconds=report.exposed_seconds,
+                track=sender_track_to_wire(track),
             ),
         )
     )

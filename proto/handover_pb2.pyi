@@ -1,3 +1,4 @@
+from tasuki.proto import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -291,18 +292,20 @@ class Window(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., first_page: _Optional[int] = ..., pages: _Optional[int] = ..., carries_state: bool = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds")
+    __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds", "track")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRACK_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     windows: int
     pages: int
     hidden_seconds: float
     exposed_seconds: float
-    def __init__(self, bytes: _Optional[int] = ..., windows: _Optional[int] = ..., pages: _Optional[int] = ..., hidden_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
+    track: _timeline_pb2.SenderTrack
+    def __init__(self, bytes: _Optional[int] = ..., windows: _Optional[int] = ..., pages: _Optional[int] = ..., hidden_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., track: _Optional[_Union[_timeline_pb2.SenderTrack, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("reason", "drain")

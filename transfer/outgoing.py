@@ -56,8 +56,9 @@ class Posted:
     transfer: Transfer
     bytes: int
     digest: int
-    finished: float
+    layers_finished: tuple[float, ...]
     begun: float
+    at: float
 
 
 @dataclass
@@ -145,7 +146,16 @@ class OutgoingRoom:
         self._last_flush = now
         self._bytes += posted.bytes
         self._digests.append(WindowDigest(header, posted.digest))
-        self._timeline.append(WindowTiming(header.sequence, posted.finished, posted.begun, now))
+        self._timeline.append(
+            WindowTiming(
+                header.sequence,
+                posted.layers_finished,
+                posted.begun,
+                posted.at,
+                now,
+                posted.bytes,
+            )
+        )
 
     def stalled_seconds(self, now: float) -> float:
         """Seconds since something in flight moved; 0 with nothing in flight."""

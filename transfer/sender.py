@@ -246,8 +246,11 @@ class Sender:
 
     def _post(self, room: OutgoingRoom, window: Window) -> None:
         begun = self._clock()
-        finished = self.steps.time_of(window.tick)
         header = window.header
+        finished = [
+            self.steps.time_of(window.tick - later)
+            for later in reversed(range(header.end_layer - header.first_layer))
+        ]
         destination = room.destination
         first = header.first_page - destination.first_page
         digest = self._digester.digest(
@@ -275,9 +278,9 @@ class Sender:
             self._stop(room, str(error))
             return
         size = int(pieces[:, 2].sum())
-        room.posted.append(
-            Posted(window, transfer, size, digest, begun if finished is None else finished, begun)
-        )
+        # What the counter no longer remembers was finished before; the bound is what is known.
+        layers = tuple(begun if at is None else at for at in finished)
+        room.posted.append(Posted(window, transfer, size, digest, layers, begun, self._clock()))
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
