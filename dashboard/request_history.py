@@ -3,18 +3,20 @@
 Owns a bounded memory by id, the oldest end first to go, and those in flight. Knows events only.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Any
 
 from .events import Event
 
 _REMEMBERED = 1024
+_TIMELINES = 128
 
 
 class RequestHistory:
     def __init__(self) -> None:
         self._in_flight: OrderedDict[str, Event] = OrderedDict()
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._drawn: deque[dict[str, Any]] = deque()
         self.ends = 0
         """How many have ended since the start; says whether a list is stale."""
 
@@ -40,10 +42,20 @@ class RequestHistory:
         }
         self._ended[name] = record
         self._ended.move_to_end(name)
+        self._bound_timelines(record)
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
         self.ends += 1
         return record
+
+    def _bound_timelines(self, record: dict[str, Any]) -> None:
+        """Timelines are the larger part of a record by far: fewer are kept."""
+        transfer = (record.get("usage") or {}).get("transfer")
+        if transfer is None or transfer.get("timeline") is None:
+            return
+        self._drawn.append(transfer)
+        if len(self._drawn) > _TIMELINES:
+            self._drawn.popleft()["timeline"] = None
 
     def find(self, name: str) -> dict[str, Any] | None:
         return self._ended.get(name)

@@ -36,6 +36,7 @@ from .scheduler import Scheduler, Work
 from .stats import stats_reply
 from .step_times import StepTimes
 from .take_over import TakeOver
+from .tree_query import tree_reply
 from .turn_hint import turn_hint
 from .turns import keep_state
 
@@ -270,6 +271,8 @@ class Engine:
                 self._outbox.append(m.EventsReply(query_id, self._cache.drain_events(watch)))
             case m.EndWatch(watch):
                 self._cache.unwatch(watch)
+            case m.TreeQuery():
+                self._outbox.append(tree_reply(self._cache, message))
             case m.Drain(query_id):
                 self._draining = True
                 self._drains.append(query_id)

@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
-from ..pycache._cpp_cache import EventBatch
+from ..pycache._cpp_cache import EventBatch, TreeView
+from ..transfer.timeline import HandoverTimeline
 from .life import LifeMark
 from .losses import Eviction, LostState
 from .step_times import StepReport
-from ..transfer.timeline import HandoverTimeline
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
 Tokens = NDArray[np.int32]
+NodeName = tuple[int, int]
+"""Of a node of the cache's tree, as long as it lives."""
 
 
 class FinishReason(Enum):
@@ -184,6 +186,18 @@ class ReadEvents:
 @dataclass(frozen=True)
 class EndWatch:
     watch: int
+
+
+@dataclass(frozen=True)
+class TreeQuery:
+    """The `limit` heaviest subtrees of what the cache holds, answered by TreeReply. `under`: below
+    that node only. `prefix`: below the deepest node that holds KV of these tokens under `salt`."""
+
+    query_id: int
+    limit: int
+    under: NodeName | None = None
+    prefix: Tokens | None = None
+    salt: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -368,6 +382,14 @@ class EventsReply:
 
 
 @dataclass(frozen=True)
+class TreeReply:
+    """view: parents before children; None where what was asked for is not in the tree."""
+
+    query_id: int
+    view: TreeView | None
+
+
+@dataclass(frozen=True)
 class Drained:
     query_id: int
 
@@ -462,6 +484,7 @@ Inbox = (
     | WatchCache
     | ReadEvents
     | EndWatch
+    | TreeQuery
     | Drain
     | PrefillReserve
     | PrefillStart
@@ -482,6 +505,7 @@ Outbox = (
     | FlushReply
     | WatchOpened
     | EventsReply
+    | TreeReply
     | Drained
     | Evicted
     | RoomEnded

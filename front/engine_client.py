@@ -28,6 +28,7 @@ from ..engine.messages import (
     FlushReply,
     ForkCursor,
     Inbox,
+    NodeName,
     OpenCursor,
     Outbox,
     ReadEvents,
@@ -38,15 +39,20 @@ from ..engine.messages import (
     StatsReply,
     Submit,
     TokenOut,
+    Tokens,
+    TreeQuery,
+    TreeReply,
     WatchCache,
     WatchOpened,
 )
-from ..pycache._cpp_cache import EventBatch
+from ..pycache._cpp_cache import EventBatch, TreeView
 from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
 from .request_log import RequestLog
 
-Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | Drained
-ReplyT = TypeVar("ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, Drained)
+Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | TreeReply | Drained
+ReplyT = TypeVar(
+    "ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, TreeReply, Drained
+)
 
 
 def unobserved(message: object) -> None:
@@ -145,6 +151,19 @@ class EngineClient:
     async def flush(self) -> int:
         """Returns how many pages and checkpoints were dropped."""
         return (await self._query(FlushReply, FlushCache)).dropped
+
+    async def tree(
+        self,
+        limit: int,
+        under: NodeName | None = None,
+        prefix: Tokens | None = None,
+        salt: bytes = b"",
+    ) -> TreeView | None:
+        """As TreeQuery and TreeReply say."""
+        reply = await self._query(
+            TreeReply, lambda query: TreeQuery(query, limit, under, prefix, salt)
+        )
+        return reply.view
 
     async def watch(self, stream: str, poll_seconds: float) -> AsyncGenerator[EventBatch, None]:
         """The cache's events as batches, a snapshot first; none that tell nothing. `stream`: all

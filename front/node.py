@@ -9,12 +9,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
 from ..dashboard.exposition import Exposition
 from ..dashboard.page_files import load_page
 from ..dashboard.told import Told
+from ..dashboard.tree_view import tree_view
 from ..engine.engine import Engine
 from ..engine.messages import (
     Evicted,
@@ -29,6 +31,7 @@ from ..engine.messages import (
 from ..engine.thread import EngineThread
 from .config import FrontConfig
 from .engine_client import EngineClient, unobserved
+from .errors import UnknownNode
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .http_dashboard import DashboardHandlers, DashboardSource
 from .http_metrics import MetricsHandler, node_report
@@ -36,11 +39,15 @@ from .http_server import HttpServer, start_http_server
 from .node_recorder import NodeRecorder
 from .server import BindError, Server, Service, start_server
 from .tls import TlsError
+from .tree_messages import read_node_name
+from .version import package_version
 
 log = logging.getLogger(__name__)
 
 # What answers already made may take to reach their clients once the engine is empty.
 _LAST_WRITES_SECONDS = 1.0
+# As many as a page can draw.
+_TREE_NODES = 512
 
 
 def no_routes(engine: EngineClient) -> Sequence[web.RouteDef]:
@@ -76,7 +83,12 @@ class Node:
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
         self._report = partial(node_report, self.engine, status)
-        source = DashboardSource(self._recorder.history, self._recorder.now, None, {"node": name})
+        source = DashboardSource(
+            self._recorder.history,
+            self._recorder.now,
+            self._tree,
+            {"node": name, "version": package_version()},
+        )
         dashboard = DashboardHandlers(source, load_page())
         self._routes = [
             web.get("/metrics", metrics.handle),
@@ -99,10 +111,20 @@ class Node:
         self._exposition.observe(message)
         self._recorder.observe(message)
 
+    async def _tree(self, under: str | None) -> list[dict[str, Any]]:
+        """Raises InvalidField, UnknownNode."""
+        name = None if under is None else read_node_name(under)
+        view = await self.engine.tree(_TREE_NODES, name)
+        if view is None:
+            raise UnknownNode("the tree holds that node no more: look from the top")
+        return tree_view(view)
+
     def _deliver(self, message: Outbox) -> None:
         """On the engine's thread. What is only for the record goes no further."""
         if isinstance(message, Evicted | RoomEnded | HandoverCancelled):
             self._loop.call_soon_threadsafe(self._observe, message)
+        if isinstance(message, Evicted):
+            self._loop.call_soon_threadsafe(self.engine.ended.evicted, message)
         if not isinstance(message, Evicted | RoomEnded):
             self.engine.deliver(message)
 

@@ -292,6 +292,64 @@ class EventBatch:
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[CacheEvent]: ...
 
+class Standing:
+    """What of a subtree, its top included, is resident."""
+
+    @property
+    def tokens(self) -> int:
+        """Of whole pages."""
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def states(self) -> int: ...
+
+class ViewedNode:
+    @property
+    def name(self) -> tuple[int, int] | None:
+        """For view(under=...), as long as the node lives. None: all namespaces together."""
+    @property
+    def above(self) -> int | None:
+        """Its parent's place in the view; None of the first."""
+    @property
+    def depth(self) -> int:
+        """Tokens from the root to its end."""
+    @property
+    def tokens(self) -> int:
+        """Of its own run, a multiple of PAGE_TOKENS."""
+    @property
+    def children(self) -> int:
+        """Resident ones, in the view or not."""
+    @property
+    def state(self) -> CheckpointKind | None:
+        """The checkpoint at its end."""
+    @property
+    def tails(self) -> int:
+        """States inside the page that follows."""
+    @property
+    def leases(self) -> int:
+        """Requests that stand here."""
+    @property
+    def state_pins(self) -> int:
+        """Requests that fork from its states."""
+    @property
+    def is_protected(self) -> bool:
+        """A request stands here or below."""
+    @property
+    def unused(self) -> int:
+        """Mutating calls since its pages were last used."""
+    @property
+    def standing(self) -> Standing:
+        """It and all below."""
+    @property
+    def hidden(self) -> Standing:
+        """What is below it and not in the view."""
+
+class TreeView:
+    """Parents come before their children. A value: iterate it on any thread, at any time."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[ViewedNode]: ...
+
 def prefix_hashes(tokens: NDArray[np.int32], salt: bytes = b"") -> list[bytes]:
     """The names that events give to the prefixes of tokens under that salt: of nothing, of each
     run of whole pages, and, where tokens end inside a page, of all of them. 16 bytes each, equal
@@ -400,6 +458,15 @@ class HybridTree:
     def drain_events(self, watch: int) -> EventBatch:
         """What happened since the last call; first, and after a gap, what stands."""
     def unwatch(self, watch: int) -> None: ...
+
+    # views
+    def view(self, limit: int, under: tuple[int, int] | None = None) -> TreeView | None:
+        """The `limit` heaviest subtrees, in tokens, of the tree or of the node of that name; None
+        where it is gone. Decides nothing. Until 262,144 changes came without a view, each change
+        counts its ancestors; the first view counts the tree."""
+    def node_at(self, tokens: NDArray[np.int32], salt: bytes = b"") -> tuple[int, int] | None:
+        """The deepest node that holds KV of the tokens, leaving one of them; None: the salt has
+        nothing."""
 
     # maintenance
     def drain_moves(self) -> list[tuple[int, int]]:

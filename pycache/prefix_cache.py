@@ -20,6 +20,7 @@ from ._cpp_cache import (
     Match,
     TreeConfig,
     TreeStats,
+    TreeView,
 )
 from .arena import Arena
 from .copies import copy_page, copy_slot, zero_slot
@@ -204,6 +205,13 @@ class HybridPrefixCache:
 
     def unwatch(self, watch: int) -> None:
         self._tree.unwatch(watch)
+
+    def view(self, limit: int, under: tuple[int, int] | None = None) -> TreeView | None:
+        """What stands, in `limit` nodes; None where `under` is gone (HybridTree.view)."""
+        return self._tree.view(limit, under)
+
+    def node_at(self, tokens: NDArray[np.int32], salt: bytes) -> tuple[int, int] | None:
+        return self._tree.node_at(tokens, salt)
 
     def flush(self) -> int:
         return self._tree.flush()

@@ -18,6 +18,7 @@
 #include "event_bindings.h"
 #include "eviction_bindings.h"
 #include "token_array.h"
+#include "view_bindings.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -390,4 +391,5 @@ PYBIND11_MODULE(_cpp_cache, module) {
   bind_handing_over(tree, kinds);
   bind_events(module, tree, kinds);
   bind_evictions(module, kinds);
+  bind_views(module, tree, kinds);
 }

@@ -212,6 +212,7 @@ Eviction HybridTree::described(const EvictionItem& item, std::optional<LeaseId> 
 void HybridTree::evict(const EvictionItem& item, std::optional<LeaseId> lease) {
   journal_.evicting(item);
   evictions_.add(item, described(item, lease));
+  census_.evicting(item);
   const Freed freed = tree_.evict(item, clock_);
   ++room_version_;
   earnings_.evicted();
@@ -219,6 +220,22 @@ void HybridTree::evict(const EvictionItem& item, std::optional<LeaseId> lease) {
   for (const SlotId slot : freed.slots) allocator_.give_back(slot, Owner::kTree);
   evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());
   evicted_checkpoints_ += static_cast<std::int64_t>(freed.slots.size());
+}
+
+std::optional<TreeView> HybridTree::view(std::optional<NodeName> under, std::int64_t limit) {
+  if (limit < 1) {
+    throw InvalidArgument("limit must be at least 1 node, not " + std::to_string(limit));
+  }
+  census_.take();
+  return view_tree(tree_, census_, under, limit, clock_);
+}
+
+std::optional<NodeName> HybridTree::node_at(Tokens tokens, std::string_view salt) const {
+  const Found found = find(tokens, salt, std::nullopt);
+  std::optional<NodeId> node = tree_.root(salt);
+  if (found.kv) node = tree_.cover(found.kv->node, found.kv->depth).node;
+  if (!node) return std::nullopt;
+  return NodeName{*node, tree_.node(*node).serial};
 }
 
 std::int64_t HybridTree::flush() {

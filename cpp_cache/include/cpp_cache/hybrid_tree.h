@@ -36,7 +36,9 @@
 #include "cpp_cache/radix_tree.h"
 #include "cpp_cache/slab_allocator.h"
 #include "cpp_cache/stats.h"
+#include "cpp_cache/tree_census.h"
 #include "cpp_cache/tree_config.h"
+#include "cpp_cache/tree_view.h"
 
 namespace tasuki::cache {
 
@@ -116,6 +118,12 @@ class HybridTree {
 
   // Evictions decided since the last call.
   std::vector<Eviction> drain_evictions() { return evictions_.drain(); }
+
+  // What stands, for somebody to look at: changes no decision, but from the first one on, and until
+  // long after the last, every change counts its ancestors. See view_tree().
+  std::optional<TreeView> view(std::optional<NodeName> under, std::int64_t limit);
+  // The deepest node that holds KV of the tokens; nullopt: none of that salt.
+  std::optional<NodeName> node_at(Tokens tokens, std::string_view salt) const;
 
   // Events: of the tree's own pages and states, never of a lease's. Watching changes no decision.
   EventJournal& journal() { return journal_; }
@@ -201,6 +209,7 @@ class HybridTree {
   RadixTree tree_;
   EventJournal journal_{tree_};
   EvictionLog evictions_;
+  TreeCensus census_{tree_};
   LeaseBook leases_;
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;
