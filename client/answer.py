@@ -8,6 +8,7 @@ from typing import Protocol
 import grpc
 
 from ..engine.messages import FinishReason, HitBreakdown, TransferReport, Usage
+from ..front.loss_messages import read_lost
 from ..proto import inference_pb2 as pb
 from .errors import ClientError, client_error
 from .retry import RetryPolicy, next_pause
@@ -165,8 +166,9 @@ def read_usage(usage: pb.Usage) -> Usage:
 
 def _read_hit(hit: pb.HitBreakdown) -> HitBreakdown:
     source = hit.checkpoint_source if hit.HasField("checkpoint_source") else None
+    lost = read_lost(hit.lost) if hit.HasField("lost") else None
     return HitBreakdown(
-        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source
+        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source, lost
     )
 
 

@@ -76,6 +76,7 @@ class DecodeNode:
                 model=served_model(engine_config.model, front_config, engine, codec),
             ),
             status=self._status,
+            name=config.name,
         )
         self.links = HandoverClient(
             self.front.post,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from ..pycache.prefix_cache import HybridPrefixCache
 from .checkpoints import plan_checkpoints
 from .config import EngineConfig
+from .eviction_ledger import EvictionLedger
 from .hit import breakdown
 from .messages import Outbox, PrefillAccepted
 from .pulls import Pulls
@@ -24,6 +25,7 @@ class Admission:
         role: Role,
         take_over: TakeOver,
         pulls: Pulls,
+        ledger: EvictionLedger,
         emit: Callable[[Outbox], None],
     ) -> None:
         self._cache = cache
@@ -31,6 +33,7 @@ class Admission:
         self._role = role
         self._take_over = take_over
         self._pulls = pulls
+        self._ledger = ledger
         self._emit = emit
 
     def admit(self, request: Request) -> bool:
@@ -76,7 +79,7 @@ class Admission:
         )
         if lease is None:
             return False
-        request.hit = breakdown(lease.match)
+        request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
         request.move(AwaitingGrant(lease))
         assert request.ticket is not None
         self._emit(PrefillAccepted(request.ticket.room))
@@ -102,7 +105,7 @@ class Admission:
         if lease is None:
             return False
         if request.hit is None:
-            request.hit = breakdown(lease.match)
+            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
         planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
         request.move(Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned))
         return True

@@ -14,6 +14,7 @@ from ..pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
 from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
+from .eviction_ledger import EvictionLedger
 from .hit import breakdown
 from .request import (
     Aborted,
@@ -32,11 +33,13 @@ class TakeOver:
         self,
         cache: HybridPrefixCache,
         runner: Runner,
+        ledger: EvictionLedger,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
     ) -> None:
         self._cache = cache
         self._runner = runner
+        self._ledger = ledger
         self._emit = emit
         self._generations = generations
         self._rooms: dict[m.RoomId, Request] = {}
@@ -164,7 +167,7 @@ class TakeOver:
         if request.output:
             # The first token is out and will be part of the next lease; the client's prompt is not.
             match = self._cache.match(request.prompt, request.salt, request.cursor)
-            request.hit = breakdown(match)
+            request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())
         return request
 

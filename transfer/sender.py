@@ -28,6 +28,7 @@ from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from .failpoints import Place, reach
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .sender_counters import SenderCounters
 from .steps import StepCounter
 from .transports.base import TransferState, Transport
 from .windows import ForwardPlan, Window, cut
@@ -66,6 +67,7 @@ class Sender:
         """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
         self.steps = steps
         self.settings = settings or SenderSettings()
+        self.counters = SenderCounters()
         self._layout = layout
         self._transport = transport
         self._digester = digester
@@ -363,6 +365,7 @@ class Sender:
             aborted = room.aborted
         self._release_all(room.posted)
         room.link.gone(sum(posted.bytes for posted in room.posted))
+        self.counters.count(end)
         room.drained.set_result(drain)
         if not aborted:
             self._tell(room.on_end, end)
