@@ -29,7 +29,6 @@ from .windows import WindowHeader
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.001
 _IDLE_SECONDS = 0.02
 
 
@@ -137,7 +136,8 @@ class Receiver:
                 self._take(notification)
             if not arrived:
                 # Unexpected notifications are still drained, only less often.
-                pause = _POLL_SECONDS if self._expecting.is_set() else _IDLE_SECONDS
+                expecting = self._expecting.is_set()
+                pause = self._transport.poll_seconds if expecting else _IDLE_SECONDS
                 self._stopping.wait(pause)
 
     def _take(self, notification: bytes) -> None:

@@ -28,12 +28,11 @@ from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
 from .steps import StepCounter
-from .transports.base import TransferState, Transport
+from .transports.base import Pace, TransferState, Transport
 from .windows import ForwardPlan, Window, cut
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.0005
 _IDLE_SECONDS = 0.05
 
 
@@ -201,7 +200,7 @@ class Sender:
             self._close_endpoints()
             if not any(moved):
                 in_flight = any(room.posted for room in rooms)
-                self._wake.wait(_POLL_SECONDS if in_flight else _IDLE_SECONDS)
+                self._wake.wait(self._transport.poll_seconds if in_flight else _IDLE_SECONDS)
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -266,7 +265,10 @@ class Sender:
             return
         try:
             transfer = self._transport.post(
-                peer.endpoint, pieces, header.pack(room.room, room.generation)
+                peer.endpoint,
+                pieces,
+                header.pack(room.room, room.generation),
+                Pace.ALONE if room.all_taken else Pace.BESIDE_COMPUTE,
             )
         except TransferError as error:
             room.endpoint_failed = True
