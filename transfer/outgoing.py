@@ -166,9 +166,14 @@ class OutgoingRoom:
         return now - max(self._last_flush, self.posted[0].begun)
 
     @property
+    def all_taken(self) -> bool:
+        """Whether the last window was taken out to post."""
+        return self._last_planned and not self.waiting
+
+    @property
     def complete(self) -> bool:
         """Whether every window of the room is posted and flushed."""
-        return self._last_planned and not self.stopped and not self.waiting and not self.posted
+        return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:
         """Idempotent; the first reason stands."""

@@ -31,7 +31,6 @@ from .windows import WindowHeader
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.001
 _IDLE_SECONDS = 0.02
 
 
@@ -154,7 +153,8 @@ class Receiver:
                 self._take_or_drop(notification)
             if not arrived:
                 # Unexpected notifications are still drained, only less often.
-                pause = _POLL_SECONDS if self._expecting.is_set() else _IDLE_SECONDS
+                expecting = self._expecting.is_set()
+                pause = self._transport.poll_seconds if expecting else _IDLE_SECONDS
                 self._stopping.wait(pause)
 
     def _take_or_drop(self, notification: bytes) -> None:

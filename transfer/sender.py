@@ -30,12 +30,11 @@ from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
 from .sender_counters import SenderCounters
 from .steps import StepCounter
-from .transports.base import TransferState, Transport
+from .transports.base import Pace, TransferState, Transport
 from .windows import ForwardPlan, Window, cut
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.0005
 _IDLE_SECONDS = 0.05
 
 
@@ -234,7 +233,7 @@ class Sender:
             self._close_endpoints()
             if not any(moved):
                 in_flight = any(room.posted for room in rooms)
-                self._wake.wait(_POLL_SECONDS if in_flight else _IDLE_SECONDS)
+                self._wake.wait(self._transport.poll_seconds if in_flight else _IDLE_SECONDS)
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -304,7 +303,10 @@ class Sender:
         given = self._clock()
         try:
             transfer = self._transport.post(
-                peer.endpoint, pieces, header.pack(room.room, room.generation)
+                peer.endpoint,
+                pieces,
+                header.pack(room.room, room.generation),
+                Pace.ALONE if room.all_taken else Pace.BESIDE_COMPUTE,
             )
         except TransferError as error:
             room.endpoint_failed = True

@@ -22,7 +22,7 @@ import torch
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
-from .base import Endpoint, Region, Transfer, TransferState, Transport
+from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 from .inbound_sockets import InboundSockets, listening_ports
 
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
@@ -174,7 +174,13 @@ class NixlTransport(Transport):
         self._inbound.add_peer(ports)
         return endpoint
 
-    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+    def post(
+        self,
+        endpoint: Endpoint,
+        pieces: Pieces,
+        notification: bytes,
+        pace: Pace = Pace.BESIDE_COMPUTE,
+    ) -> Transfer:
         assert isinstance(endpoint, _NixlEndpoint)
         with self._lock:
             region = self._registered()
