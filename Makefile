@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs lint-proto kernels clean
+.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs lint-proto kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -34,6 +34,10 @@ fuzz-cache-guided: $(VENV)/dev-installed
 # Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
 soak: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# SIGKILL at every place and every window of a hand-over, on both sides, with real daemons.
+sweep: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.sweep
 
 # Random lives of the cache's tree against its oracle, with every invariant checked at every step.
 soak-cache: $(VENV)/dev-installed
@@ -63,7 +67,8 @@ stubs: .venv-stubs/installed
 
 # Needs npm; buf is no Python package.
 lint-proto:
-	npx --yes @bufbuild/buf@1.75.0 lint
+	mkdir -p build/protos/tasuki/proto && cp proto/*.proto build/protos/tasuki/proto && cp buf.yaml build/protos
+	npx --yes @bufbuild/buf@1.75.0 lint build/protos
 
 # Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
 kernels: $(VENV)/dev-installed

@@ -6,7 +6,7 @@ front and by room (a 63-bit id) in a hand-over; the decode engine knows both, th
 only rooms.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import EventBatch, TreeView
+from ..transfer.timeline import HandoverTimeline
+from .life import LifeMark
+from .losses import Eviction, LostState
+from .step_times import StepReport
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
@@ -38,6 +42,18 @@ class ErrorKind(Enum):
     INTERNAL = "internal"
 
 
+class LossCause(Enum):
+    """Why a hand-over was lost."""
+
+    REFUSED = "refused"
+    NO_NODE = "no_node"
+    NO_ROOM = "no_room"
+    STREAM = "stream"
+    MISSING = "missing"
+    DIGEST = "digest"
+    PROTOCOL = "protocol"
+
+
 @dataclass(frozen=True)
 class RequestError:
     kind: ErrorKind
@@ -47,13 +63,14 @@ class RequestError:
 @dataclass(frozen=True)
 class HitBreakdown:
     """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
-    it."""
+    it. lost: the evicted state that would have served it best."""
 
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: dict[str, int]
     checkpoint_source: str | None
+    lost: LostState | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,7 @@ class TransferReport:
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
     hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
-    its end.
+    its end. timeline: both sides' tracks; None where only the sums were told.
     """
 
     bytes: int
@@ -69,6 +86,17 @@ class TransferReport:
     pages: int
     hidden_seconds: float
     exposed_seconds: float
+    timeline: HandoverTimeline | None = None
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
+    of which it then had KV and state. seconds: from the ask to the commit, on its clock."""
+
+    tokens: int
+    bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -88,6 +116,7 @@ class Usage:
     local_fallback: bool
     time_to_first_token: float
     seconds: float
+    pulled: PullReport | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +132,9 @@ class ToldRoom:
 class Submit:
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
-    marks are token counts at which the client wants a checkpoint (role boundaries). told: the room
-    of its first hand-over, where a gateway made it.
+    marks are token counts at which the client wants a checkpoint (role boundaries). session: what
+    operators may call the conversation; the engine does not look at it. told: the room of its
+    first hand-over, where a gateway made it.
     """
 
     request_id: RequestId
@@ -113,6 +143,7 @@ class Submit:
     salt: bytes = b""
     cursor: int | None = None
     marks: tuple[int, ...] = ()
+    session: str | None = None
     told: ToldRoom | None = None
 
 
@@ -143,6 +174,13 @@ class CloseCursor:
 
 @dataclass(frozen=True)
 class StatsQuery:
+    query_id: int
+
+
+@dataclass(frozen=True)
+class CountersQuery:
+    """As StatsQuery, in constant time: of a large cache `integrity` is what was found last."""
+
     query_id: int
 
 
@@ -195,7 +233,7 @@ class Drain:
 @dataclass(frozen=True)
 class Ticket:
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
-    state."""
+    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none."""
 
     room: RoomId
     generation: int
@@ -203,6 +241,7 @@ class Ticket:
     sampling: SamplingParams
     salt: bytes
     marks: tuple[int, ...] = ()
+    offered: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,6 +252,28 @@ class Grant:
     room: RoomId
     generation: int
     first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PullGrant:
+    """The prefill node's page and slot ids for what the ticket offered. pages[i] is logical page
+    first_page + i, up to the last page of `tokens`. generation: the prefill engine's own count."""
+
+    room: RoomId
+    generation: int
+    tokens: int
+    first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PullSource:
+    """The decode node's ids that hold it, as PullGrant numbers them."""
+
+    room: RoomId
     pages: tuple[int, ...]
     slot: int
 
@@ -242,6 +303,46 @@ class PrefillEnd:
 
 
 @dataclass(frozen=True)
+class PullCommitted:
+    """(prefill) Every window of the pull landed and every digest matched."""
+
+    room: RoomId
+    report: PullReport
+
+
+@dataclass(frozen=True)
+class PullLost:
+    """(prefill) The prompt is computed without it; granted ids are quarantined until
+    PullFenced."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullFenced:
+    """(prefill) The pull's writer can write no more: quarantined ids are free."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullAsked:
+    """(decode) The prefill node pulls what the room's ticket offered: pin it; answered by
+    PullPinned or PullRefused."""
+
+    room: RoomId
+    tokens: int
+    first_page: int
+
+
+@dataclass(frozen=True)
+class PullEnd:
+    """(decode) The pull is over and its sender has drained: let go."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
 class PeersChanged:
     """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
     locally."""
@@ -259,7 +360,9 @@ class GrantWanted:
 
 @dataclass(frozen=True)
 class RemoteReady:
-    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop."""
+    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
+    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
+    tell."""
 
     room: RoomId
     token: int
@@ -267,6 +370,8 @@ class RemoteReady:
     margin: float
     hit: HitBreakdown
     prefilled_on: str
+    pulled: PullReport | None = None
+    tail_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -285,6 +390,7 @@ class HandoverLost:
     room: RoomId
     reason: str
     elsewhere: bool = False
+    cause: LossCause = LossCause.STREAM
 
 
 @dataclass(frozen=True)
@@ -307,9 +413,12 @@ class TokenOut:
 
 @dataclass(frozen=True)
 class Finished:
+    """life: the states that the request went through."""
+
     request_id: RequestId
     reason: FinishReason
     usage: Usage
+    life: tuple[LifeMark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -327,7 +436,8 @@ class CursorOpened:
 @dataclass(frozen=True)
 class StatsReply:
     """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
-    counters."""
+    counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
+    without shadows. policy: the one that is followed. slab_pages: of one slab."""
 
     query_id: int
     pages: dict[str, int]
@@ -337,6 +447,10 @@ class StatsReply:
     lost: dict[str, int]
     requests: dict[str, int]
     integrity: str = "ok"
+    policy: str = ""
+    policies: dict[str, float] = field(default_factory=dict)
+    slab_pages: int = 1
+    steps: StepReport | None = None
 
 
 @dataclass(frozen=True)
@@ -371,6 +485,25 @@ class Drained:
 
 
 @dataclass(frozen=True)
+class Evicted:
+    """What the cache gave up since it was last told, oldest first."""
+
+    evictions: tuple[Eviction, ...]
+
+
+@dataclass(frozen=True)
+class RoomEnded:
+    """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
+    handed_on: its prompt was computed to the end."""
+
+    room: RoomId
+    prompt_tokens: int
+    hit: HitBreakdown | None
+    handed_on: bool
+    life: tuple[LifeMark, ...]
+
+
+@dataclass(frozen=True)
 class PrefillQueued:
     room: RoomId
     position: int
@@ -398,6 +531,30 @@ class PrefillToken:
     logprob: float
     margin: float
     hit: HitBreakdown
+    pulled: PullReport | None = None
+
+
+@dataclass(frozen=True)
+class PullWanted:
+    """(prefill) Ask the decode node for what the ticket offered, into these ids; answered by
+    PullCommitted, or PullLost and then PullFenced."""
+
+    grant: PullGrant
+
+
+@dataclass(frozen=True)
+class PullPinned:
+    """(decode) Pinned and at rest: may be sent."""
+
+    source: PullSource
+
+
+@dataclass(frozen=True)
+class PullRefused:
+    """(decode) It is here no more."""
+
+    room: RoomId
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -438,6 +595,7 @@ Inbox = (
     | ForkCursor
     | CloseCursor
     | StatsQuery
+    | CountersQuery
     | FlushCache
     | WatchCache
     | ReadEvents
@@ -447,6 +605,11 @@ Inbox = (
     | PrefillReserve
     | PrefillStart
     | PrefillEnd
+    | PullCommitted
+    | PullLost
+    | PullFenced
+    | PullAsked
+    | PullEnd
     | PeersChanged
     | GrantWanted
     | RemoteReady
@@ -465,10 +628,15 @@ Outbox = (
     | EventsReply
     | TreeReply
     | Drained
+    | Evicted
+    | RoomEnded
     | PrefillQueued
     | PrefillAccepted
     | PrefillRefused
     | PrefillToken
+    | PullWanted
+    | PullPinned
+    | PullRefused
     | HandoverWanted
     | HandoverGranted
     | HandoverDeclined

@@ -6,10 +6,12 @@ from contextlib import aclosing
 from ..engine.messages import Rejected
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
+from ..transfer.timeline_wire import timeline_to_wire
 from .answer_stream import finished_message
 from .engine_client import EngineClient
 from .errors import CallContext, RoleFixed, UnknownNode, UnknownRequest, refusals
 from .handover_status import HandoverStatus, HandoverStatusSource
+from .loss_messages import eviction_message
 from .role_change import RoleChange
 from .session_store import SessionStore
 from .tree_messages import tree_message, tree_question
@@ -70,6 +72,14 @@ class AdminService(pb_grpc.CacheAdminServicer):
             response.rejected = ended.end.error.message
         else:
             response.finished.CopyFrom(finished_message(ended.end))
+            response.life.extend(
+                pb.LifeMark(state=mark.state, at_seconds=mark.at) for mark in ended.end.life
+            )
+            took = self._engine.ended.took(request.request_id)
+            response.took.extend(eviction_message(eviction) for eviction in took)
+            transfer = ended.end.usage.transfer
+            if transfer is not None and transfer.timeline is not None:
+                response.handover.CopyFrom(timeline_to_wire(transfer.timeline))
         return response
 
     async def Tree(self, request: pb.TreeRequest, context: CallContext) -> pb.TreeResponse:

@@ -78,6 +78,44 @@ class Causes:
     def in_flight(self) -> int: ...
     def as_dict(self) -> dict[str, int]: ...
 
+class LostState:
+    """The deepest state of a prompt that is gone, and what took it."""
+
+    @property
+    def eviction(self) -> int:
+        """Sequence number of the Eviction."""
+    @property
+    def boundary(self) -> int:
+        """Tokens that it covered."""
+    @property
+    def pages_since(self) -> int:
+        """Freed by that eviction and all later ones: an arena larger by as much had kept it, as far
+        as evictions go by age."""
+
+class Eviction:
+    """One decision of the policy."""
+
+    @property
+    def sequence(self) -> int:
+        """1, 2, 3, ... over the tree's life."""
+    @property
+    def kind(self) -> str:
+        """pages, checkpoint or tail."""
+    @property
+    def checkpoint_kind(self) -> CheckpointKind | None: ...
+    @property
+    def boundary(self) -> int:
+        """Tokens from the root to its end."""
+    @property
+    def pages(self) -> int:
+        """Freed; of a state those its slot is worth."""
+    @property
+    def score(self) -> float | None:
+        """What the policy held it to be worth, a page; None of one that goes by age."""
+    @property
+    def lease(self) -> int | None:
+        """That needed the room; None: a flush."""
+
 class Match:
     """A read-only answer of the tree; holds nothing."""
 
@@ -98,6 +136,9 @@ class Match:
         anywhere."""
     @property
     def causes(self) -> Causes: ...
+    @property
+    def lost(self) -> LostState | None:
+        """The deepest state of the prompt that was evicted, where its eviction is remembered."""
     @property
     def interior_tokens(self) -> list[int]:
         """Of a lease's match: where states inside a long first-seen prompt would pay."""
@@ -127,6 +168,10 @@ class Lease:
     def tail_copy(self) -> tuple[int, int] | None:
         """(tree page, own page) to copy before the first forward, where cached_tokens is inside a
         page."""
+    @property
+    def source_page(self) -> int | None:
+        """The tree's page that holds the tokens after the last whole page of cached_tokens; None
+        where there are none."""
     @property
     def shared_pages(self) -> int:
         """The first so many of pages belong to the tree (pinned, read-only)."""
@@ -199,6 +244,10 @@ class TreeStats:
     @property
     def lost(self) -> Causes:
         """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
+    @property
+    def policies(self) -> dict[str, float]:
+        """Of auto: what each candidate would have saved of late, prefill of one token is 1; the
+        last thousand requests of the sample count most."""
 
 class EventGap:
     """The watcher was too slow: its stream's events first_lost..resync_from are not told one by
@@ -370,6 +419,10 @@ class HybridTree:
         - 1,
         whether or not a state stands there; nothing is forked: the state arrives in
         working_slots[0]."""
+    def lease_to_send(self, tokens: NDArray[np.int32], *, salt: bytes = b"") -> Lease | None:
+        """Pin what is usable of the prompt, to be read by a sender: pages up to the last whole one,
+        source_page and cow_source_slot. Takes no page and no slot; counts as no request. None:
+        nothing is usable."""
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
         """More own pages, all or nothing."""
     def append(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
@@ -435,5 +488,7 @@ class HybridTree:
     def advance_to(self, now_ms: int) -> None:
         """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
         is never told lets a second pass with every request."""
+    def drain_evictions(self) -> list[Eviction]:
+        """Those since the last call, oldest first; at most 4096 are remembered."""
     def flush(self) -> int:
         """Evict everything unpinned; returns nodes dropped. Ghosts go too."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ._cpp_cache import (
     CheckpointKind,
     EventBatch,
+    Eviction,
     HybridTree,
     Lease,
     Match,
@@ -145,6 +146,11 @@ class HybridPrefixCache:
         self._tree.grant(lease)
         return lease
 
+    def lease_to_send(self, tokens: NDArray[np.int32], *, salt: bytes) -> Lease | None:
+        """Lease to be read by a sender: what is usable of the prompt is pinned, nothing is
+        taken."""
+        return self._tree.lease_to_send(tokens, salt=salt)
+
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
         held = len(lease.pages)
         extended = self._tree.extend(lease, capacity_tokens)
@@ -214,6 +220,15 @@ class HybridPrefixCache:
 
     def flush(self) -> int:
         return self._tree.flush()
+
+    def drain_evictions(self) -> list[Eviction]:
+        """Those decided since the last call, oldest first."""
+        return self._tree.drain_evictions()
+
+    @property
+    def policy(self) -> str:
+        """The policy that is followed now."""
+        return self._tree.policy
 
     def stats(self) -> TreeStats:
         return self._tree.stats()
