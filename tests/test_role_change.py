@@ -14,13 +14,14 @@ from tasuki.client.retry import RetryPolicy
 from tasuki.client.role import change_role
 from tasuki.client.role import main as role_command
 from tasuki.client.session import Client
+from tasuki.client.verdict import TIE_MARGIN
 from tasuki.engine.config import EngineConfig
 from tasuki.front.config import FrontConfig
 from tasuki.front.errors import InvalidRequest, RoleFixed
 from tasuki.front.role_change import RoleChange
 from tasuki.prefill_node.config import PrefillConfig
 
-from tests.daemons import Node, Question, asked, flags, questions, until
+from tests.daemons import NEW_TOKENS, Node, Question, asked, flags, random_prompt, until
 from tests.etcd_process import running_etcd
 
 ONCE = RetryPolicy(attempts=1)
@@ -76,12 +77,12 @@ def change(node: Node, role: str, **settings: str) -> None:
 
 @pytest.mark.timeout(240)
 def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
-    asked_for = questions((150, 300))
     with running_etcd(tmp_path) as etcd:
         shared = [*flags(), "--etcd", etcd.url, "--local-prefill-tokens", "64"]
         one = Node("prefill", *shared, "--name", "one").wait_ready()
         other = Node("decode", *shared, "--name", "other").wait_ready()
         try:
+            asked_for = tuple(answered(other, length) for length in (150, 300))
             callers = Callers((one.address, other.address), asked_for)
             with ThreadPoolExecutor(3) as pool:
                 running = [pool.submit(callers.run, caller) for caller in range(3)]
@@ -105,9 +106,21 @@ def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
             assert [one.stop(), other.stop()] == [0, 0]
 
 
+def answered(node: Node, length: int) -> Question:
+    """A prompt and its answer, which is far from any near tie, so that equality means something."""
+    for seed in range(20):
+        prompt = random_prompt(length, seed)
+        answer = asked(node, prompt, b"", NEW_TOKENS // 2).result()
+        if min(answer.margins) > TIE_MARGIN:
+            return Question(prompt, answer.token_ids)
+    raise AssertionError(f"no prompt of {length} tokens without a near tie")
+
+
 def make_change(**changes: object) -> tuple[RoleChange, list[int]]:
     front = FrontConfig(api_key="secret", **changes)  # type: ignore[arg-type]
-    role = RoleChange("prefill", (EngineConfig(model="m"), front, PrefillConfig(lease_seconds=1.0)))
+    role = RoleChange(
+        "prefill", (EngineConfig(model="m"), front, PrefillConfig(layers_per_window=2))
+    )
     return role, []
 
 
@@ -118,8 +131,8 @@ def test_what_the_new_role_would_refuse_changes_nothing() -> None:
     role.offer("127.0.0.1:7", None, lambda: stops.append(1))
     with pytest.raises(InvalidRequest, match="role must be"):
         role.ask("", {})
-    with pytest.raises(InvalidRequest, match=r"settings\.lease_seconds"):
-        role.ask("decode", {"lease_seconds": "2"})
+    with pytest.raises(InvalidRequest, match=r"settings\.layers_per_window"):
+        role.ask("decode", {"layers_per_window": "2"})
     with pytest.raises(InvalidRequest, match="HOST:PORT"):
         role.ask("decode", {"prefill": "nowhere"})
     with pytest.raises(InvalidRequest, match="arena-mib"):
