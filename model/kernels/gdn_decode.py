@@ -27,6 +27,8 @@ from .gdn_step_inputs import gdn_step_inputs
 _BLOCK = 64
 _STAGES = 3
 _WARPS = 8
+_AHEAD = 2
+"""One part in so many of a state is asked for before the wait."""
 
 
 def gdn_decode(
@@ -69,7 +71,7 @@ def gdn_decode(
         LINE=_line(ssm.element_size(), config.key_dim),
         BLOCK=min(_BLOCK, config.value_dim),
         STAGES=_STAGES,
-        AHEAD=config.value_dim * config.key_dim * ssm.element_size() // 2,
+        AHEAD=config.value_dim * config.key_dim * ssm.element_size() // _AHEAD,
         num_warps=_WARPS,
         **dependent(projected),
     )

@@ -9,6 +9,7 @@ for nothing: the caller knows that the window's writes are done (its layer's eve
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -50,11 +51,31 @@ class GpuWindowDigester:
         """As WindowDigester.digest; blocks until the GPU has answered, on this stream alone."""
         rows = window_rows(self._layout, room, generation, header, pages, slot)
         with torch.cuda.stream(self._stream):
-            total = digest_rows(self._words, self._keys, rows)
-            return int(total.item()) & MASK
+            placed = PlacedRows.on(self._words.device, rows)
+            return int(digest_rows(self._words, self._keys, placed).item()) & MASK
 
 
-def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: WindowRows) -> torch.Tensor:
+@dataclass(frozen=True)
+class PlacedRows:
+    """`WindowRows` on the arena's device, and how many chunks the longest row has."""
+
+    offsets: torch.Tensor
+    lengths: torch.Tensor
+    seeds: torch.Tensor
+    chunks: int
+
+    @staticmethod
+    def on(device: torch.device, rows: WindowRows) -> "PlacedRows":
+        longest = int(rows.lengths.max(initial=0))
+        return PlacedRows(
+            _on(device, rows.offsets),
+            _on(device, rows.lengths),
+            _on(device, rows.seeds),
+            chunks=triton.cdiv(longest, _CHUNK),
+        )
+
+
+def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> torch.Tensor:
     """The digest [1] int64 (its bits) of the rows, on the current stream.
 
     words [n] int64: the arena; keys [at least the longest row] int64.
@@ -63,16 +84,20 @@ def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: WindowRows) -> to
     count = len(rows.offsets)
     if count == 0:
         return total
-    offsets, lengths, seeds = (
-        _on(words.device, column) for column in (rows.offsets, rows.lengths, rows.seeds)
-    )
-    chunks = triton.cdiv(int(rows.lengths.max()), _CHUNK)
+    chunks = rows.chunks
     partial = torch.empty(count, chunks, dtype=torch.int64, device=words.device)
     _sum_kernel[(count, chunks)](
-        words, keys, offsets, lengths, partial, CHUNK=_CHUNK, BLOCK=_BLOCK, num_warps=_WARPS
+        words,
+        keys,
+        rows.offsets,
+        rows.lengths,
+        partial,
+        CHUNK=_CHUNK,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
     )
     _mix_kernel[(count,)](
-        partial, seeds, total, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
+        partial, rows.seeds, total, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
     )
     return total
 
