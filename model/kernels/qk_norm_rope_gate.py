@@ -21,7 +21,7 @@ from ..config import ModelConfig
 from ..ops.rope import rotary_table
 from ..weights import AttentionWeights
 
-_HEADS = 16
+_HEADS = 8
 _WARPS = 2
 
 
@@ -264,7 +264,7 @@ def compile_specs() -> list[KernelSpec]:
                 "HEAD_DIM": 256,
                 "HALF": 32,
                 "PAGE_TOKENS": 64,
-                "Q_BLOCK": 16,
+                "Q_BLOCK": 8,
                 "KV_BLOCK": 4,
                 "DIM": 256,
                 "PART": 32,
