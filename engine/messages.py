@@ -6,7 +6,7 @@ front and by room (a 63-bit id) in a hand-over; the decode engine knows both, th
 only rooms.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
@@ -257,6 +257,11 @@ class RemoteDone:
 
 
 @dataclass(frozen=True)
+class EarlyStepEnded:
+    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
+
+
+@dataclass(frozen=True)
 class HandoverLost:
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
@@ -305,7 +310,8 @@ class CursorOpened:
 
 @dataclass(frozen=True)
 class StatsReply:
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
+    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters."""
 
     query_id: int
@@ -316,6 +322,7 @@ class StatsReply:
     lost: dict[str, int]
     requests: dict[str, int]
     integrity: str = "ok"
+    early: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -419,6 +426,7 @@ Inbox = (
     | GrantWanted
     | RemoteReady
     | RemoteDone
+    | EarlyStepEnded
     | HandoverLost
     | WriterFenced
 )

@@ -75,9 +75,7 @@ def refused(error: m.RequestError) -> pb.SenderMessage:
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
 
 
-def ready(
-    generation: int, token: m.PrefillToken, tail_seconds: float | None
-) -> pb.SenderMessage:
+def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
     hit = token.hit
     return pb.SenderMessage(
         ready=pb.Ready(
