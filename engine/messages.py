@@ -371,6 +371,11 @@ class RemoteDone:
 
 
 @dataclass(frozen=True)
+class EarlyStepEnded:
+    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
+
+
+@dataclass(frozen=True)
 class HandoverLost:
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
@@ -423,7 +428,8 @@ class CursorOpened:
 
 @dataclass(frozen=True)
 class StatsReply:
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
+    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
     without shadows. policy: the one that is followed. slab_pages: of one slab."""
 
@@ -439,6 +445,7 @@ class StatsReply:
     policies: dict[str, float] = field(default_factory=dict)
     slab_pages: int = 1
     steps: StepReport | None = None
+    early: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -600,6 +607,7 @@ Inbox = (
     | GrantWanted
     | RemoteReady
     | RemoteDone
+    | EarlyStepEnded
     | HandoverLost
     | WriterFenced
 )
