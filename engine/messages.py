@@ -82,6 +82,16 @@ class PullReport:
 
 
 @dataclass(frozen=True)
+class RouteReport:
+    """Why a prompt was computed where it was. choice: "here", "there" or "there, with a pull".
+    estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
+    (of what was offered); empty where constants decided (engine/rates.py)."""
+
+    choice: str
+    estimates: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Usage:
     """What the client is told. hit is None only where the request ended before its prompt was
     scheduled.
@@ -99,6 +109,7 @@ class Usage:
     time_to_first_token: float
     seconds: float
     pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -318,6 +329,7 @@ class RemoteReady:
     hit: HitBreakdown
     prefilled_on: str
     pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -442,6 +454,7 @@ class PrefillToken:
     margin: float
     hit: HitBreakdown
     pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)

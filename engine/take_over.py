@@ -6,6 +6,7 @@ is one event; what it returns the engine goes on with. Messages of rooms that ar
 """
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,7 @@ from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 from .hit import breakdown
+from .rate_meter import RateMeter
 from .request import (
     Aborted,
     AwaitingPrefill,
@@ -34,11 +36,13 @@ class TakeOver:
         runner: Runner,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
+        meter: RateMeter,
     ) -> None:
         self._cache = cache
         self._runner = runner
         self._emit = emit
         self._generations = generations
+        self._meter = meter
         self._rooms: dict[m.RoomId, Request] = {}
         self._wanting: dict[m.RoomId, Request] = {}
         self._quarantined: dict[m.RoomId, int] = {}
@@ -57,6 +61,7 @@ class TakeOver:
             offered=match.usable_tokens,
         )
         request.ticket = ticket
+        request.asked_at = time.monotonic()
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = request
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt))
@@ -134,6 +139,10 @@ class TakeOver:
         request.hit = message.hit
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
+        request.route = joined(request.route, message.route)
+        computed = message.hit.prompt_tokens - message.hit.usable_tokens
+        if request.asked_at is not None and computed > 0:
+            self._meter.there.add(computed, time.monotonic() - request.asked_at)
         return request, Sampled(message.token, message.logprob, message.margin)
 
     def done(self, message: m.RemoteDone) -> Request | None:
@@ -144,7 +153,9 @@ class TakeOver:
             return None
         del self._rooms[message.room]
         lease = request.state.lease
-        request.transfer = message.transfer
+        sent = request.transfer = message.transfer
+        if sent.bytes:
+            self._meter.sent.add(sent.bytes, sent.hidden_seconds + sent.exposed_seconds)
         self._cache.settle(lease)
         whole = len(request.prompt) // PAGE_TOKENS * PAGE_TOKENS
         if whole:
@@ -186,3 +197,10 @@ class TakeOver:
         quarantine = self._quarantined.pop(message.room, None)
         if quarantine is not None:
             self._cache.free_quarantined(quarantine)
+
+
+def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
+    """What this node judged, and then the prefill node."""
+    if here is None or there is None:
+        return here
+    return m.RouteReport(there.choice, {**here.estimates, **there.estimates})
