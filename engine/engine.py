@@ -23,6 +23,7 @@ from .eviction_ledger import EvictionLedger
 from .hand_on import HandOn
 from .offers import Offers
 from .pulls import Pulls
+from .rate_meter import RateMeter
 from .request import (
     Aborted,
     Active,
@@ -88,14 +89,15 @@ class Engine:
         self._times = StepTimes()
         self._ledger = EvictionLedger(cache, self._lessees)
         emit = self._outbox.append
-        self._take_over = TakeOver(cache, runner, self._ledger, emit, count(1), early)
-        self._pulls = Pulls(cache, runner, emit, count(1))
+        self._meter = RateMeter()
+        self._take_over = TakeOver(cache, runner, self._ledger, emit, count(1), self._meter, early)
+        self._pulls = Pulls(cache, runner, emit, count(1), self._meter)
         self._offers = Offers(cache, runner, emit)
         self._admission = Admission(
-            cache, config, role, self._take_over, self._pulls, self._ledger, emit
+            cache, config, role, self._take_over, self._pulls, self._ledger, self._meter, emit
         )
         self._scheduler = Scheduler(cache, config, self._admit)
-        self._hand_on = None if sender is None else HandOn(cache, sender, emit)
+        self._hand_on = None if sender is None else HandOn(cache, sender, emit, self._meter)
 
     def prepare(self) -> None:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
@@ -203,6 +205,9 @@ class Engine:
         request.output.append(sampled.token)
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
+            if request.started is not None:
+                at, cached = request.started
+                self._meter.here.add(len(request.prompt) - cached, request.first_token_at - at)
         index = len(request.output) - 1
         self._outbox.append(
             m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index)
@@ -258,6 +263,7 @@ class Engine:
             time_to_first_token=(now if first is None else first) - request.created,
             seconds=now - request.created,
             pulled=request.pulled,
+            route=request.route,
         )
 
     def _admit(self, request: Request) -> bool:

@@ -100,6 +100,16 @@ class PullReport:
 
 
 @dataclass(frozen=True)
+class RouteReport:
+    """Why a prompt was computed where it was. choice: "here", "there" or "there, with a pull".
+    estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
+    (of what was offered); empty where constants decided (engine/rates.py)."""
+
+    choice: str
+    estimates: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Usage:
     """What the client is told. hit is None only where the request ended before its prompt was
     scheduled.
@@ -117,6 +127,7 @@ class Usage:
     time_to_first_token: float
     seconds: float
     pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -360,6 +371,7 @@ class RemoteReady:
     prefilled_on: str
     pulled: PullReport | None = None
     tail_seconds: float | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -527,6 +539,7 @@ class PrefillToken:
     margin: float
     hit: HitBreakdown
     pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)

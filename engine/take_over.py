@@ -6,6 +6,7 @@ is one event; what it returns the engine goes on with. Messages of rooms that ar
 """
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ from . import messages as m
 from .early_start import EarlyStart
 from .eviction_ledger import EvictionLedger
 from .hit import breakdown
+from .rate_meter import RateMeter
 from .request import (
     Aborted,
     AwaitingPrefill,
@@ -37,6 +39,7 @@ class TakeOver:
         ledger: EvictionLedger,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
+        meter: RateMeter,
         early: EarlyStart | None = None,
     ) -> None:
         """early: what may decode before a prompt has landed, if anything."""
@@ -46,6 +49,7 @@ class TakeOver:
         self._emit = emit
         self._generations = generations
         self._early = early
+        self._meter = meter
         self._rooms: dict[m.RoomId, Request] = {}
         self._wanting: dict[m.RoomId, Request] = {}
         self._quarantined: dict[m.RoomId, int] = {}
@@ -66,6 +70,7 @@ class TakeOver:
             offered=match.usable_tokens,
         )
         request.ticket = ticket
+        request.asked_at = time.monotonic()
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = request
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt))
@@ -143,6 +148,10 @@ class TakeOver:
         request.hit = message.hit
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
+        request.route = joined(request.route, message.route)
+        computed = message.hit.prompt_tokens - message.hit.usable_tokens
+        if request.asked_at is not None and computed > 0:
+            self._meter.there.add(computed, time.monotonic() - request.asked_at)
         return request, Sampled(message.token, message.logprob, message.margin)
 
     def done(self, message: m.RemoteDone) -> tuple[Request, Sampled | None] | None:
@@ -180,7 +189,9 @@ class TakeOver:
         del self._rooms[message.room]
         lease = request.state.lease
         sampled = None if self._early is None else self._early.take(message.room)
-        request.transfer = message.transfer
+        sent = request.transfer = message.transfer
+        if sent.bytes:
+            self._meter.sent.add(sent.bytes, sent.hidden_seconds + sent.exposed_seconds)
         self._cache.settle(lease)
         whole = len(request.prompt) // PAGE_TOKENS * PAGE_TOKENS
         if whole:
@@ -237,3 +248,10 @@ class TakeOver:
         quarantine = self._quarantined.pop(room, None)
         if quarantine is not None:
             self._cache.free_quarantined(quarantine)
+
+
+def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
+    """What this node judged, and then the prefill node."""
+    if here is None or there is None:
+        return here
+    return m.RouteReport(there.choice, {**here.estimates, **there.estimates})
