@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tasuki.client.answer import AnswerStream, read_usage
+from tasuki.client.explain import main as explain
 from tasuki.client.prompt import Prompt
+from tasuki.client.top import main as top
 from tasuki.engine.messages import Usage
 from tasuki.proto import inference_pb2 as pb
 
@@ -156,3 +158,28 @@ def test_the_ledger_tells_of_the_kill_and_of_the_aborts(traffic: Traffic) -> Non
     lost = sum(times for kind, times in counts.items() if kind.startswith("lost."))
     assert lost >= 1 and counts["fenced"] >= 1
     assert faults["entries"][0]["at"] >= faults["entries"][-1]["at"]
+
+
+def test_the_terminal_shows_the_page_s_numbers(
+    traffic: Traffic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert top(["--http", traffic.node.http_address, "--screens", "1"]) == 0
+    shown = capsys.readouterr().out
+    totals = page(traffic)["totals"]
+    for name in ("prompt", "usable", "new"):
+        value = totals.get(name, totals.get(f"lost.{name}"))
+        assert any(line.split()[:2] == [name, str(value)] for line in shown.splitlines()), shown
+    assert "aborted 3" in shown and "decode (decode)" in shown
+
+
+def test_a_story_has_its_hand_over_drawn(
+    traffic: Traffic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(["plain-3", "--target", traffic.node.address]) == 0
+    said = capsys.readouterr().out
+    transfer = traffic.streams["plain-3"].result().usage.transfer
+    assert transfer is not None and f"in {transfer.windows} windows" in said
+    rows = [line for line in said.splitlines() if "layers " in line]
+    assert len(rows) == min(12, transfer.windows) and all("|" in row for row in rows)
+    assert "sender   accepted" in said and "verified" in said
+    assert "Receiving" in said and "Decoding" in said
