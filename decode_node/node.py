@@ -80,7 +80,7 @@ class DecodeNode:
                 model=served_model(engine_config.model, front_config, engine, codec),
             ),
             status=self._status,
-            name=config.name,
+            about={"node": config.name, "role": "decode"},
         )
         self.links = HandoverClient(
             self.front.post,

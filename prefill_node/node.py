@@ -77,7 +77,7 @@ class PrefillNode:
             lambda client: (admin_service(client, store=None),),
             handover=self._handover,
             status=self._status,
-            name=config.name,
+            about={"node": config.name, "role": "prefill"},
         )
         self._config = config
         self._registration: Registration | None = None
