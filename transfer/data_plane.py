@@ -8,6 +8,7 @@ import torch
 from ..pycache.layout import CacheLayout
 from .contract import Contract
 from .digest import Digester, WindowDigester
+from .grain import Grain
 from .node_identity import NodeIdentity
 from .transports.base import Transport
 
@@ -36,7 +37,7 @@ class DataPlane:
         Raises TransportError.
         """
         slabs = memory.nbytes // layout.slab_bytes
-        transport.register(memory.data_ptr(), memory.nbytes)
+        transport.register(memory.data_ptr(), memory.nbytes, Grain.of(layout))
         return DataPlane(
             transport,
             _digester(memory, layout),

@@ -247,9 +247,6 @@ class Sender:
         header = window.header
         destination = room.destination
         first = header.first_page - destination.first_page
-        digest = self._digester.digest(
-            room.room, room.generation, header, window.local_pages, window.local_slot
-        )
         pieces = window_pieces(
             self._layout,
             header,
@@ -258,7 +255,7 @@ class Sender:
             window.local_slot,
             destination.slot,
         )
-        # Last, after the digest: between this and the post nothing may take time.
+        # Between this and the post nothing may take time.
         peer = self._leases.writable(room.peer)
         if peer is None:
             self._stop(room, "the receiver's lease ended before a window was posted")
@@ -275,8 +272,11 @@ class Sender:
             self._stop(room, str(error))
             return
         size = int(pieces[:, 2].sum())
-        room.posted.append(
-            Posted(window, transfer, size, digest, begun if finished is None else finished, begun)
+        posted = Posted(window, transfer, size, begun if finished is None else finished, begun)
+        room.posted.append(posted)
+        # Beside the transfer: the bytes stay as they are for as long as the room is open.
+        posted.digest = self._digester.digest(
+            room.room, room.generation, header, window.local_pages, window.local_slot
         )
 
     def _reap(self, room: OutgoingRoom) -> bool:
