@@ -2,9 +2,9 @@
 
 Pieces are cut into chunks; programs take turns of consecutive ones. Short turns keep the whole grid
 on few pages of memory at a time; long ones let a program that has few neighbours look a piece up
-once for many chunks. Before it writes, a program reads the peer's gate: where the permission it was given is no longer the gate's
-value it writes nothing. After it wrote, it releases at system scope; the last one raises the flag,
-so a flag that is down says that some program found the gate shut.
+once for many chunks. Before it writes, a program reads the peer's gate: where the permission it was
+given is no longer the gate's value it writes nothing. After it wrote, it releases at system scope;
+the last one raises the flag, so a flag that is down says that some program found the gate shut.
 
 Bytes are read and written once: the floor is the link. Thread rule: as of any launch.
 """

@@ -4,9 +4,9 @@ Owns one NIXL agent, the registration of the arena, the endpoints and the handle
 transfers. Knows no layers and no rooms. Thread rule: as in base; NIXL's agent is not safe for two
 threads by itself, so every call holds one lock.
 What pieces are made of is prepared once, so that a window is posted as two arrays of indices.
-Invariants: handles, endpoints, lists, registration and agent are released in that order and explicitly,
-because an agent that is alive at interpreter exit crashes the process. Metadata of a peer is used
-for one connection.
+Invariants: handles, endpoints, lists, registration and agent are released in that order and
+explicitly, because an agent that is alive at interpreter exit crashes the process. Metadata of a
+peer is used for one connection.
 """
 
 import importlib
