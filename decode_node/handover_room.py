@@ -28,6 +28,7 @@ from ..transfer.protocol import (
     receiver_machine,
 )
 from ..transfer.receiver import Receiver
+from ..transfer.timeline import Phase, PhaseClock
 from ..transfer.wire import drain_from_wire, windows_from_wire
 from . import handover_wire as wire
 from .handover_settings import HandoverSettings
@@ -90,6 +91,7 @@ class IncomingHandover:
         self._settings = settings
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self._machine = receiver_machine()
+        self._phases = PhaseClock()
         self._report: pb.Report | None = None
         self._fence = WriterFence(
             self.room, self.generation, link, connection, retry_seconds, settings, sever
@@ -203,6 +205,7 @@ class IncomingHandover:
                 self._machine.apply(ReceiverEvent.QUEUED)
             case "accepted":
                 self._machine.apply(ReceiverEvent.ACCEPTED)
+                self._phases.mark(Phase.ACCEPTED)
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
@@ -237,6 +240,7 @@ class IncomingHandover:
             self._fence.acknowledge(Drain.DRAINED)
             self._lose(str(error))
             return
+        self._phases.mark(Phase.GRANTED)
         await self._write(call, wire.grant(grant))
 
     def _ready(self, ready: pb.Ready) -> None:
@@ -244,6 +248,7 @@ class IncomingHandover:
         if ready.generation != self.generation:
             self._lose(f"ready of generation {ready.generation}, not {self.generation}")
             return
+        self._phases.mark(Phase.READY)
         self._post(wire.ready_from_wire(self.room, ready, self.connection.node.name))
 
     def _done(self, done: pb.Done) -> None:
@@ -251,6 +256,7 @@ class IncomingHandover:
         if done.generation != self.generation:
             self._lose(f"done of generation {done.generation}, not {self.generation}")
             return
+        self._phases.mark(Phase.DONE)
         # It is said after every window was flushed, which is what a drain would say.
         self._fence.acknowledge(Drain.DRAINED)
         self._report = done.report
@@ -275,8 +281,10 @@ class IncomingHandover:
             self._lose(str(failure))
             return
         self._machine.apply(ReceiverEvent.VERIFIED)
+        self._phases.mark(Phase.VERIFIED)
         assert self._report is not None
-        self._post(m.RemoteDone(self.room, wire.report_from_wire(self._report)))
+        received = self._receiver.track(self.room, self._phases)
+        self._post(m.RemoteDone(self.room, wire.report_from_wire(self._report, received)))
 
     def _lose(self, reason: str) -> None:
         self._machine.apply(ReceiverEvent.LOSE)

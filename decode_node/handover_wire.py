@@ -2,6 +2,8 @@
 
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
+from ..transfer.timeline import HandoverTimeline, ReceiverTrack
+from ..transfer.timeline_wire import sender_track_from_wire
 
 
 def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
@@ -63,14 +65,16 @@ def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.Rem
             ),
         ),
         prefilled_on=prefilled_on,
+        tail_seconds=ready.tail_seconds if ready.HasField("tail_seconds") else None,
     )
 
 
-def report_from_wire(report: pb.Report) -> m.TransferReport:
+def report_from_wire(report: pb.Report, received: ReceiverTrack) -> m.TransferReport:
     return m.TransferReport(
         bytes=report.bytes,
         windows=report.windows,
         pages=report.pages,
         hidden_seconds=report.hidden_seconds,
         exposed_seconds=report.exposed_seconds,
+        timeline=HandoverTimeline(sender_track_from_wire(report.track), received),
     )

@@ -9,9 +9,9 @@ from functools import partial
 
 import grpc
 
-from ..engine.build import EngineParts, build_engine
+from ..engine.build import EngineParts, build_early_start, build_engine
 from ..engine.config import EngineConfig
-from ..engine.messages import Outbox
+from ..engine.messages import EarlyStepEnded, Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.handover_status import HandoverStatus
@@ -53,7 +53,10 @@ class DecodeNode:
         on_fresh: FreshIds = leave_as_is,
     ) -> None:
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
-        engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
+        self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
+        engine = build_engine(
+            engine_config, Role.DECODE, parts, on_fresh=on_fresh, early=self._early
+        )
         self.front = Node(
             engine,
             front_config,
@@ -77,6 +80,9 @@ class DecodeNode:
             prefill_credentials(front_config, config),
         )
 
+    def _step_ended(self) -> None:
+        self.front.post(EarlyStepEnded())
+
     def _handover(self, message: Outbox) -> None:
         self.links.deliver(message)
 
@@ -88,6 +94,7 @@ class DecodeNode:
     async def startup(self) -> str:
         """Returns HOST:PORT."""
         self._receiver.start()
+        await asyncio.to_thread(self._early.prepare)
         await self.links.start()
         return await self.front.startup()
 
@@ -96,4 +103,5 @@ class DecodeNode:
         await self.front.refuse_and_drain()
         await self.links.stop()
         await self.front.stop()
+        await asyncio.to_thread(self._early.close)
         await asyncio.to_thread(self._receiver.stop)

@@ -18,6 +18,7 @@ from ..transfer.sender import Sender
 from . import messages as m
 from .admission import Admission
 from .config import EngineConfig
+from .early_start import EarlyStart
 from .hand_on import HandOn
 from .request import (
     Aborted,
@@ -59,10 +60,12 @@ class Engine:
         eos_ids: Sequence[int],
         tool_call_ids: frozenset[int] = frozenset(),
         sender: Sender | None = None,
+        early: EarlyStart | None = None,
     ) -> None:
         self._role = role
         self._cache = cache
         self._runner = runner
+        self._early = early
         self._max_position = max_position
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
@@ -73,7 +76,7 @@ class Engine:
         self._drains: list[int] = []
         self._flight: Flight | None = None
         emit = self._outbox.append
-        self._take_over = TakeOver(cache, runner, emit, count(1))
+        self._take_over = TakeOver(cache, runner, emit, count(1), early)
         self._admission = Admission(cache, config, role, self._take_over, emit)
         self._scheduler = Scheduler(cache, config, self._admit)
         self._hand_on = None if sender is None else HandOn(cache, sender, emit)
@@ -154,14 +157,27 @@ class Engine:
         if isinstance(request.state, Decoding):
             self._finish_if_over(request)
 
+    def _decode(self, request: Request, second: Sampled | None) -> None:
+        """Go on with a request that a hand-over brought; `second`: drawn by its early step."""
+        self._scheduler.start(request)
+        if second is None:
+            self._finish_if_over(request)
+        else:
+            self._on_token(request, second)
+
+    def _finish_reason(self, request: Request) -> m.FinishReason | None:
+        """Why the last token of the output is the answer's last; None where it is not."""
+        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
+            return m.FinishReason.STOP
+        if len(request.output) >= request.sampling.max_new_tokens:
+            return m.FinishReason.LENGTH
+        return None
+
     def _finish_if_over(self, request: Request) -> None:
         state = request.state
         assert isinstance(state, Decoding)
-        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
-            reason = m.FinishReason.STOP
-        elif len(request.output) >= request.sampling.max_new_tokens:
-            reason = m.FinishReason.LENGTH
-        else:
+        reason = self._finish_reason(request)
+        if reason is None:
             return
         hint = turn_hint(request.output, reason, self._tool_call_ids)
         keep_state(self._cache, request, state, hint)
@@ -241,11 +257,15 @@ class Engine:
                 ready = self._take_over.ready(message)
                 if ready is not None:
                     self._on_token(*ready)
+                    if self._finish_reason(ready[0]) is None:
+                        self._take_over.start_early(ready[0], message)
             case m.RemoteDone():
-                request = self._take_over.done(message)
-                if request is not None:
-                    self._scheduler.start(request)
-                    self._finish_if_over(request)
+                done = self._take_over.done(message)
+                if done is not None:
+                    self._decode(*done)
+            case m.EarlyStepEnded():
+                for joined in self._take_over.join():
+                    self._decode(*joined)
             case m.HandoverLost():
                 request = self._take_over.lost(message)
                 if request is not None:
@@ -344,7 +364,8 @@ class Engine:
         requests = list(self._requests.values())
         if self._hand_on is not None:
             requests += self._hand_on.requests
-        return stats_reply(query_id, self._cache.stats(), requests, integrity)
+        early = {} if self._early is None else self._early.counters
+        return stats_reply(query_id, self._cache.stats(), requests, integrity, early)
 
     def _answer_drains(self) -> None:
         busy = self._requests or (self._hand_on is not None and self._hand_on.requests)

@@ -6,7 +6,7 @@ front and by room (a 63-bit id) in a hand-over; the decode engine knows both, th
 only rooms.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import EventBatch
+from ..transfer.timeline import HandoverTimeline
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
@@ -59,7 +60,7 @@ class TransferReport:
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
     hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
-    its end.
+    its end. timeline: both sides' tracks; None where only the sums were told.
     """
 
     bytes: int
@@ -67,6 +68,7 @@ class TransferReport:
     pages: int
     hidden_seconds: float
     exposed_seconds: float
+    timeline: HandoverTimeline | None = None
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,9 @@ class GrantWanted:
 
 @dataclass(frozen=True)
 class RemoteReady:
-    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop."""
+    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
+    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
+    tell."""
 
     room: RoomId
     token: int
@@ -241,6 +245,7 @@ class RemoteReady:
     margin: float
     hit: HitBreakdown
     prefilled_on: str
+    tail_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -249,6 +254,11 @@ class RemoteDone:
 
     room: RoomId
     transfer: TransferReport
+
+
+@dataclass(frozen=True)
+class EarlyStepEnded:
+    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +310,8 @@ class CursorOpened:
 
 @dataclass(frozen=True)
 class StatsReply:
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
+    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters."""
 
     query_id: int
@@ -311,6 +322,7 @@ class StatsReply:
     lost: dict[str, int]
     requests: dict[str, int]
     integrity: str = "ok"
+    early: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -414,6 +426,7 @@ Inbox = (
     | GrantWanted
     | RemoteReady
     | RemoteDone
+    | EarlyStepEnded
     | HandoverLost
     | WriterFenced
 )

@@ -21,7 +21,11 @@ def _pool(counts: PoolCounts) -> dict[str, int]:
 
 
 def stats_reply(
-    query_id: int, stats: TreeStats, requests: Iterable[Request], integrity: str
+    query_id: int,
+    stats: TreeStats,
+    requests: Iterable[Request],
+    integrity: str,
+    early: dict[str, int],
 ) -> StatsReply:
     return StatsReply(
         query_id=query_id,
@@ -48,4 +52,5 @@ def stats_reply(
         lost=stats.lost.as_dict(),
         requests=dict(Counter(type(request.state).__name__ for request in requests)),
         integrity=integrity,
+        early=early,
     )

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from ..engine.messages import Rejected
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
+from ..transfer.timeline_wire import timeline_to_wire
 from .answer_stream import finished_message
 from .engine_client import EngineClient
 from .errors import CallContext, UnknownRequest, refusals
@@ -62,6 +63,9 @@ class AdminService(pb_grpc.CacheAdminServicer):
             response.rejected = ended.end.error.message
         else:
             response.finished.CopyFrom(finished_message(ended.end))
+            transfer = ended.end.usage.transfer
+            if transfer is not None and transfer.timeline is not None:
+                response.handover.CopyFrom(timeline_to_wire(transfer.timeline))
         return response
 
     async def Flush(self, request: pb.FlushRequest, context: CallContext) -> pb.FlushResponse:

@@ -25,6 +25,7 @@ from ..transfer.protocol import (
 )
 from ..transfer.report import SendReport
 from ..transfer.sender import Sender
+from ..transfer.timeline import Phase, PhaseClock, sender_track
 from . import handover_wire as wire
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class OutgoingHandover:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self._machine = sender_machine()
+        self._phases = PhaseClock()
         self._position = 0
         self._report: SendReport | None = None
         self._failure: str | None = None
@@ -140,6 +142,7 @@ class OutgoingHandover:
                     self._say(wire.queued(position))
             case m.PrefillAccepted():
                 if self._machine.apply(SenderEvent.ACCEPT) is SenderState.ACCEPTED:
+                    self._phases.mark(Phase.ACCEPTED)
                     self._say(wire.accepted())
             case m.PrefillRefused(error=error):
                 self._refuse(error)
@@ -150,7 +153,7 @@ class OutgoingHandover:
             case RoomSent(report=report):
                 self._report = report
                 if self._machine.apply(SenderEvent.FLUSHED) is SenderState.DONE:
-                    self._say(wire.done(self.generation, report))
+                    self._say_done(report)
             case RoomBroke(reason=reason, drain=drain):
                 self.endpoint_failed = event.endpoint_failed
                 self._failure = self._failure or reason
@@ -188,16 +191,22 @@ class OutgoingHandover:
         except TransferError as error:
             self._stop(str(error))
             return
+        self._phases.mark(Phase.GRANTED)
         self._post(m.PrefillStart(grant))
 
     def _produced(self, token: m.PrefillToken) -> None:
         state = self._machine.apply(SenderEvent.TOKEN)
         if state is SenderState.DRAINING:
             return
-        self._say(wire.ready(self.generation, token))
+        self._phases.mark(Phase.READY)
+        self._say(wire.ready(self.generation, token, self._sender.tail_seconds(self.room)))
         if state is SenderState.DONE:
             assert self._report is not None
-            self._say(wire.done(self.generation, self._report))
+            self._say_done(self._report)
+
+    def _say_done(self, report: SendReport) -> None:
+        self._phases.mark(Phase.DONE)
+        self._say(wire.done(self.generation, report, sender_track(report, self._phases)))
 
     def _stop(self, failure: str | None) -> None:
         """Begin to drain; `failure` is this side's reason, None where the receiver wanted it."""

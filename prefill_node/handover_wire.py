@@ -7,6 +7,8 @@ from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
+from ..transfer.timeline import SenderTrack
+from ..transfer.timeline_wire import sender_track_to_wire
 from ..transfer.wire import drain_to_wire, windows_to_wire
 
 _ERROR_KINDS = {
@@ -73,7 +75,7 @@ def refused(error: m.RequestError) -> pb.SenderMessage:
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
 
 
-def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
+def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
     hit = token.hit
     return pb.SenderMessage(
         ready=pb.Ready(
@@ -81,6 +83,7 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
             token=token.token,
             logprob=token.logprob,
             margin=token.margin,
+            tail_seconds=tail_seconds,
             hit=pb.Hit(
                 prompt_tokens=hit.prompt_tokens,
                 kv_tokens=hit.kv_tokens,
@@ -92,7 +95,7 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
     )
 
 
-def done(generation: int, report: SendReport) -> pb.SenderMessage:
+def done(generation: int, report: SendReport, track: SenderTrack) -> pb.SenderMessage:
     return pb.SenderMessage(
         done=pb.Done(
             generation=generation,
@@ -103,6 +106,7 @@ def done(generation: int, report: SendReport) -> pb.SenderMessage:
                 pages=report.pages,
                 hidden_seconds=report.hidden_seconds,
                 exposed_seconds=report.exposed_seconds,
+                track=sender_track_to_wire(track),
             ),
         )
     )

@@ -1,3 +1,4 @@
+from tasuki.proto import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -228,18 +229,20 @@ class Refused(_message.Message):
     def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("generation", "token", "logprob", "margin", "hit")
+    __slots__ = ("generation", "token", "logprob", "margin", "hit", "tail_seconds")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
+    TAIL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     token: int
     logprob: float
     margin: float
     hit: Hit
-    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ...) -> None: ...
+    tail_seconds: float
+    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., tail_seconds: _Optional[float] = ...) -> None: ...
 
 class Hit(_message.Message):
     __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source")
@@ -291,18 +294,20 @@ class Window(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., first_page: _Optional[int] = ..., pages: _Optional[int] = ..., carries_state: bool = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds")
+    __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds", "track")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRACK_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     windows: int
     pages: int
     hidden_seconds: float
     exposed_seconds: float
-    def __init__(self, bytes: _Optional[int] = ..., windows: _Optional[int] = ..., pages: _Optional[int] = ..., hidden_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
+    track: _timeline_pb2.SenderTrack
+    def __init__(self, bytes: _Optional[int] = ..., windows: _Optional[int] = ..., pages: _Optional[int] = ..., hidden_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., track: _Optional[_Union[_timeline_pb2.SenderTrack, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("reason", "drain")

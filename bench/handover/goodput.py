@@ -188,7 +188,7 @@ def _alternate(
     transport: NixlTransport, memory: np.ndarray, peer: ReceivingPeer, measured: Measured
 ) -> None:
     steps = StepCounter()
-    settings = SenderSettings(lease_seconds=_SECONDS, stall_seconds=60.0)
+    settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
     digester = WindowDigester(memory, _LAYOUT)
     sender = Sender(_LAYOUT, transport, digester, steps, _SLABS, settings)
     sender.start()

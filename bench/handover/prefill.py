@@ -73,7 +73,7 @@ class PrefillRig:
             plane.digester,
             parts.steps,
             parts.arena.slabs,
-            SenderSettings(lease_seconds=_LEASE_SECONDS),
+            SenderSettings(layers_per_window=None, lease_seconds=_LEASE_SECONDS),
         )
         self._engine = build_engine(config, Role.PREFILL, parts, self._sender)
         self._engine.prepare()
