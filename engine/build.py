@@ -50,6 +50,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     if not config.model:
         raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
     device = torch_device(config)
+    use_device(device)
     model_config = ModelConfig.load(config.model)
     arena = build_arena(config, model_config, device)
     weights = load_weights(config.model, model_config, getattr(torch, config.dtype), device)
@@ -65,6 +66,12 @@ def torch_device(config: EngineConfig) -> torch.device:
             "install a CUDA build of torch, or give --device cpu"
         )
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Let streams, graphs and kernels that this thread makes from now on be this GPU's."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def build_arena(config: EngineConfig, model: ModelConfig, device: torch.device) -> Arena:

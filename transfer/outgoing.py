@@ -53,13 +53,16 @@ OnEnd = Callable[[RoomEnd], None]
 
 @dataclass
 class Posted:
+    """digest: of the window's bytes, computed beside the transfer; None until then, and for good
+    where that failed, which stops the room."""
+
     window: Window
     transfer: Transfer
     bytes: int
-    digest: int
     layers_finished: tuple[float, ...]
     begun: float
     at: float
+    digest: int | None = None
 
 
 @dataclass
@@ -151,7 +154,8 @@ class OutgoingRoom:
         header = posted.window.header
         self._last_flush = now
         self._bytes += posted.bytes
-        self._digests.append(WindowDigest(header, posted.digest))
+        if posted.digest is not None:
+            self._digests.append(WindowDigest(header, posted.digest))
         self._timeline.append(
             WindowTiming(
                 header.sequence,

@@ -323,9 +323,6 @@ class Sender:
         ]
         destination = room.destination
         first = header.first_page - destination.first_page
-        digest = self._digester.digest(
-            room.room, room.generation, header, window.local_pages, window.local_slot
-        )
         pieces = window_pieces(
             self._layout,
             header,
@@ -335,7 +332,7 @@ class Sender:
             destination.slot,
         )
         reach(Place.SENDER_BEFORE_POST, header.sequence)
-        # Last, after the digest: between this and the post nothing may take time.
+        # Between this and the post nothing may take time.
         peer = self._leases.writable(room.peer)
         if peer is None:
             self._stop(room, "the receiver's lease ended before a window was posted")
@@ -356,8 +353,13 @@ class Sender:
         room.link.posted(size)
         # What the counter no longer remembers was finished before; the bound is what is known.
         layers = tuple(begun if at is None else at for at in finished)
+        posted = Posted(window, transfer, size, layers, begun, given)
         with self._lock:
-            room.posted.append(Posted(window, transfer, size, digest, layers, begun, given))
+            room.posted.append(posted)
+        # Beside the transfer: the bytes stay as they are for as long as the room is open.
+        posted.digest = self._digester.digest(
+            room.room, room.generation, header, window.local_pages, window.local_slot
+        )
         reach(Place.SENDER_AFTER_POST, header.sequence)
 
     def _reap(self, room: OutgoingRoom) -> bool:

@@ -16,6 +16,7 @@ from enum import Enum
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
+from ..grain import Grain
 from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 
 
@@ -109,7 +110,7 @@ class LoopbackTransport(Transport):
     def retry_seconds(self) -> float:
         return 0.0
 
-    def register(self, address: int, size: int) -> Region:
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         with self._fabric.lock:
             if self._name in self._fabric.nodes:
                 raise TransportError(f"loopback node {self._name} is registered already")
