@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs lint-proto kernels clean
+.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs lint-proto screenshots kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -69,6 +69,10 @@ stubs: .venv-stubs/installed
 lint-proto:
 	mkdir -p build/protos/tasuki/proto && cp proto/*.proto build/protos/tasuki/proto && cp buf.yaml build/protos
 	npx --yes @bufbuild/buf@1.75.0 lint build/protos
+
+# The pictures that the documents show, from a real browser.
+screenshots: $(VENV)/dev-installed
+	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_page.py
 
 # Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
 kernels: $(VENV)/dev-installed

@@ -89,7 +89,7 @@ class PrefillNode:
             ),
             handover=self._handover,
             status=self._status,
-            name=config.name,
+            about={"node": config.name, "role": "prefill"},
         )
         self._config = config
         self._registration: Registration | None = None
