@@ -195,3 +195,36 @@ def test_every_stream_sends_its_headers_at_once() -> None:
                 list(stub.Generate(pb.GenerateRequest(request_id="x")))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert not node.stats().requests
+
+
+def test_a_gateway_needs_the_key_like_everybody() -> None:
+    with (
+        running(Node("serve", *flags(), "--gateway", "--api-key", "secret")) as node,
+        grpc.insecure_channel(node.address) as channel,
+    ):
+        stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.FlushCache(common_pb2.FlushCacheRequest())
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        key = (("authorization", "Bearer secret"),)
+        assert stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=key).vocab_size > 0
+
+
+def test_a_prefill_node_that_the_decode_node_does_not_know_costs_time_only() -> None:
+    """The gateway's choice is not among the decode node's: the prompt is computed here."""
+    told = pb.KvBootstrapInfo(bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=9)
+    request = pb.GenerateRequest(
+        request_id="r",
+        tokenized=pb.TokenizedInput(input_ids=range(5, 205)),
+        sampling_params=pb.SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True),
+        kv_bootstrap_info=told,
+    )
+    with (
+        running(Node("decode", *flags(), "--gateway")) as node,
+        grpc.insecure_channel(node.address) as channel,
+    ):
+        stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+        (answer,) = stub.Generate(request, timeout=30)
+        assert answer.complete.finish_reason == "length"
+        assert len(answer.complete.output_ids) == 4
+        node.assert_at_rest()
