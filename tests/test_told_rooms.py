@@ -2,14 +2,24 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.front.errors import InvalidRequest
 from tasuki.model.sampling import SamplingParams
-from tasuki.prefill_node.handover_room import GatewayCame, GatewayMissing, Stopped
+from tasuki.prefill_node.handover_room import (
+    AbortAsked,
+    GatewayCame,
+    GatewayMissing,
+    OutgoingHandover,
+    RoomEvent,
+    Stopped,
+)
 from tasuki.prefill_node.told_rooms import ToldRooms
+from tasuki.transfer.outgoing import Drain
+from tasuki.transfer.sender import Sender
 
 ROOM = m.RoomId(77)
 HIT = m.HitBreakdown(3, 0, 0, {"new": 3}, None)
@@ -145,3 +155,38 @@ def test_a_gateway_that_leaves_gives_its_room_back() -> None:
         assert reason(await again) is m.FinishReason.ABORT
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (GatewayMissing(), "failed"),
+        (AbortAsked(), "aborted"),
+        (Stopped("the node shuts down"), "failed"),
+    ],
+)
+def test_a_parked_room_ends_without_having_asked_the_engine(event: RoomEvent, said: str) -> None:
+    async def body() -> None:
+        posted: list[m.Inbox] = []
+        ticket = m.Ticket(ROOM, 1, 0, SamplingParams(), b"")
+        room = OutgoingHandover(
+            m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
+            "connection",
+            posted.append,
+            Mock(spec=Sender),
+            0.01,
+            Mock(),
+            awaits_gateway=True,
+        )
+        running = asyncio.create_task(room.run())
+        # Nothing is computed, however long it takes.
+        await asyncio.sleep(0.05)
+        assert not posted
+        room.put(event)
+        await running
+        message = room.outgoing.get_nowait()
+        assert message is not None and message.WhichOneof("message") == said
+        assert room.outgoing.get_nowait() is None
+        assert posted == [m.PrefillEnd(ROOM)] and room.ended.result() is Drain.DRAINED
+
+    asyncio.run(body())
