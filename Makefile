@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
+.PHONY: demo test load soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -38,6 +38,10 @@ soak: $(VENV)/dev-installed
 # Random lives of the cache's tree against its oracle, with every invariant checked at every step.
 soak-cache: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak_cache --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# Many conversations at once on a pair: no turn may be lost and memory stays flat.
+load: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.load $(LOAD_ARGS)
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
