@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test load soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
+.PHONY: demo test load clients clients-ci soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -42,6 +42,14 @@ soak-cache: $(VENV)/dev-installed
 # Many conversations at once on a pair: no turn may be lost and memory stays flat.
 load: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.load $(LOAD_ARGS)
+
+# Clients that others wrote, each in an environment of its own under build/clients.
+clients: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients $(CLIENTS_ARGS)
+
+# The one that the tests run.
+clients-ci: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.install trie
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .

@@ -41,7 +41,9 @@ from ..engine.messages import (
     WatchOpened,
 )
 from ..pycache._cpp_cache import EventBatch
+from .api_keys import ANYBODY, Caller
 from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
+from .rate_limits import RateLimits, no_limits
 from .request_log import RequestLog
 
 Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | Drained
@@ -60,18 +62,20 @@ class EngineClient:
         handover: Callable[[Outbox], None] | None = None,
         queue_limit: int = 4096,
         observe: Callable[[TokenOut | Finished | Rejected], None] = _unobserved,
+        limits: RateLimits | None = None,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
         queue_limit: tokens that may wait for one reader. observe: sees what requests are told, on
-        the event loop.
+        the event loop. limits: what callers may ask for; None: as much as they like.
         """
         self._post = post
         self._loop = loop
         self._handover = handover
         self._queue_limit = queue_limit
         self._observe = observe
+        self._limits = limits or no_limits()
         self.ended = RequestLog(time.monotonic)
         self._streams: dict[RequestId, _Stream] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
@@ -103,8 +107,11 @@ class EngineClient:
         """Why the engine has died; None while it lives."""
         return None if self._lost is None else self._lost.message
 
-    async def generate(self, submit: Submit) -> AsyncGenerator[TokenOut | Finished, None]:
-        """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader.
+    async def generate(
+        self, submit: Submit, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[TokenOut | Finished, None]:
+        """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader,
+        RateLimited.
 
         Close it (contextlib.aclosing) to abort the request.
         """
@@ -113,6 +120,7 @@ class EngineClient:
             raise DuplicateRequest(
                 f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
             )
+        self._limits.admit(caller, len(submit.prompt))
         stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
         self._post(submit)
         try:
@@ -120,6 +128,8 @@ class EngineClient:
                 item = await stream.get()
                 if isinstance(item, FrontError):
                     raise item
+                if isinstance(item, TokenOut):
+                    self._limits.answered(caller)
                 yield item
                 if isinstance(item, Finished):
                     return

@@ -11,6 +11,7 @@ from aiohttp import web
 from ..engine.messages import RequestId, Submit, Tokens
 from .engine_client import EngineClient
 from .errors import InvalidField
+from .http_access import http_caller
 from .http_errors import HttpRefusal
 from .openai_reply import ReplyShape, send_stream, send_whole
 from .openai_sampling import AnswerOptions
@@ -86,7 +87,7 @@ async def answer(
         marks=prompt.marks,
     )
     items = text_answer(
-        engine.generate(submit),
+        engine.generate(submit, http_caller(request)),
         model.codec.detokenizer(),
         StopStrings(options.stops),
         partial(engine.abort, prompt.request_id),

@@ -51,7 +51,9 @@ class Node:
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
-        self.engine = EngineClient(self.post, self._loop, handover, observe=exposition.observe)
+        self.engine = EngineClient(
+            self.post, self._loop, handover, observe=exposition.observe, limits=config.limits
+        )
         self._thread = EngineThread(engine, self.engine.deliver, self._engine_lost)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)

@@ -31,15 +31,16 @@ class MemoryTrail:
         self._samples.append(resident)
 
     @property
-    def growth(self) -> float:
-        """Bytes from the third fifth of the trail to its last: what comes before is warm-up, in
-        which the arena's pages are touched for the first time and the logs of ended requests
-        fill. 0.0 before there are enough samples."""
+    def growth(self) -> int:
+        """Bytes from the third fifth of the trail to its last, each by its lowest sample: what a
+        forward holds while it runs comes and goes, what leaks stays. What comes before is warm-up,
+        in which the arena's pages are touched for the first time and the logs of ended requests
+        fill. 0 before there are enough samples."""
         fifth = len(self._samples) // 5
         if not fifth:
-            return 0.0
+            return 0
         middle, last = self._samples[2 * fifth : 3 * fifth], self._samples[-fifth:]
-        return sum(last) / len(last) - sum(middle) / len(middle)
+        return min(last) - min(middle)
 
     @property
     def last(self) -> int:
