@@ -17,6 +17,7 @@ from functools import partial
 import grpc
 
 from ..engine import messages as m
+from ..front.tracing import NoTracing, Phases, Tracing
 from ..transfer.contract import Contract
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.receiver import Receiver
@@ -41,7 +42,9 @@ class HandoverClient:
         loop: asyncio.AbstractEventLoop,
         settings: HandoverSettings | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing or NoTracing()
         self._post = post
         self._receiver = receiver
         self._transport = transport
@@ -139,6 +142,11 @@ class HandoverClient:
             self._transport.retry_seconds,
             self._settings,
             self._sever,
+            Phases(
+                self._tracing,
+                self._tracing.header(wanted.request_id),
+                {"tasuki.request_id": wanted.request_id, "tasuki.prefill_node": link.target},
+            ),
         )
         self._rooms[room.room] = room
         task = self._loop.create_task(self._run(room), name=f"room-{room.room}")

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import grpc
 
 from ..engine import messages as m
+from ..front.tracing import Phases
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
 from ..transfer.errors import TransferError
@@ -79,7 +80,9 @@ class IncomingHandover:
         retry_seconds: float,
         settings: HandoverSettings,
         sever: Callable[[], Awaitable[None]],
+        phases: Phases,
     ) -> None:
+        self._phases = phases
         self.room = wanted.ticket.room
         self.request_id = wanted.request_id
         self.generation = wanted.ticket.generation
@@ -106,11 +109,18 @@ class IncomingHandover:
 
     async def run(self) -> None:
         """From Reserve to the end, the fence included."""
-        call = self.connection.stub.Transfer()
+        with self._phases:
+            await self._run()
+
+    async def _run(self) -> None:
+        call = self.connection.stub.Transfer(
+            metadata=wire.trail(self.request_id, self._phases.traceparent)
+        )
         reader = asyncio.create_task(self._read(call))
         watcher = asyncio.create_task(self._watch_connection())
         try:
             self._machine.apply(ReceiverEvent.RESERVE)
+            self._phases.begin("handshake")
             await self._write(call, wire.reserve(self.connection.id, self._wanted))
             while self._machine.state in _LIVE:
                 await self._take(call, await self._next())
@@ -238,6 +248,8 @@ class IncomingHandover:
             self._lose(str(error))
             return
         await self._write(call, wire.grant(grant))
+        self._phases.end("handshake")
+        self._phases.begin("windows")
 
     def _ready(self, ready: pb.Ready) -> None:
         self._machine.apply(ReceiverEvent.READY)
@@ -276,11 +288,12 @@ class IncomingHandover:
             return
         self._machine.apply(ReceiverEvent.VERIFIED)
         assert self._report is not None
+        self._phases.end("windows", **{"tasuki.bytes": self._report.bytes})
         self._post(m.RemoteDone(self.room, wire.report_from_wire(self._report)))
 
     def _lose(self, reason: str) -> None:
         self._machine.apply(ReceiverEvent.LOSE)
-        log.warning("room %d is lost: %s", self.room, reason)
+        log.warning("room %d is lost: %s", self.room, reason, extra={"request_id": self.request_id})
         self._post(m.HandoverLost(self.room, reason))
 
     async def _ask_to_drain(self, call: Stream) -> None:

@@ -1,7 +1,15 @@
 """Engine messages of a hand-over to and from protobuf, as the decode node needs them."""
 
 from ..engine import messages as m
+from ..front.answer_stream import REQUEST_ID_KEY
+from ..front.origin import TRACE_HEADER
 from ..proto import handover_pb2 as pb
+
+
+def trail(request: m.RequestId, traceparent: str) -> tuple[tuple[str, str], ...]:
+    """A room's metadata: what the prefill node's log and spans are to be found by."""
+    named = (REQUEST_ID_KEY, str(request))
+    return (named, (TRACE_HEADER, traceparent)) if traceparent else (named,)
 
 
 def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:

@@ -20,6 +20,7 @@ from ..front.openai_routes import openai_routes, served_model
 from ..front.services import front_services
 from ..front.text_codec import TextCodec
 from ..front.tls import ClientTls
+from ..front.trace_export import open_tracing
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
 from ..transfer.receiver import Receiver
@@ -64,6 +65,7 @@ class DecodeNode:
                 model=served_model(engine_config.model, front_config, engine, codec),
             ),
             status=self._status,
+            tracing=open_tracing(front_config.otlp_endpoint, config.name, "decode"),
         )
         self.links = HandoverClient(
             self.front.post,
@@ -75,6 +77,7 @@ class DecodeNode:
             asyncio.get_running_loop(),
             settings,
             prefill_credentials(front_config, config),
+            self.front.tracing,
         )
 
     def _handover(self, message: Outbox) -> None:

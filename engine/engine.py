@@ -186,6 +186,7 @@ class Engine:
             local_fallback=request.handover_lost,
             time_to_first_token=(now if first is None else first) - request.created,
             seconds=now - request.created,
+            queue_seconds=(request.scheduled_at or now) - request.created,
         )
 
     def _admit(self, request: Request) -> bool:

@@ -75,7 +75,7 @@ class Usage:
     scheduled.
 
     prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
-    prompt computed here instead.
+    prompt computed here instead. queue_seconds: until the prompt was first given to anybody.
     """
 
     prompt_tokens: int
@@ -86,6 +86,7 @@ class Usage:
     local_fallback: bool
     time_to_first_token: float
     seconds: float
+    queue_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

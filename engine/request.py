@@ -167,6 +167,9 @@ MOVES: dict[type, tuple[type, ...]] = {
     Aborted: (),
 }
 
+_SCHEDULED = (AwaitingPrefill, AwaitingGrant, Prefilling)
+"""States that end the first wait."""
+
 
 @dataclass
 class Request:
@@ -188,6 +191,7 @@ class Request:
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
     created: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
+    scheduled_at: float | None = None
 
     def move(self, state: State) -> None:
         if type(state) not in MOVES[type(self.state)]:
@@ -195,6 +199,8 @@ class Request:
                 f"request {self.id}: {type(self.state).__name__} -> {type(state).__name__}"
             )
         self.state = state
+        if self.scheduled_at is None and type(state) in _SCHEDULED:
+            self.scheduled_at = time.monotonic()
 
     @property
     def length(self) -> int:

@@ -8,6 +8,7 @@ from ..dashboard.field_names import DIALECTS
 from ..engine.config import option
 from .access import Access
 from .api_keys import NO_KEYS, ApiKeys
+from .logs import LOG_FORMATS, LOG_LEVELS
 from .rate_limits import RateLimits
 from .tls import ServerTls
 
@@ -30,6 +31,11 @@ class FrontConfig:
         0, "prompt and answer tokens of one API key in a minute; 0: no limit"
     )
     max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
+    log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
+    log_level: str = option("info", "the least that is logged", LOG_LEVELS)
+    otlp_endpoint: str = option(
+        "", "http://HOST:PORT of an OpenTelemetry collector to send traces to; none: do not"
+    )
     metrics_compat: str = option(
         "none", "other names for /metrics to offer beside its own", DIALECTS
     )

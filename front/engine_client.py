@@ -41,10 +41,11 @@ from ..engine.messages import (
     WatchOpened,
 )
 from ..pycache._cpp_cache import EventBatch
-from .api_keys import ANYBODY, Caller
 from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
+from .origin import NOWHERE, Origin
 from .rate_limits import RateLimits, no_limits
 from .request_log import RequestLog
+from .tracing import NoTracing, Tracing
 
 Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | Drained
 ReplyT = TypeVar("ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, Drained)
@@ -63,12 +64,14 @@ class EngineClient:
         queue_limit: int = 4096,
         observe: Callable[[TokenOut | Finished | Rejected], None] = _unobserved,
         limits: RateLimits | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
         queue_limit: tokens that may wait for one reader. observe: sees what requests are told, on
         the event loop. limits: what callers may ask for; None: as much as they like.
+        tracing: who is told of requests.
         """
         self._post = post
         self._loop = loop
@@ -76,6 +79,7 @@ class EngineClient:
         self._queue_limit = queue_limit
         self._observe = observe
         self._limits = limits or no_limits()
+        self._tracing = tracing or NoTracing()
         self.ended = RequestLog(time.monotonic)
         self._streams: dict[RequestId, _Stream] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
@@ -108,7 +112,7 @@ class EngineClient:
         return None if self._lost is None else self._lost.message
 
     async def generate(
-        self, submit: Submit, caller: Caller = ANYBODY
+        self, submit: Submit, origin: Origin = NOWHERE
     ) -> AsyncGenerator[TokenOut | Finished, None]:
         """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader,
         RateLimited.
@@ -120,7 +124,8 @@ class EngineClient:
             raise DuplicateRequest(
                 f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
             )
-        self._limits.admit(caller, len(submit.prompt))
+        self._limits.admit(origin.caller, len(submit.prompt))
+        self._tracing.begin(submit.request_id, origin)
         stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
         self._post(submit)
         try:
@@ -129,7 +134,7 @@ class EngineClient:
                 if isinstance(item, FrontError):
                     raise item
                 if isinstance(item, TokenOut):
-                    self._limits.answered(caller)
+                    self._limits.answered(origin.caller)
                 yield item
                 if isinstance(item, Finished):
                     return
@@ -198,6 +203,7 @@ class EngineClient:
             self._answer(message)
             return
         self._observe(message)
+        self._tracing.observe(message)
         if not isinstance(message, TokenOut):
             self.ended.add(message)
         stream = self._streams.get(message.request_id)

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from .api_keys import ANYBODY, ApiKeys, Caller
-from .errors import ERROR_KIND_KEY, CallContext
+from .api_keys import ApiKeys
+from .errors import ERROR_KIND_KEY
 from .malformed import method_of
 
 _GUARDED = ("/tasuki.v1.",)
@@ -35,16 +35,8 @@ class RequireKey(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return None if handler is None else _refusing(handler)
 
     def _bears_key(self, details: grpc.HandlerCallDetails) -> bool:
-        return _bearer(self._keys, details.invocation_metadata) is not None
-
-
-def grpc_caller(keys: ApiKeys, context: CallContext) -> Caller:
-    """Who makes a call that was let in."""
-    return _bearer(keys, context.invocation_metadata()) or ANYBODY
-
-
-def _bearer(keys: ApiKeys, metadata: Any) -> Caller | None:
-    return keys.caller(dict(metadata or ()).get("authorization"))
+        given = dict(details.invocation_metadata or ()).get("authorization")
+        return self._keys.caller(given) is not None
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:

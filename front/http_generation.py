@@ -11,10 +11,10 @@ from aiohttp import web
 from ..engine.messages import RequestId, Submit, Tokens
 from .engine_client import EngineClient
 from .errors import InvalidField
-from .http_access import http_caller
 from .http_errors import HttpRefusal
 from .openai_reply import ReplyShape, send_stream, send_whole
 from .openai_sampling import AnswerOptions
+from .origin import http_origin
 from .request_fields import RequestFields
 from .request_reader import check_length, read_request_id, read_salt
 from .stop_strings import StopStrings
@@ -87,7 +87,7 @@ async def answer(
         marks=prompt.marks,
     )
     items = text_answer(
-        engine.generate(submit, http_caller(request)),
+        engine.generate(submit, http_origin(request)),
         model.codec.detokenizer(),
         StopStrings(options.stops),
         partial(engine.abort, prompt.request_id),

@@ -7,7 +7,7 @@ from .answer_stream import REQUEST_ID_KEY, write_tokens
 from .api_keys import NO_KEYS, ApiKeys
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
-from .grpc_access import grpc_caller
+from .origin import grpc_origin
 from .request_reader import read_prompt, read_request_id, read_salt, read_sampling
 from .text_codec import TextCodec
 
@@ -34,7 +34,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 salt=read_salt(request.cache_salt),
                 marks=marks,
             )
-            events = self._engine.generate(submit, grpc_caller(self._keys, context))
+            events = self._engine.generate(submit, grpc_origin(self._keys, context))
             answer = await write_tokens(events, context.write, self._codec.detokenizer())
             await context.write(answer.finished)
 

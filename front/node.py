@@ -12,15 +12,17 @@ from aiohttp import web
 
 from ..dashboard.exposition import Exposition
 from ..engine.engine import Engine
-from ..engine.messages import Inbox, Outbox
+from ..engine.messages import Finished, Inbox, Outbox, Rejected, TokenOut
 from ..engine.thread import EngineThread
 from .config import FrontConfig
 from .engine_client import EngineClient
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .http_metrics import MetricsHandler
 from .http_server import HttpServer, start_http_server
+from .request_lines import log_ended
 from .server import BindError, Server, Service, start_server
 from .tls import TlsError
+from .tracing import NoTracing, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,17 @@ _LAST_WRITES_SECONDS = 1.0
 def no_routes(engine: EngineClient) -> Sequence[web.RouteDef]:
     """HTTP answers probes and metrics only."""
     return ()
+
+
+Observer = Callable[[TokenOut | Finished | Rejected], None]
+
+
+def _both(first: Observer, second: Observer) -> Observer:
+    def observe(message: TokenOut | Finished | Rejected) -> None:
+        first(message)
+        second(message)
+
+    return observe
 
 
 class Node:
@@ -44,15 +57,22 @@ class Node:
         handover: Callable[[Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
         status: HandoverStatusSource = HandoverStatus,
+        tracing: Tracing | None = None,
     ) -> None:
         """services, routes: what this role serves over its engine by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread. status: of the hand-overs
-        behind this node."""
+        behind this node. tracing: closed with the node."""
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
+        self.tracing = tracing or NoTracing()
         self.engine = EngineClient(
-            self.post, self._loop, handover, observe=exposition.observe, limits=config.limits
+            self.post,
+            self._loop,
+            handover,
+            observe=_both(exposition.observe, log_ended),
+            limits=config.limits,
+            tracing=self.tracing,
         )
         self._thread = EngineThread(engine, self.engine.deliver, self._engine_lost)
         self._services = services(self.engine)
@@ -123,3 +143,4 @@ class Node:
         if self._server is not None:
             await self._server.drain(_LAST_WRITES_SECONDS)
         await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self.tracing.close)

@@ -12,7 +12,7 @@ from .api_keys import NO_KEYS, ApiKeys
 from .chat_message import ChatTemplateError
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
-from .grpc_access import grpc_caller
+from .origin import grpc_origin
 from .request_reader import (
     check_length,
     read_messages,
@@ -84,7 +84,7 @@ class SessionService(pb_grpc.SessionServicer):
                     cursor=await self._store.cursor(session),
                     marks=session.log.marks,
                 )
-                events = self._engine.generate(submit, grpc_caller(self._keys, context))
+                events = self._engine.generate(submit, grpc_origin(self._keys, context))
                 answer = await write_tokens(events, context.write, self._codec.detokenizer())
                 if answer.reason is not FinishReason.ABORT:
                     turn.keep(answer.token_ids)

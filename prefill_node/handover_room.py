@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ..engine import messages as m
+from ..front.tracing import Phases
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
 from ..transfer.errors import TransferError
@@ -76,7 +77,12 @@ class OutgoingHandover:
         post: Callable[[m.Inbox], None],
         sender: Sender,
         progress_seconds: float,
+        request_id: str,
+        phases: Phases,
     ) -> None:
+        """request_id: as the receiver's clients know it; empty where it told none."""
+        self._request_id = request_id
+        self._phases = phases
         self.room = reserve.ticket.room
         self.generation = reserve.ticket.generation
         self.connection = connection
@@ -96,12 +102,22 @@ class OutgoingHandover:
         self._report: SendReport | None = None
         self._failure: str | None = None
 
+    @property
+    def named(self) -> dict[str, str | int]:
+        """What its log lines are found by."""
+        return {"request_id": self._request_id, "room": self.room}
+
     def put(self, event: RoomEvent) -> None:
         """Events of a room that is over are dropped with it."""
         self._events.put_nowait(event)
 
     async def run(self) -> None:
         """From Reserve to the end."""
+        with self._phases:
+            await self._run()
+
+    async def _run(self) -> None:
+        self._phases.begin("prefill queue")
         self._machine.apply(SenderEvent.ARRIVE)
         # A Reserve that brings the prompt is the gateway's call and the receiver's in one.
         self._machine.apply(SenderEvent.MEET)
@@ -125,11 +141,11 @@ class OutgoingHandover:
         try:
             self._move(event)
         except IllegalTransition as error:
-            log.warning("room %d: %s", self.room, error)
+            log.warning("room %d: %s", self.room, error, extra=self.named)
             self._stop(str(error))
         except Exception as error:
             # A defect in one room must still drain it and free what it holds.
-            log.exception("room %d broke", self.room)
+            log.exception("room %d broke", self.room, extra=self.named)
             self._stop(f"internal error: {error!r}")
 
     def _move(self, event: RoomEvent) -> None:
@@ -140,6 +156,7 @@ class OutgoingHandover:
                     self._say(wire.queued(position))
             case m.PrefillAccepted():
                 if self._machine.apply(SenderEvent.ACCEPT) is SenderState.ACCEPTED:
+                    self._phases.end("prefill queue")
                     self._say(wire.accepted())
             case m.PrefillRefused(error=error):
                 self._refuse(error)
@@ -149,6 +166,7 @@ class OutgoingHandover:
                 self._produced(event)
             case RoomSent(report=report):
                 self._report = report
+                self._phases.end("send windows", **{"tasuki.bytes": report.bytes})
                 if self._machine.apply(SenderEvent.FLUSHED) is SenderState.DONE:
                     self._say(wire.done(self.generation, report))
             case RoomBroke(reason=reason, drain=drain):
@@ -188,9 +206,12 @@ class OutgoingHandover:
         except TransferError as error:
             self._stop(str(error))
             return
+        self._phases.begin("prefill")
+        self._phases.begin("send windows")
         self._post(m.PrefillStart(grant))
 
     def _produced(self, token: m.PrefillToken) -> None:
+        self._phases.end("prefill")
         state = self._machine.apply(SenderEvent.TOKEN)
         if state is SenderState.DRAINING:
             return

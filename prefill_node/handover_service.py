@@ -18,6 +18,7 @@ import grpc
 
 from ..engine import messages as m
 from ..front.errors import InvalidRequest
+from ..front.tracing import NoTracing, Phases, Tracing
 from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer.contract import Contract, diff
@@ -54,7 +55,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         node: NodeIdentity,
         loop: asyncio.AbstractEventLoop,
         settings: HandoverServiceSettings | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing or NoTracing()
         self._post = post
         self._sender = sender
         self._contract = contract.flat()
@@ -191,12 +194,15 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await context.abort(
                 grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
             )
+        request_id, traceparent = wire.trail_from_wire(context.invocation_metadata())
         room = OutgoingHandover(
             reserve,
             first.reserve.connection_id,
             self._post,
             self._sender,
             self._settings.progress_seconds,
+            request_id,
+            Phases(self._tracing, traceparent, {"tasuki.request_id": request_id}),
         )
         self._rooms[ticket.room] = room
         # The room outlives its stream: it must drain when the stream breaks.
@@ -214,6 +220,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 room.ended.set_result(Drain.FORCED)
             drain = room.ended.result()
             self._remember(room.room, room.generation, drain)
+            log.info("room over: %s", drain.name.lower(), extra=room.named)
             if drain is Drain.FORCED or room.endpoint_failed:
                 # What is stuck or broken once stays so: the receiver connects anew, over a new
                 # endpoint.

@@ -1,7 +1,6 @@
 """`tasuki prefill`: the daemon that reads prompts and hands their prefixes on."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from ..engine.build import build_parts
@@ -9,6 +8,7 @@ from ..engine.config import EngineConfig
 from ..front.config import FrontConfig
 from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
+from ..front.logs import configure_logging
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
 from ..transfer.transports.nixl import NixlTransport, nixl_memory
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     engine_config, front_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, EngineConfig, FrontConfig, PrefillConfig
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(front_config.log_format, front_config.log_level)
     asyncio.run(run(engine_config, front_config, config))
     return 0
 

@@ -16,6 +16,7 @@ from ..front.etcd import Etcd
 from ..front.node import Node
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
+from ..front.trace_export import open_tracing
 from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
@@ -72,6 +73,7 @@ class PrefillNode:
             front_config,
             lambda client: (admin_service(client, store=None),),
             handover=self._handover,
+            tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),
         )
         self._config = config
         self._registration: Registration | None = None
@@ -81,6 +83,7 @@ class PrefillNode:
             plane.contract,
             plane.node,
             asyncio.get_running_loop(),
+            tracing=self.front.tracing,
         )
 
     def _handover(self, message: Outbox) -> None:
