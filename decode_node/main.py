@@ -10,6 +10,7 @@ from ..front.config import FrontConfig
 from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
 from ..front.logs import configure_logging
+from ..front.progress_bar import progress_bar
 from ..front.text_codec import TextCodec
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def run(engine_config: EngineConfig, front_config: FrontConfig, config: DecodeConfig) -> None:
     """Startup, main loop, drain."""
-    parts = build_parts(engine_config)
+    parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
     transport = NixlTransport(config.name, *nixl_memory(parts.arena.bytes.device))

@@ -17,6 +17,7 @@ from ..front.config import FrontConfig
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.openai_routes import openai_routes, served_model
+from ..front.progress_bar import progress_bar
 from ..front.services import front_services
 from ..front.text_codec import TextCodec
 from ..front.tls import ClientTls
@@ -54,7 +55,13 @@ class DecodeNode:
         on_fresh: FreshIds = leave_as_is,
     ) -> None:
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
-        engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
+        engine = build_engine(
+            engine_config,
+            Role.DECODE,
+            parts,
+            on_fresh=on_fresh,
+            progress=progress_bar("decode graphs"),
+        )
         self.front = Node(
             engine,
             front_config,

@@ -19,7 +19,9 @@ COMMANDS = {
     "prefill": ("prefill_node.main", "a prefill daemon"),
     "decode": ("decode_node.main", "a decode daemon, the front door of a pair"),
     "bench": ("bench.main", "how near the hardware's floor kernels and models run"),
+    "chat": ("client.chat", "a conversation in this terminal, with what each turn had cached"),
     "explain": ("client.explain", "one request's story: what was cached, what was not and why"),
+    "completion": ("client.completion", "a script that completes this command in your shell"),
     "doctor": ("client.doctor", "what would keep a daemon from working here, and the mend"),
     "replay-trace": ("replay.main", "hit rate of the cache on a trace, and its misses by cause"),
 }

@@ -15,6 +15,7 @@ from .lifecycle import StopRequest, announce_ready
 from .logs import configure_logging
 from .node import Node
 from .openai_routes import openai_routes, served_model
+from .progress_bar import progress_bar
 from .services import front_services
 from .text_codec import TextCodec
 from .trace_export import open_tracing
@@ -39,10 +40,10 @@ def main(argv: Sequence[str]) -> int:
 
 async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
     """Startup, main loop, drain."""
-    parts = build_parts(engine_config)
+    parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
-    engine = build_engine(engine_config, Role.FUSED, parts)
+    engine = build_engine(engine_config, Role.FUSED, parts, progress=progress_bar("decode graphs"))
     served = served_model(engine_config.model, front_config, engine, codec)
     node = Node(
         engine,

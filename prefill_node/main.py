@@ -9,6 +9,7 @@ from ..front.config import FrontConfig
 from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
 from ..front.logs import configure_logging
+from ..front.progress_bar import progress_bar
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
 from ..transfer.transports.nixl import NixlTransport, nixl_memory
@@ -29,7 +30,7 @@ async def run(
     engine_config: EngineConfig, front_config: FrontConfig, config: PrefillConfig
 ) -> None:
     """Startup, main loop, drain."""
-    parts = build_parts(engine_config)
+    parts = build_parts(engine_config, progress_bar("weights"))
     transport = NixlTransport(config.name, *nixl_memory(parts.arena.bytes.device))
     try:
         plane = DataPlane.over(

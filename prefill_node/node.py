@@ -14,6 +14,7 @@ from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.etcd import Etcd
 from ..front.node import Node
+from ..front.progress_bar import progress_bar
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
 from ..front.trace_export import open_tracing
@@ -67,7 +68,14 @@ class PrefillNode:
             parts.arena.slabs,
             settings,
         )
-        engine = build_engine(engine_config, Role.PREFILL, parts, self._sender, on_fresh)
+        engine = build_engine(
+            engine_config,
+            Role.PREFILL,
+            parts,
+            self._sender,
+            on_fresh,
+            progress_bar("decode graphs"),
+        )
         self.front = Node(
             engine,
             front_config,
