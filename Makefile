@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test load clients clients-ci soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
+.PHONY: demo test load clients clients-ci ray-test soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -50,6 +50,11 @@ clients: $(VENV)/dev-installed
 # The one that the tests run.
 clients-ci: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.clients.install trie
+
+# Nodes on a Ray cluster of several machines, all of them this one.
+ray-test: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.install ray
+	build/clients/ray/bin/python -m pytest tests/test_ray.py
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": ("client.explain", "one request's story: what was cached, what was not and why"),
     "completion": ("client.completion", "a script that completes this command in your shell"),
     "doctor": ("client.doctor", "what would keep a daemon from working here, and the mend"),
+    "ray": ("client.ray", "nodes on the machines of a Ray cluster"),
     "replay-trace": ("replay.main", "hit rate of the cache on a trace, and its misses by cause"),
 }
 

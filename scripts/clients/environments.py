@@ -6,9 +6,11 @@ Knows folders and package names. A client is pinned, so that a run can be repeat
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent.parent / "build" / "clients"
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "build" / "clients"
 _TORCH = "torch==2.13.0"
 """Named with those that want it, or an index may choose a build with CUDA."""
 
@@ -18,7 +20,12 @@ PACKAGES = {
     "evalscope": (_TORCH, "evalscope[perf]==1.14.1"),
     "guidellm": (_TORCH, "guidellm==0.8.1"),
     "locust": ("locust==2.47.0",),
+    "ray": ("ray==2.60.0",),
 }
+
+
+BESIDE = frozenset({"ray"})
+"""Those that run our own package too: they see it and all it needs, and are held to our versions."""
 
 
 def interpreter(client: str) -> Path | None:
@@ -40,6 +47,12 @@ def install(client: str) -> Path:
     folder = FOLDER / client
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "pip"), "install", "-q", "--progress-bar", "off"]
+    if client in BESIDE:
+        pip += ["-c", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, *PACKAGES[client]], check=True)
+    if client in BESIDE:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        ours = sysconfig.get_path("purelib")
+        (packages / "beside.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
     (folder / "installed").touch()
     return folder / "bin" / "python"
