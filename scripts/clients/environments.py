@@ -25,7 +25,7 @@ PACKAGES = {
 
 
 BESIDE = frozenset({"ray"})
-"""Those that run our own package too: they see it and all it needs, and are held to our versions."""
+"""Those that run our own package: they see it and all it needs, and are held to our versions."""
 
 
 def interpreter(client: str) -> Path | None:
