@@ -8,9 +8,10 @@ from typing import Protocol
 import grpc
 
 from ..engine.messages import FinishReason, HitBreakdown, TransferReport, Usage
+from ..front.loss_messages import read_lost
 from ..proto import inference_pb2 as pb
 from .errors import ClientError, client_error
-from .retry import RetryPolicy, is_transient
+from .retry import RetryPolicy, next_pause
 
 _REASON = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
@@ -145,12 +146,9 @@ class AnswerStream:
     def _pause(self, error: ClientError) -> None:
         """Before the next attempt; raises `error` where there is none."""
         self._ask.failed()
-        if self._parts.begun or self.cancelled or not is_transient(error):
+        if self._parts.begun or self.cancelled:
             raise error
-        pause = next(self._pauses, None)
-        if pause is None:
-            raise error
-        time.sleep(pause)
+        time.sleep(next_pause(self._pauses, error))
 
 
 def read_usage(usage: pb.Usage) -> Usage:
@@ -168,8 +166,9 @@ def read_usage(usage: pb.Usage) -> Usage:
 
 def _read_hit(hit: pb.HitBreakdown) -> HitBreakdown:
     source = hit.checkpoint_source if hit.HasField("checkpoint_source") else None
+    lost = read_lost(hit.lost) if hit.HasField("lost") else None
     return HitBreakdown(
-        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source
+        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source, lost
     )
 
 

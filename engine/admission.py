@@ -6,8 +6,10 @@ from collections.abc import Callable
 from ..pycache.prefix_cache import HybridPrefixCache
 from .checkpoints import plan_checkpoints
 from .config import EngineConfig
+from .eviction_ledger import EvictionLedger
 from .hit import breakdown
 from .messages import Outbox, PrefillAccepted
+from .pulls import Pulls
 from .request import AwaitingGrant, Prefilling, Progress, Request
 from .role import Role
 from .take_over import TakeOver
@@ -22,12 +24,16 @@ class Admission:
         config: EngineConfig,
         role: Role,
         take_over: TakeOver,
+        pulls: Pulls,
+        ledger: EvictionLedger,
         emit: Callable[[Outbox], None],
     ) -> None:
         self._cache = cache
         self._config = config
         self._role = role
         self._take_over = take_over
+        self._pulls = pulls
+        self._ledger = ledger
         self._emit = emit
 
     def admit(self, request: Request) -> bool:
@@ -61,6 +67,8 @@ class Admission:
         return True
 
     def _lease_for_sender(self, request: Request) -> bool:
+        if self._pull_pays(request) and self._pulls.begin(request):
+            return True
         lease = self._cache.lease(
             request.prompt,
             salt=request.salt,
@@ -71,11 +79,19 @@ class Admission:
         )
         if lease is None:
             return False
-        request.hit = breakdown(lease.match)
+        request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
         request.move(AwaitingGrant(lease))
         assert request.ticket is not None
         self._emit(PrefillAccepted(request.ticket.room))
         return True
+
+    def _pull_pays(self, request: Request) -> bool:
+        assert request.ticket is not None
+        offered = request.ticket.offered
+        if request.pull_tried or not offered:
+            return False
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        return offered - match.usable_tokens >= self._config.pull_tokens
 
     def _lease_here(self, request: Request) -> bool:
         lease = self._cache.lease(
@@ -89,7 +105,7 @@ class Admission:
         if lease is None:
             return False
         if request.hit is None:
-            request.hit = breakdown(lease.match)
+            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
         planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
         request.move(Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned))
         return True

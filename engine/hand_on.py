@@ -22,6 +22,7 @@ from .request import (
     HandingOver,
     Prefilling,
     Progress,
+    Pulling,
     Request,
     Waiting,
 )
@@ -124,6 +125,7 @@ class HandOn:
                 sampled.logprob,
                 sampled.margin,
                 request.hit,
+                request.pulled,
             )
         )
 
@@ -145,6 +147,15 @@ class HandOn:
             case AwaitingGrant(lease) | Active(lease=lease):
                 self._cache.release(lease)
                 request.move(Aborted())
-            case Waiting():
+            case Waiting() | Pulling():
                 request.move(Aborted())
+        self._emit(
+            m.RoomEnded(
+                message.room,
+                len(request.prompt),
+                request.hit,
+                isinstance(request.state, Finished),
+                tuple(request.life),
+            )
+        )
         return request

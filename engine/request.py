@@ -2,7 +2,8 @@
 
 Waiting -> Prefilling -> Decoding -> Finished is the straight line. On a decode node a long prompt
 goes Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Waiting -> AwaitingGrant
--> Prefilling -> HandingOver -> Finished. Retracted gives everything back and waits again.
+-> Prefilling -> HandingOver -> Finished, with a Pulling and back to Waiting before it where the
+receiver had more than this node. Retracted gives everything back and waits again.
 """
 
 import time
@@ -14,7 +15,17 @@ from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import Lease
 from ..pycache.layout import PAGE_TOKENS
 from .checkpoints import PlannedCheckpoint
-from .messages import Grant, HitBreakdown, RequestId, RoomId, Ticket, Tokens, TransferReport
+from .life import LifeMark, marked
+from .messages import (
+    Grant,
+    HitBreakdown,
+    PullReport,
+    RequestId,
+    RoomId,
+    Ticket,
+    Tokens,
+    TransferReport,
+)
 
 
 class IllegalMove(Exception):
@@ -31,6 +42,11 @@ class AwaitingPrefill:
     """(decode) A prefill node has the prompt; holds nothing here."""
 
     room: RoomId
+
+
+@dataclass(frozen=True)
+class Pulling:
+    """(prefill) What the receiver offered is on its way here; the request itself holds nothing."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +160,7 @@ class Aborted:
 State = (
     Waiting
     | AwaitingPrefill
+    | Pulling
     | Receiving
     | AwaitingGrant
     | Prefilling
@@ -155,8 +172,9 @@ State = (
 )
 
 MOVES: dict[type, tuple[type, ...]] = {
-    Waiting: (AwaitingPrefill, AwaitingGrant, Prefilling, Aborted, Finished),
+    Waiting: (AwaitingPrefill, AwaitingGrant, Pulling, Prefilling, Aborted, Finished),
     AwaitingPrefill: (Receiving, Waiting, Aborted),
+    Pulling: (Waiting, Aborted),
     Receiving: (Decoding, Waiting, Aborted),
     AwaitingGrant: (Prefilling, Aborted),
     Prefilling: (Decoding, HandingOver, Retracted, Finished, Aborted),
@@ -166,9 +184,6 @@ MOVES: dict[type, tuple[type, ...]] = {
     Finished: (),
     Aborted: (),
 }
-
-_SCHEDULED = (AwaitingPrefill, AwaitingGrant, Prefilling)
-"""States that end the first wait."""
 
 
 @dataclass
@@ -186,12 +201,15 @@ class Request:
     state: State = field(default_factory=Waiting)
     hit: HitBreakdown | None = None
     transfer: TransferReport | None = None
+    pulled: PullReport | None = None
+    pull_tried: bool = False
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
+    suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
-    scheduled_at: float | None = None
+    life: list[LifeMark] = field(default_factory=list)
 
     def move(self, state: State) -> None:
         if type(state) not in MOVES[type(self.state)]:
@@ -199,8 +217,7 @@ class Request:
                 f"request {self.id}: {type(self.state).__name__} -> {type(state).__name__}"
             )
         self.state = state
-        if self.scheduled_at is None and type(state) in _SCHEDULED:
-            self.scheduled_at = time.monotonic()
+        marked(self.life, LifeMark(type(state).__name__, time.monotonic() - self.created))
 
     @property
     def length(self) -> int:

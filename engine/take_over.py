@@ -14,6 +14,7 @@ from ..pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
 from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
+from .eviction_ledger import EvictionLedger
 from .hit import breakdown
 from .request import (
     Aborted,
@@ -32,11 +33,13 @@ class TakeOver:
         self,
         cache: HybridPrefixCache,
         runner: Runner,
+        ledger: EvictionLedger,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
     ) -> None:
         self._cache = cache
         self._runner = runner
+        self._ledger = ledger
         self._emit = emit
         self._generations = generations
         self._rooms: dict[m.RoomId, Request] = {}
@@ -54,11 +57,18 @@ class TakeOver:
             sampling=request.sampling,
             salt=request.salt,
             marks=request.marks,
+            offered=match.usable_tokens,
         )
         request.ticket = ticket
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = request
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt))
+
+    def awaiting(self, room: m.RoomId) -> Request | None:
+        """The request that a prefill node has and that was granted nothing yet."""
+        request = self._rooms.get(room)
+        awaits = request is not None and isinstance(request.state, AwaitingPrefill)
+        return request if awaits else None
 
     def grant_wanted(self, message: m.GrantWanted) -> None:
         request = self._rooms.get(message.room)
@@ -126,6 +136,7 @@ class TakeOver:
             return None
         request.hit = message.hit
         request.prefilled_on = message.prefilled_on
+        request.pulled = message.pulled
         return request, Sampled(message.token, message.logprob, message.margin)
 
     def done(self, message: m.RemoteDone) -> Request | None:
@@ -156,7 +167,7 @@ class TakeOver:
         if request.output:
             # The first token is out and will be part of the next lease; the client's prompt is not.
             match = self._cache.match(request.prompt, request.salt, request.cursor)
-            request.hit = breakdown(match)
+            request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())
         return request
 

@@ -10,7 +10,9 @@ from .api_keys import ANYBODY, ApiKeys, Caller
 from .http_errors import HttpRefusal
 
 # Probes carry no secrets.
-_OPEN_PATHS = frozenset({"/health", "/ready"})
+_OPEN_PATHS = frozenset({"/health", "/ready", "/"})
+# The page without its data.
+_OPEN_FOLDER = "/page/"
 
 
 _CALLER = web.RequestKey("caller", str)
@@ -29,7 +31,8 @@ def require_key(keys: ApiKeys) -> Middleware:
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         caller = keys.caller(request.headers.get("Authorization"))
-        if caller is None and request.path not in _OPEN_PATHS:
+        is_open = request.path in _OPEN_PATHS or request.path.startswith(_OPEN_FOLDER)
+        if caller is None and not is_open:
             raise HttpRefusal(
                 401, "invalid_api_key", "send this node's key as `Authorization: Bearer KEY`"
             )

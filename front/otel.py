@@ -6,7 +6,9 @@ Invariant: every span that is begun is ended, by the message that ends its reque
 """
 
 import time
+from collections.abc import Sequence
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -14,13 +16,25 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from ..engine.messages import Finished, Rejected, RequestId, TokenOut, Usage
+from ..dashboard.told import Told
+from ..engine.life import LifeMark
+from ..engine.messages import Finished, Rejected, RequestId, RoomEnded, RoomId, Usage
 from .origin import TRACE_HEADER, Origin
-from .tracing import Attributes
 from .version import package_version
 
 _NANOSECONDS = 10**9
 _CLOSE_MILLISECONDS = 5000
+_SPAN_OF = {
+    "Waiting": "queue",
+    "AwaitingPrefill": "handshake",
+    "Receiving": "windows",
+    "AwaitingGrant": "await grant",
+    "Pulling": "pull",
+    "Prefilling": "prefill",
+    "HandingOver": "hand over",
+    "Decoding": "decode",
+}
+"""By a state of engine/request.py; others last no time."""
 
 
 class OtelTracing:
@@ -39,82 +53,92 @@ class OtelTracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tasuki")
         self._propagator = TraceContextTextMapPropagator()
-        self._live: dict[RequestId, tuple[Span, int]] = {}
+        self._live: dict[RequestId, Span] = {}
+        self._rooms: dict[RoomId, Span] = {}
 
     def begin(self, request: RequestId, origin: Origin) -> None:
-        now = time.time_ns()
-        span = self._tracer.start_span(
+        self._live[request] = self._tracer.start_span(
             "request",
-            self._propagator.extract({TRACE_HEADER: origin.traceparent}),
+            self._beneath(origin.traceparent),
             SpanKind.SERVER,
             {"tasuki.request_id": request, "tasuki.caller": origin.caller},
-            start_time=now,
         )
-        self._live[request] = (span, now)
+
+    def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
+        if traceparent:
+            self._rooms[room] = self._tracer.start_span(
+                "room", self._beneath(traceparent), SpanKind.SERVER, {"tasuki.request_id": request}
+            )
 
     def header(self, request: RequestId) -> str:
-        live = self._live.get(request)
-        if live is None:
+        span = self._live.get(request)
+        if span is None:
             return ""
         carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, set_span_in_context(live[0]))
+        self._propagator.inject(carrier, set_span_in_context(span))
         return carrier.get(TRACE_HEADER, "")
 
-    def observe(self, message: TokenOut | Finished | Rejected) -> None:
-        if isinstance(message, TokenOut):
-            return
-        span, began = self._live.pop(message.request_id, (None, 0))
-        if span is None:
-            return
-        if isinstance(message, Finished):
-            self._tell(span, began, message.usage)
-            span.set_attribute("tasuki.finish_reason", message.reason.value)
-        else:
-            span.set_status(Status(StatusCode.ERROR, message.error.message))
-            span.set_attribute("error.type", message.error.kind.value)
-        span.end()
+    def observe(self, message: Told) -> None:
+        match message:
+            case Finished(request_id=request):
+                if (span := self._live.pop(request, None)) is not None:
+                    _describe(span, message.usage)
+                    span.set_attribute("tasuki.finish_reason", message.reason.value)
+                    self._end(span, message.life, message.usage.seconds)
+            case Rejected(request_id=request, error=error):
+                if (span := self._live.pop(request, None)) is not None:
+                    span.set_status(Status(StatusCode.ERROR, error.message))
+                    span.set_attribute("error.type", error.kind.value)
+                    span.end()
+            case RoomEnded(room=room):
+                if (span := self._rooms.pop(room, None)) is not None:
+                    span.set_attribute("tasuki.handed_on", message.handed_on)
+                    last = message.life[-1].at if message.life else 0.0
+                    self._end(span, message.life, last)
 
-    def _tell(self, span: Span, began: int, usage: Usage) -> None:
-        """The phases that the usage knows; those of a hand-over are told by its room."""
-        hit = usage.hit
-        span.set_attributes(
-            {
-                "gen_ai.usage.input_tokens": usage.prompt_tokens,
-                "gen_ai.usage.output_tokens": usage.completion_tokens,
-                "gen_ai.usage.cache_read.input_tokens": 0 if hit is None else hit.usable_tokens,
-                "tasuki.prefilled_on": usage.prefilled_on,
-                "tasuki.local_fallback": usage.local_fallback,
-            }
-        )
-        self._phase(span, began, "queue", 0.0, usage.queue_seconds)
-        if usage.completion_tokens:
-            first = usage.time_to_first_token
-            if usage.prefilled_on == "local":
-                self._phase(span, began, "prefill", usage.queue_seconds, first)
-            self._phase(span, began, "decode", first, usage.seconds)
+    def _end(self, span: Span, life: Sequence[LifeMark], seconds: float) -> None:
+        """With a span beneath it for each state. seconds: from the arrival to the end, which is
+        now but for the way of its message."""
+        ended = time.time_ns()
+        began = ended - int(seconds * _NANOSECONDS)
+        marks = [LifeMark("Waiting", 0.0), *life]
+        ends = [*(mark.at for mark in marks[1:]), seconds]
+        for mark, end in zip(marks, ends, strict=True):
+            if mark.state in _SPAN_OF:
+                phase = self._tracer.start_span(
+                    _SPAN_OF[mark.state],
+                    set_span_in_context(span),
+                    start_time=began + int(mark.at * _NANOSECONDS),
+                )
+                phase.end(began + int(end * _NANOSECONDS))
+        span.end(ended)
 
-    def _phase(self, parent: Span, origin: int, name: str, began: float, ended: float) -> None:
-        """began, ended: seconds after the request's begin."""
-        span = self._tracer.start_span(
-            name, set_span_in_context(parent), start_time=origin + int(began * _NANOSECONDS)
-        )
-        span.end(origin + int(ended * _NANOSECONDS))
-
-    def span(
-        self, traceparent: str, name: str, began: float, ended: float, attributes: Attributes
-    ) -> None:
-        offset = time.time_ns() - time.monotonic_ns()
-        span = self._tracer.start_span(
-            name,
-            self._propagator.extract({TRACE_HEADER: traceparent}),
-            attributes=dict(attributes),
-            start_time=int(began * _NANOSECONDS) + offset,
-        )
-        span.end(int(ended * _NANOSECONDS) + offset)
+    def _beneath(self, traceparent: str) -> Context:
+        return self._propagator.extract({TRACE_HEADER: traceparent})
 
     def close(self) -> None:
-        for span, _ in self._live.values():
+        for span in (*self._live.values(), *self._rooms.values()):
             span.end()
         self._live.clear()
+        self._rooms.clear()
         self._provider.force_flush(_CLOSE_MILLISECONDS)
         self._provider.shutdown()
+
+
+def _describe(span: Span, usage: Usage) -> None:
+    """What the client was told, in OpenTelemetry's words where it has some."""
+    hit, transfer = usage.hit, usage.transfer
+    span.set_attributes(
+        {
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": 0 if hit is None else hit.usable_tokens,
+            "tasuki.prefilled_on": usage.prefilled_on,
+            "tasuki.local_fallback": usage.local_fallback,
+            "tasuki.first_token_seconds": usage.time_to_first_token,
+            "tasuki.transfer.bytes": 0 if transfer is None else transfer.bytes,
+            "tasuki.transfer.exposed_seconds": 0.0
+            if transfer is None
+            else transfer.exposed_seconds,
+        }
+    )

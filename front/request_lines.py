@@ -5,12 +5,13 @@ Pure but for logging.
 
 import logging
 
-from ..engine.messages import Finished, Rejected, TokenOut
+from ..dashboard.told import Told
+from ..engine.messages import Finished, Rejected
 
 log = logging.getLogger(__name__)
 
 
-def log_ended(message: TokenOut | Finished | Rejected) -> None:
+def log_ended(message: Told) -> None:
     match message:
         case Finished(request_id=request_id, reason=reason, usage=usage):
             cached = 0 if usage.hit is None else usage.hit.usable_tokens

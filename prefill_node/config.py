@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 
 from ..engine.config import option
+from ..transfer.transports.choice import KINDS
 
 
 @dataclass(frozen=True)
 class PrefillConfig:
     name: str = option("prefill", "how decode nodes and their clients see this node")
+    transport: str = option(
+        "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS
+    )
     layers_per_window: int = option(1, "layers that are sent together")
     etcd: str = option("", "etcd's URL, as http://127.0.0.1:2379, to register there; none: do not")
     etcd_prefix: str = option("/tasuki/prefill/", "the key is this and the name")

@@ -5,12 +5,13 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import grpc
 import pytest
 from tasuki.front import trace_export
 from tasuki.front.trace_export import TracingUnavailable, open_tracing
-from tasuki.front.tracing import NoTracing, Phases
+from tasuki.front.tracing import NoTracing
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer.transports.nixl import installed_package
@@ -48,16 +49,15 @@ def trace_id(number: int) -> str:
     return f"4bf92f3577b34da6a3ce929d0e0e{number:04x}"
 
 
-def settled(pair: Traced, trace: str, count: int) -> dict[str, SeenSpan]:
-    """By name, once that many have come: the SDK sends every few seconds."""
-    until(
-        lambda: len(pair.collector.spans(trace)) >= count,
-        lambda: [span.name for span in pair.collector.spans(trace)],
-        20.0,
-    )
-    spans = {span.name: span for span in pair.collector.spans(trace)}
-    assert len(spans) == count, [*spans]
-    return spans
+def settled(pair: Traced, trace: str, count: int) -> list[SeenSpan]:
+    """Once that many have come: the SDK sends every few seconds."""
+
+    def seen() -> list[str]:
+        return [span.name for span in pair.collector.spans(trace)]
+
+    until(lambda: len(seen()) >= count, seen, 20.0)
+    assert len(seen()) == count, seen()
+    return pair.collector.spans(trace)
 
 
 def complete(pair: Traced, trace: str, prompt: tuple[int, ...]) -> None:
@@ -78,22 +78,29 @@ def complete(pair: Traced, trace: str, prompt: tuple[int, ...]) -> None:
 def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
     trace = trace_id(1)
     complete(pair, trace, random_prompt(400, 1))
-    spans = settled(pair, trace, 8)
-    request = spans["request"]
+    spans = settled(pair, trace, 10)
+    (request,) = [span for span in spans if span.name == "request"]
+    (room,) = [span for span in spans if span.name == "room"]
     assert request.parent == CALLER and request.node == "decode"
     assert request.attributes["tasuki.request_id"] == "traced-1"
     assert request.attributes["gen_ai.usage.input_tokens"] == 400
-    there = {"prefill queue", "prefill", "send windows"}
-    assert {name for name, span in spans.items() if span.node == "prefill"} == there
-    assert {*spans} - there == {"request", "queue", "handshake", "windows", "decode"}
-    for name, span in spans.items():
-        assert span.began <= span.ended and not span.failed
-        if name != "request":
-            assert span.parent == request.id
-            # Two processes of one host read one clock.
-            assert request.began - 10**6 <= span.began and span.ended <= request.ended + 10**8
-    assert spans["prefill"].attributes["tasuki.request_id"] == "traced-1"
-    assert spans["windows"].attributes["tasuki.bytes"] > 0
+    assert room.parent == request.id and room.node == "prefill"
+    assert room.attributes["tasuki.request_id"] == "traced-1"
+    assert request.attributes["tasuki.transfer.bytes"] > 0
+    beneath = {
+        "decode": {"queue", "handshake", "windows", "decode"},
+        "prefill": {"queue", "await grant", "prefill", "hand over"},
+    }
+    for parent in (request, room):
+        below = [span for span in pair.collector.spans(trace) if span.parent == parent.id]
+        named = {span.name: span for span in below if span.name != "room"}
+        assert {*named} == beneath[parent.node]
+        ordered = sorted(named.values(), key=lambda span: span.began)
+        for before, after in pairwise(ordered):
+            assert before.began <= before.ended == after.began
+        # Two clocks of one host, read at two moments of one end.
+        assert abs(ordered[0].began - parent.began) < 10**8
+        assert abs(ordered[-1].ended - parent.ended) < 10**8
 
 
 def test_a_short_prompt_is_queue_prefill_and_decode_here(pair: Traced) -> None:
@@ -104,10 +111,10 @@ def test_a_short_prompt_is_queue_prefill_and_decode_here(pair: Traced) -> None:
         )
         metadata = (("traceparent", f"00-{trace}-{CALLER}-01"),)
         list(pb_grpc.InferenceStub(channel).Generate(request, metadata=metadata))
-    spans = settled(pair, trace, 4)
+    spans = {span.name: span for span in settled(pair, trace, 4)}
     assert {*spans} == {"request", "queue", "prefill", "decode"}
-    assert spans["queue"].ended <= spans["prefill"].began + 1000
-    assert spans["prefill"].ended <= spans["decode"].began + 1000
+    assert spans["queue"].ended == spans["prefill"].began
+    assert spans["prefill"].ended == spans["decode"].began
 
 
 def test_logs_are_json_with_request_ids_on_both_nodes(pair: Traced) -> None:
@@ -128,19 +135,3 @@ def test_what_is_missing_is_said_with_the_mend(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(TracingUnavailable, match=r"tasuki\[otel\]"):
         open_tracing("http://127.0.0.1:4317", "n", "fused")
     assert importlib.util.find_spec("opentelemetry") is None
-
-
-def test_a_phase_that_is_cut_says_so() -> None:
-    told: list[tuple[str, bool]] = []
-
-    class Ears(NoTracing):
-        def span(self, traceparent, name, began, ended, attributes):  # type: ignore[no-untyped-def, override]
-            assert began <= ended and traceparent == "00-x"
-            told.append((name, bool(attributes.get("tasuki.cut"))))
-
-    with Phases(Ears(), "00-x", {}) as phases:
-        phases.begin("handshake")
-        phases.end("handshake")
-        phases.end("never begun")
-        phases.begin("windows")
-    assert told == [("handshake", False), ("windows", True)]

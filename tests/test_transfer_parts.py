@@ -262,9 +262,9 @@ def test_rendezvous_meets_in_either_order_and_expires() -> None:
 def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:
     hidden, exposed = split_time(
         [
-            WindowTiming(0, finished=1.0, begun=1.0, flushed=3.0),
-            WindowTiming(1, finished=2.0, begun=2.0, flushed=4.0),
-            WindowTiming(2, finished=6.0, begun=6.5, flushed=7.0),
+            WindowTiming(0, (1.0,), begun=1.0, posted=1.0, flushed=3.0, bytes=8),
+            WindowTiming(1, (1.5, 2.0), begun=2.0, posted=2.5, flushed=4.0, bytes=8),
+            WindowTiming(2, (6.0,), begun=6.5, posted=6.5, flushed=7.0, bytes=8),
         ]
     )
     assert (hidden, exposed) == (3.0, 1.0)

@@ -48,6 +48,21 @@ def window_pieces(
     return np.concatenate(parts) if parts else np.empty((0, 3), dtype=np.int64)
 
 
+def window_bytes(layout: CacheLayout, header: WindowHeader) -> int:
+    """What window_pieces() of the header comes to."""
+    return sum(
+        layer_bytes(layout, layer, header.pages, header.carries_state)
+        for layer in range(header.first_layer, header.end_layer)
+    )
+
+
+def layer_bytes(layout: CacheLayout, layer: int, pages: int, carries_state: bool) -> int:
+    """What a forward has of one layer to send."""
+    if layout.layer_kinds[layer] is LayerKind.FULL:
+        return pages * layout.block_bytes
+    return layout.state_layer_bytes if carries_state else 0
+
+
 def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Pieces:
     """Blocks of `length` bytes as pieces; neighbours that are contiguous on both sides become
     one."""

@@ -15,6 +15,7 @@ from enum import Enum
 
 from .destination import Destination
 from .errors import PlanError
+from .link_rate import LinkRate
 from .report import SendReport, WindowDigest, WindowTiming, split_time
 from .transports.base import Transfer
 from .windows import ForwardPlan, Window
@@ -56,8 +57,9 @@ class Posted:
     transfer: Transfer
     bytes: int
     digest: int
-    finished: float
+    layers_finished: tuple[float, ...]
     begun: float
+    at: float
 
 
 @dataclass
@@ -67,6 +69,7 @@ class OutgoingRoom:
     peer: str
     destination: Destination
     on_end: OnEnd
+    link: LinkRate
     waiting: deque[Window] = field(default_factory=deque)
     posted: deque[Posted] = field(default_factory=deque)
     drained: "Future[Drain]" = field(default_factory=Future)
@@ -145,7 +148,16 @@ class OutgoingRoom:
         self._last_flush = now
         self._bytes += posted.bytes
         self._digests.append(WindowDigest(header, posted.digest))
-        self._timeline.append(WindowTiming(header.sequence, posted.finished, posted.begun, now))
+        self._timeline.append(
+            WindowTiming(
+                header.sequence,
+                posted.layers_finished,
+                posted.begun,
+                posted.at,
+                now,
+                posted.bytes,
+            )
+        )
 
     def stalled_seconds(self, now: float) -> float:
         """Seconds since something in flight moved; 0 with nothing in flight."""
@@ -154,9 +166,14 @@ class OutgoingRoom:
         return now - max(self._last_flush, self.posted[0].begun)
 
     @property
+    def all_taken(self) -> bool:
+        """Whether the last window was taken out to post."""
+        return self._last_planned and not self.waiting
+
+    @property
     def complete(self) -> bool:
         """Whether every window of the room is posted and flushed."""
-        return self._last_planned and not self.stopped and not self.waiting and not self.posted
+        return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:
         """Idempotent; the first reason stands."""

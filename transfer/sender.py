@@ -21,19 +21,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
-from .descriptors import window_pieces
+from .descriptors import window_bytes, window_pieces
 from .destination import Destination, check_pages, check_slot
 from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
+from .failpoints import Place, reach
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .sender_counters import SenderCounters
 from .steps import StepCounter
-from .transports.base import TransferState, Transport
+from .transports.base import Pace, TransferState, Transport
 from .windows import ForwardPlan, Window, cut
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.0005
 _IDLE_SECONDS = 0.05
 
 
@@ -65,6 +66,7 @@ class Sender:
         """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
         self.steps = steps
         self.settings = settings or SenderSettings()
+        self.counters = SenderCounters()
         self._layout = layout
         self._transport = transport
         self._digester = digester
@@ -98,8 +100,11 @@ class Sender:
 
     # Peers
 
-    def connect(self, peer: str, metadata: bytes, slabs: int) -> None:
-        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now.
+    def connect(
+        self, peer: str, metadata: bytes, slabs: int, asked_at: float | None = None
+    ) -> None:
+        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now, or
+        at `asked_at`: when this node asked for a connection that the peer has made since.
 
         Raises TransportError. A name is used for one connection and never again.
         """
@@ -110,7 +115,7 @@ class Sender:
                 f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
                 f"{self._layout.slab_bytes}"
             )
-        self._leases.add(peer, endpoint, slabs)
+        self._leases.add(peer, endpoint, slabs, asked_at)
 
     def renew(self, peer: str, asked_at: float) -> None:
         """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
@@ -146,7 +151,9 @@ class Sender:
             if room in self._rooms or room in self._forced:
                 raise DuplicateRoom(f"room {room} is open already")
             destination.check(self._layout, known.slabs)
-            self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end)
+            self._rooms[room] = OutgoingRoom(
+                room, generation, peer, destination, on_end, known.link
+            )
 
     def plan_forward(self, room: int, plan: ForwardPlan) -> None:
         """What the forward that runs next will finish of the room; call before its first tick.
@@ -172,6 +179,31 @@ class Sender:
                 size = self.settings.layers_per_window
                 outgoing.append(cut(accepted, layers, size, outgoing.next_sequence))
         self._wake.set()
+
+    def tail_seconds(self, room: int) -> float | None:
+        """How long until all that is planned of the room is flushed, if its layers were finished
+        now and the rooms of its peer share the link evenly; None where nothing is known of the link
+        yet. 0 for a room that is over."""
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            if outgoing is None or outgoing.stopped:
+                return 0.0
+            cost = outgoing.link.cost
+            if cost is None:
+                return None
+            own = self._backlog(outgoing)
+            windows = len(outgoing.waiting) + len(outgoing.posted)
+            shared = sum(
+                min(own, self._backlog(other))
+                for other in self._rooms.values()
+                if other.link is outgoing.link
+            )
+            return windows * cost.window_seconds + shared * cost.byte_seconds
+
+    def _backlog(self, room: OutgoingRoom) -> int:
+        """Bytes that are planned and not flushed."""
+        waiting = sum(window_bytes(self._layout, window.header) for window in room.waiting)
+        return waiting + sum(posted.bytes for posted in room.posted)
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -201,7 +233,7 @@ class Sender:
             self._close_endpoints()
             if not any(moved):
                 in_flight = any(room.posted for room in rooms)
-                self._wake.wait(_POLL_SECONDS if in_flight else _IDLE_SECONDS)
+                self._wake.wait(self._transport.poll_seconds if in_flight else _IDLE_SECONDS)
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -244,8 +276,11 @@ class Sender:
 
     def _post(self, room: OutgoingRoom, window: Window) -> None:
         begun = self._clock()
-        finished = self.steps.time_of(window.tick)
         header = window.header
+        finished = [
+            self.steps.time_of(window.tick - later)
+            for later in reversed(range(header.end_layer - header.first_layer))
+        ]
         destination = room.destination
         first = header.first_page - destination.first_page
         digest = self._digester.digest(
@@ -259,39 +294,59 @@ class Sender:
             window.local_slot,
             destination.slot,
         )
+        reach(Place.SENDER_BEFORE_POST, header.sequence)
         # Last, after the digest: between this and the post nothing may take time.
         peer = self._leases.writable(room.peer)
         if peer is None:
             self._stop(room, "the receiver's lease ended before a window was posted")
             return
+        given = self._clock()
         try:
             transfer = self._transport.post(
-                peer.endpoint, pieces, header.pack(room.room, room.generation)
+                peer.endpoint,
+                pieces,
+                header.pack(room.room, room.generation),
+                Pace.ALONE if room.all_taken else Pace.BESIDE_COMPUTE,
             )
         except TransferError as error:
             room.endpoint_failed = True
             self._stop(room, str(error))
             return
         size = int(pieces[:, 2].sum())
-        room.posted.append(
-            Posted(window, transfer, size, digest, begun if finished is None else finished, begun)
-        )
+        room.link.posted(size)
+        # What the counter no longer remembers was finished before; the bound is what is known.
+        layers = tuple(begun if at is None else at for at in finished)
+        with self._lock:
+            room.posted.append(Posted(window, transfer, size, digest, layers, begun, given))
+        reach(Place.SENDER_AFTER_POST, header.sequence)
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
-        moved = False
+        gone: list[Posted] = []
+        flushed: list[Posted] = []
         for posted in list(room.posted):
             try:
                 if self._transport.poll(posted.transfer) is TransferState.PENDING:
                     continue
                 room.flushed(posted, self._clock())
+                flushed.append(posted)
             except TransferError as error:
                 room.endpoint_failed = True
+                room.link.gone(posted.bytes)
                 self._stop(room, str(error))
             self._transport.release(posted.transfer)
-            room.posted.remove(posted)
-            moved = True
-        return moved
+            gone.append(posted)
+        if gone:
+            # Under the lock, since others ask for the room's tail.
+            with self._lock:
+                for posted in gone:
+                    room.posted.remove(posted)
+        for posted in flushed:
+            reach(Place.SENDER_AFTER_FLUSH, posted.window.header.sequence)
+        if flushed:
+            size = sum(posted.bytes for posted in flushed)
+            room.link.flushed(size, flushed[0].at, self._clock())
+        return bool(gone)
 
     def _end_if_over(self, room: OutgoingRoom) -> bool:
         with self._lock:
@@ -311,6 +366,8 @@ class Sender:
             del self._rooms[room.room]
             aborted = room.aborted
         self._release_all(room.posted)
+        room.link.gone(sum(posted.bytes for posted in room.posted))
+        self.counters.count(end)
         room.drained.set_result(drain)
         if not aborted:
             self._tell(room.on_end, end)

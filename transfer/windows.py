@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from .errors import PlanError
 
+_MOST_LAYERS = 2**16
+"""A header's layer numbers have 16 bits."""
+
 
 @dataclass(frozen=True)
 class ForwardPlan:
@@ -24,6 +27,13 @@ class ForwardPlan:
     first_logical_page: int
     local_pages: tuple[int, ...]
     state_slot: int | None
+
+    @classmethod
+    def long_finished(
+        cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
+    ) -> "ForwardPlan":
+        """All at once of what forwards have finished before: there is no tick to wait for."""
+        return cls(-_MOST_LAYERS, first_logical_page, local_pages, state_slot)
 
     @property
     def end_logical_page(self) -> int:

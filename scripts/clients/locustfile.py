@@ -9,20 +9,7 @@ import random
 from locust import HttpUser, constant, events, task
 
 told = {"turns": 0, "failed": 0, "cached_tokens": 0}
-_WORDS = "the house road letter aunt sister walk dinner ball room window garden".split()  # noqa: SIM905
-    "the",
-    "house",
-    "road",
-    "letter",
-    "aunt",
-    "sister",
-    "walk",
-    "dinner",
-    "ball",
-    "room",
-    "window",
-    "garden",
-]
+_WORDS = ("house", "road", "letter", "aunt", "sister", "walk", "dinner", "ball", "room", "window")
 
 
 class Talker(HttpUser):

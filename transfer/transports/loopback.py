@@ -15,7 +15,7 @@ from enum import Enum
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
-from .base import Endpoint, Region, Transfer, TransferState, Transport
+from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 
 
 class Fault(Enum):
@@ -122,7 +122,13 @@ class LoopbackTransport(Transport):
             raise TransportError(f"no loopback node of the name {metadata!r} in this process")
         return _LoopbackEndpoint(node)
 
-    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+    def post(
+        self,
+        endpoint: Endpoint,
+        pieces: Pieces,
+        notification: bytes,
+        pace: Pace = Pace.BESIDE_COMPUTE,
+    ) -> Transfer:
         assert isinstance(endpoint, _LoopbackEndpoint)
         if self._node is None:
             raise TransportError("loopback: register the arena before posting")

@@ -22,7 +22,7 @@ import torch
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
-from .base import Endpoint, Region, Transfer, TransferState, Transport
+from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 from .inbound_sockets import InboundSockets, listening_ports
 
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
@@ -149,6 +149,7 @@ class NixlTransport(Transport):
                 "size": region.size,
                 "device": self._device,
                 "memory": self._memory,
+                "ports": sorted(self._inbound.ports),
             }
             blob: bytes = self._agent.get_agent_metadata()
         return json.dumps(description).encode() + b"\n" + blob
@@ -159,6 +160,7 @@ class NixlTransport(Transport):
             description = json.loads(head)
             address, size = int(description["address"]), int(description["size"])
             device, memory = int(description["device"]), str(description["memory"])
+            ports = [int(port) for port in description["ports"]]
         except (ValueError, KeyError, TypeError) as error:
             raise TransportError(f"the peer's NIXL metadata cannot be read: {error!r}") from error
         with self._lock:
@@ -169,9 +171,16 @@ class NixlTransport(Transport):
             agent = agent.decode() if isinstance(agent, bytes) else str(agent)
             endpoint = _NixlEndpoint(agent, address, size, device, memory)
             self._endpoints.append(endpoint)
+        self._inbound.add_peer(ports)
         return endpoint
 
-    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+    def post(
+        self,
+        endpoint: Endpoint,
+        pieces: Pieces,
+        notification: bytes,
+        pace: Pace = Pace.BESIDE_COMPUTE,
+    ) -> Transfer:
         assert isinstance(endpoint, _NixlEndpoint)
         with self._lock:
             region = self._registered()
