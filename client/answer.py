@@ -7,7 +7,14 @@ from typing import Protocol
 
 import grpc
 
-from ..engine.messages import FinishReason, HitBreakdown, TransferReport, Usage
+from ..engine.messages import (
+    FinishReason,
+    HitBreakdown,
+    PullReport,
+    RouteReport,
+    TransferReport,
+    Usage,
+)
 from ..front.loss_messages import read_lost
 from ..proto import inference_pb2 as pb
 from .errors import ClientError, client_error
@@ -161,7 +168,17 @@ def read_usage(usage: pb.Usage) -> Usage:
         local_fallback=usage.local_fallback,
         time_to_first_token=usage.time_to_first_token_seconds,
         seconds=usage.seconds,
+        pulled=_read_pulled(usage.pulled) if usage.HasField("pulled") else None,
+        route=_read_route(usage.route) if usage.HasField("route") else None,
     )
+
+
+def _read_pulled(pulled: pb.Pulled) -> PullReport:
+    return PullReport(pulled.tokens, pulled.bytes, pulled.seconds)
+
+
+def _read_route(route: pb.Route) -> RouteReport:
+    return RouteReport(route.choice, dict(route.estimates))
 
 
 def _read_hit(hit: pb.HitBreakdown) -> HitBreakdown:

@@ -1,6 +1,7 @@
 """What went wrong and how it ended: a bounded list of entries, youngest last.
 
-Owns the entries, their counts since the start, and the rooms that wait for their fence. Knows
+Owns the entries, their counts since the start, and the rooms that may wait for their fence (one
+that was lost before its grant never needs one). Knows
 events only.
 """
 
@@ -47,11 +48,6 @@ class FaultLedger:
     def latest(self, count: int) -> list[dict[str, Any]]:
         """Youngest first."""
         return list(self._entries)[: -count - 1 : -1]
-
-    @property
-    def unfenced(self) -> int:
-        """Rooms of which a late write may still come."""
-        return len(self._unfenced)
 
     def _note(self, event: Event, kind: str, subject: str, text: str) -> None:
         self.counts[kind] += 1

@@ -40,6 +40,7 @@ def _turn(record: dict[str, Any], before: dict[str, Any] | None) -> dict[str, An
     hit = usage["hit"]
     usable = 0 if hit is None else hit["usable_tokens"]
     causes = {} if hit is None else hit["causes"]
+    fresh = usage["prompt_tokens"] if hit is None else causes.get("new", 0)
     evicted = causes.get("checkpoint_evicted", 0) + causes.get("kv_evicted", 0)
     return {
         "request": record["request"],
@@ -49,7 +50,8 @@ def _turn(record: dict[str, Any], before: dict[str, Any] | None) -> dict[str, An
         "reason": record["reason"],
         "prompt": usage["prompt_tokens"],
         "cached": usable,
-        "recomputed": usage["prompt_tokens"] - usable,
+        "fresh": fresh,
+        "lost_tokens": usage["prompt_tokens"] - usable - fresh,
         "decoded": usage["completion_tokens"],
         "first_token": usage["time_to_first_token"],
         "evicted": evicted,

@@ -22,7 +22,6 @@ def overview(history: NodeHistory, now: float, seconds: int, points: int) -> dic
         "ended": history.requests.ends,
         "sessions": len(history.sessions),
         "faults": dict(history.faults.counts),
-        "unfenced": history.faults.unfenced,
     }
 
 

@@ -81,11 +81,16 @@ def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.Rem
         prefilled_on=prefilled_on,
         tail_seconds=ready.tail_seconds if ready.HasField("tail_seconds") else None,
         pulled=pulled_from_wire(ready.pulled) if ready.HasField("pulled") else None,
+        route=route_from_wire(ready.route) if ready.HasField("route") else None,
     )
 
 
 def pulled_from_wire(pulled: pb.Pulled) -> m.PullReport:
     return m.PullReport(pulled.tokens, pulled.bytes, pulled.seconds)
+
+
+def route_from_wire(route: pb.Route) -> m.RouteReport:
+    return m.RouteReport(route.choice, dict(route.estimates))
 
 
 def pull_from_wire(room: m.RoomId, pull: pb.Pull) -> m.PullGrant:

@@ -10,9 +10,9 @@ from functools import partial
 
 import grpc
 
-from ..engine.build import EngineParts, build_engine
+from ..engine.build import EngineParts, build_early_start, build_engine
 from ..engine.config import EngineConfig
-from ..engine.messages import Outbox
+from ..engine.messages import EarlyStepEnded, Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.handover_status import HandoverStatus
@@ -67,11 +67,13 @@ class DecodeNode:
             parts.arena.slabs,
             SenderSettings(lease_seconds=config.lease_seconds),
         )
+        self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
         engine = build_engine(
             engine_config,
             Role.DECODE,
             parts,
             on_fresh=on_fresh,
+            early=self._early,
             progress=progress_bar("decode graphs"),
         )
         self.front = Node(
@@ -84,7 +86,7 @@ class DecodeNode:
                 model=served_model(engine_config.model, front_config, engine, codec),
             ),
             status=self._status,
-            name=config.name,
+            about={"node": config.name, "role": "decode"},
             tracing=open_tracing(front_config.otlp_endpoint, config.name, "decode"),
         )
         self.links = HandoverClient(
@@ -101,6 +103,9 @@ class DecodeNode:
             self.front.tracing.header,
         )
 
+    def _step_ended(self) -> None:
+        self.front.post(EarlyStepEnded())
+
     def _handover(self, message: Outbox) -> None:
         self.links.deliver(message)
 
@@ -113,6 +118,7 @@ class DecodeNode:
         """Returns HOST:PORT."""
         self._receiver.start()
         self._sender.start()
+        await asyncio.to_thread(self._early.prepare)
         await self.links.start()
         return await self.front.startup()
 
@@ -122,4 +128,5 @@ class DecodeNode:
         await self.links.stop()
         await self.front.stop()
         await asyncio.to_thread(self._sender.stop)
+        await asyncio.to_thread(self._early.close)
         await asyncio.to_thread(self._receiver.stop)

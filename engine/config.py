@@ -40,6 +40,12 @@ class EngineConfig:
         "prompt tokens in one forward; a multiple of 64",
         aliases=("--max-num-batched-tokens", "--chunked-prefill-size"),
     )
+    route: str = option(
+        "learnt",
+        "what decides where a prompt is computed, and whether a prefill node pulls: rates, once "
+        "some are measured, or always the two numbers of tokens that follow",
+        ("learnt", "fixed"),
+    )
     local_prefill_tokens: int = option(
         128, "decode role: uncached suffixes up to this long are prefilled here"
     )

@@ -18,10 +18,12 @@ from ..transfer.sender import Sender
 from . import messages as m
 from .admission import Admission
 from .config import EngineConfig
+from .early_start import EarlyStart
 from .eviction_ledger import EvictionLedger
 from .hand_on import HandOn
 from .offers import Offers
 from .pulls import Pulls
+from .rate_meter import RateMeter
 from .request import (
     Aborted,
     Active,
@@ -67,10 +69,12 @@ class Engine:
         eos_ids: Sequence[int],
         tool_call_ids: frozenset[int] = frozenset(),
         sender: Sender | None = None,
+        early: EarlyStart | None = None,
     ) -> None:
         self._role = role
         self._cache = cache
         self._runner = runner
+        self._early = early
         self._max_position = max_position
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
@@ -85,14 +89,15 @@ class Engine:
         self._times = StepTimes()
         self._ledger = EvictionLedger(cache, self._lessees)
         emit = self._outbox.append
-        self._take_over = TakeOver(cache, runner, self._ledger, emit, count(1))
-        self._pulls = Pulls(cache, runner, emit, count(1))
+        self._meter = RateMeter()
+        self._take_over = TakeOver(cache, runner, self._ledger, emit, count(1), self._meter, early)
+        self._pulls = Pulls(cache, runner, emit, count(1), self._meter)
         self._offers = Offers(cache, runner, emit)
         self._admission = Admission(
-            cache, config, role, self._take_over, self._pulls, self._ledger, emit
+            cache, config, role, self._take_over, self._pulls, self._ledger, self._meter, emit
         )
         self._scheduler = Scheduler(cache, config, self._admit)
-        self._hand_on = None if sender is None else HandOn(cache, sender, emit)
+        self._hand_on = None if sender is None else HandOn(cache, sender, emit, self._meter)
 
     def prepare(self) -> None:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
@@ -200,6 +205,9 @@ class Engine:
         request.output.append(sampled.token)
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
+            if request.started is not None:
+                at, cached = request.started
+                self._meter.here.add(len(request.prompt) - cached, request.first_token_at - at)
         index = len(request.output) - 1
         self._outbox.append(
             m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index)
@@ -207,14 +215,27 @@ class Engine:
         if isinstance(request.state, Decoding):
             self._finish_if_over(request)
 
+    def _decode(self, request: Request, second: Sampled | None) -> None:
+        """Go on with a request that a hand-over brought; `second`: drawn by its early step."""
+        self._scheduler.start(request)
+        if second is None:
+            self._finish_if_over(request)
+        else:
+            self._on_token(request, second)
+
+    def _finish_reason(self, request: Request) -> m.FinishReason | None:
+        """Why the last token of the output is the answer's last; None where it is not."""
+        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
+            return m.FinishReason.STOP
+        if len(request.output) >= request.sampling.max_new_tokens:
+            return m.FinishReason.LENGTH
+        return None
+
     def _finish_if_over(self, request: Request) -> None:
         state = request.state
         assert isinstance(state, Decoding)
-        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
-            reason = m.FinishReason.STOP
-        elif len(request.output) >= request.sampling.max_new_tokens:
-            reason = m.FinishReason.LENGTH
-        else:
+        reason = self._finish_reason(request)
+        if reason is None:
             return
         hint = turn_hint(request.output, reason, self._tool_call_ids)
         keep_state(self._cache, request, state, hint)
@@ -242,6 +263,7 @@ class Engine:
             time_to_first_token=(now if first is None else first) - request.created,
             seconds=now - request.created,
             pulled=request.pulled,
+            route=request.route,
         )
 
     def _admit(self, request: Request) -> bool:
@@ -305,11 +327,15 @@ class Engine:
                 ready = self._take_over.ready(message)
                 if ready is not None:
                     self._on_token(*ready)
+                    if self._finish_reason(ready[0]) is None:
+                        self._take_over.start_early(ready[0], message)
             case m.RemoteDone():
-                request = self._take_over.done(message)
-                if request is not None:
-                    self._scheduler.start(request)
-                    self._finish_if_over(request)
+                done = self._take_over.done(message)
+                if done is not None:
+                    self._decode(*done)
+            case m.EarlyStepEnded():
+                for joined in self._take_over.join():
+                    self._decode(*joined)
             case m.HandoverLost():
                 request = self._take_over.lost(message)
                 if request is not None:
@@ -423,8 +449,9 @@ class Engine:
         return self._told_counters(query_id)
 
     def _told_counters(self, query_id: int) -> m.StatsReply:
+        early = {} if self._early is None else self._early.counters
         return stats_reply(
-            query_id, self._cache, self._everyone(), self._integrity, self._times.report()
+            query_id, self._cache, self._everyone(), self._integrity, self._times.report(), early
         )
 
     def _answer_drains(self) -> None:

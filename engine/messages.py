@@ -100,6 +100,16 @@ class PullReport:
 
 
 @dataclass(frozen=True)
+class RouteReport:
+    """Why a prompt was computed where it was. choice: "here", "there" or "there, with a pull".
+    estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
+    (of what was offered); empty where constants decided (engine/rates.py)."""
+
+    choice: str
+    estimates: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Usage:
     """What the client is told. hit is None only where the request ended before its prompt was
     scheduled.
@@ -117,6 +127,7 @@ class Usage:
     time_to_first_token: float
     seconds: float
     pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -360,6 +371,7 @@ class RemoteReady:
     prefilled_on: str
     pulled: PullReport | None = None
     tail_seconds: float | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -368,6 +380,11 @@ class RemoteDone:
 
     room: RoomId
     transfer: TransferReport
+
+
+@dataclass(frozen=True)
+class EarlyStepEnded:
+    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -423,7 +440,8 @@ class CursorOpened:
 
 @dataclass(frozen=True)
 class StatsReply:
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
+    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
     without shadows. policy: the one that is followed. slab_pages: of one slab."""
 
@@ -439,6 +457,7 @@ class StatsReply:
     policies: dict[str, float] = field(default_factory=dict)
     slab_pages: int = 1
     steps: StepReport | None = None
+    early: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -520,6 +539,7 @@ class PrefillToken:
     margin: float
     hit: HitBreakdown
     pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -600,6 +620,7 @@ Inbox = (
     | GrantWanted
     | RemoteReady
     | RemoteDone
+    | EarlyStepEnded
     | HandoverLost
     | WriterFenced
 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Lease
 from ..pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
+from .rate_meter import RateMeter
 from .request import Pulling, Request, Waiting
 from .runner import Passed, Runner
 
@@ -33,11 +34,13 @@ class Pulls:
         runner: Runner,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
+        meter: RateMeter,
     ) -> None:
         self._cache = cache
         self._runner = runner
         self._emit = emit
         self._generations = generations
+        self._meter = meter
         self._live: dict[m.RoomId, _Pull] = {}
         self._quarantined: dict[m.RoomId, int] = {}
         self._grants: deque[tuple[Passed, m.PullGrant]] = deque()
@@ -91,6 +94,7 @@ class Pulls:
             case m.PullCommitted(report=report):
                 self._commit(pull)
                 pull.request.pulled = report
+                self._meter.pulled.add(report.bytes, report.seconds)
             case m.PullLost():
                 self._quarantined[message.room] = self._cache.quarantine(pull.lease)
         if not isinstance(pull.request.state, Pulling):

@@ -22,6 +22,7 @@ from .messages import (
     PullReport,
     RequestId,
     RoomId,
+    RouteReport,
     Ticket,
     Tokens,
     TransferReport,
@@ -203,6 +204,9 @@ class Request:
     transfer: TransferReport | None = None
     pulled: PullReport | None = None
     pull_tried: bool = False
+    route: RouteReport | None = None
+    asked_at: float | None = None  # of a prefill node
+    started: tuple[float, int] | None = None  # when it was leased to be computed, from which token
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py

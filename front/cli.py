@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": ("bench.main", "how near the hardware's floor kernels and models run"),
     "chat": ("client.chat", "a conversation in this terminal, with what each turn had cached"),
     "explain": ("client.explain", "one request's story: what was cached, what was not and why"),
+    "top": ("client.top", "a node's hits, arena and faults, live in the terminal"),
     "completion": ("client.completion", "a script that completes this command in your shell"),
     "doctor": ("client.doctor", "what would keep a daemon from working here, and the mend"),
     "ray": ("client.ray", "nodes on the machines of a Ray cluster"),

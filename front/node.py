@@ -7,7 +7,7 @@ then whatever the daemon waits for, then shutdown, once each.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 # What answers already made may take to reach their clients once the engine is empty.
 _LAST_WRITES_SECONDS = 1.0
+_FUSED = {"node": "serve", "role": "fused"}
 # As many as a page can draw.
 _TREE_NODES = 512
 
@@ -68,12 +69,13 @@ class Node:
         handover: Callable[[Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
         status: HandoverStatusSource = HandoverStatus,
-        name: str = "serve",
+        about: Mapping[str, str] = _FUSED,
         tracing: Tracing | None = None,
     ) -> None:
         """services, routes: what this role serves over its engine by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread. status: of the hand-overs
-        behind this node. name: how its page calls it. tracing: closed with the node."""
+        behind this node. about: what its page says of it, `node` (its name) and `role`. tracing:
+        closed with the node."""
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
@@ -98,7 +100,7 @@ class Node:
             self._recorder.history,
             self._recorder.now,
             self._tree,
-            {"node": name, "version": package_version()},
+            {**about, "version": package_version()},
         )
         dashboard = DashboardHandlers(source, load_page())
         self._routes = [

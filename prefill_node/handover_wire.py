@@ -110,12 +110,17 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
                 lost=None if hit.lost is None else _lost(hit.lost),
             ),
             pulled=None if token.pulled is None else pulled(token.pulled),
+            route=None if token.route is None else route(token.route),
         )
     )
 
 
 def pulled(report: m.PullReport) -> pb.Pulled:
     return pb.Pulled(tokens=report.tokens, bytes=report.bytes, seconds=report.seconds)
+
+
+def route(report: m.RouteReport) -> pb.Route:
+    return pb.Route(choice=report.choice, estimates=report.estimates)
 
 
 def pull(grant: m.PullGrant) -> pb.SenderMessage:

@@ -78,7 +78,7 @@ class PrefillNode:
             parts,
             self._sender,
             on_fresh,
-            progress_bar("decode graphs"),
+            progress=progress_bar("decode graphs"),
         )
         self.front = Node(
             engine,
@@ -86,7 +86,7 @@ class PrefillNode:
             lambda client: (admin_service(client, store=None),),
             handover=self._handover,
             status=self._status,
-            name=config.name,
+            about={"node": config.name, "role": "prefill"},
             tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),
         )
         self._config = config

@@ -255,7 +255,7 @@ class Refused(_message.Message):
     def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("generation", "token", "logprob", "margin", "hit", "pulled", "tail_seconds")
+    __slots__ = ("generation", "token", "logprob", "margin", "hit", "pulled", "tail_seconds", "route")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,7 @@ class Ready(_message.Message):
     HIT_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     TAIL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     token: int
     logprob: float
@@ -270,7 +271,8 @@ class Ready(_message.Message):
     hit: Hit
     pulled: Pulled
     tail_seconds: float
-    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., tail_seconds: _Optional[float] = ...) -> None: ...
+    route: Route
+    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., tail_seconds: _Optional[float] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
 
 class Hit(_message.Message):
     __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost")
@@ -406,6 +408,21 @@ class PullFailed(_message.Message):
     reason: str
     drain: Drain
     def __init__(self, generation: _Optional[int] = ..., reason: _Optional[str] = ..., drain: _Optional[_Union[Drain, str]] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("choice", "estimates")
+    class EstimatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    choice: str
+    estimates: _containers.ScalarMap[str, float]
+    def __init__(self, choice: _Optional[str] = ..., estimates: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Pulled(_message.Message):
     __slots__ = ("tokens", "bytes", "seconds")

@@ -14,6 +14,10 @@ _KEPT = 0.95
 _LEAST_SPREAD = 0.05
 """Of the sizes, as a share of their mean, from which on a slope means something."""
 
+_SLACK = 4.0
+_SLOWEST_BYTE_SECONDS = 1e-6
+"""Believed of a link of which nothing is known, where the question is whether it stands still."""
+
 
 @dataclass(frozen=True)
 class LinkCost:
@@ -49,6 +53,12 @@ class LinkRate:
         cost = self._cost
         return None if cost is None else cost.window_seconds + size * cost.byte_seconds
 
+    def patience(self) -> float:
+        """Seconds in which what is in flight should have been flushed several times over."""
+        size = self.in_flight_bytes
+        known = self.seconds_for(size)
+        return _SLACK * (size * _SLOWEST_BYTE_SECONDS if known is None else known)
+
     def posted(self, size: int) -> None:
         self.in_flight_bytes += size
 
@@ -79,4 +89,5 @@ class LinkRate:
         spread = variance > (_LEAST_SPREAD * mean_bytes) ** 2
         whole = mean_seconds / mean_bytes
         slope = min(max(covariance / variance, 0.01 * whole), whole) if spread else whole
-        self._cost = LinkCost(mean_seconds - slope * mean_bytes, slope, mean_bytes, spread)
+        latency = max(0.0, mean_seconds - slope * mean_bytes)
+        self._cost = LinkCost(latency, slope, mean_bytes, spread)

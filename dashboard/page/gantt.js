@@ -12,7 +12,7 @@ const LINE = 7;
 
 const COLUMNS = [
   ["request", (row) => row.request, true],
-  ["from", (row) => row.usage.prefilled_on, true],
+  ["from", (row) => row.usage.prefilled_on],
   ["bytes", (row) => bytes(row.usage.transfer.bytes)],
   ["hidden", (row) => percent(row.usage.transfer.hidden_seconds, total(row.usage.transfer))],
 ];
@@ -73,12 +73,12 @@ function receiver(track) {
 function drawTrack(phases, bars, end) {
   const last = Math.max(end, 1e-6, ...phases.map((phase) => phase.at));
   const x = (at) => LEFT + ((WIDTH - 2 * LEFT) * at) / last;
-  const top = 30;
+  const top = 42;
   const height = top + LINE * bars.length + 18;
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": "Timeline" });
   phases.forEach((phase, index) => {
     svg.append(shape("line", { x1: x(phase.at), x2: x(phase.at), y1: 12, y2: height - 16, class: "phase" }),
-      shape("text", { x: Math.min(x(phase.at), WIDTH - 60), y: index % 2 ? 24 : 11, "data-phase": phase.phase }, phase.phase));
+      shape("text", { x: Math.min(x(phase.at), WIDTH - 60), y: 11 + 11 * (index % 3), "data-phase": phase.phase }, phase.phase));
   });
   bars.forEach(({ parts, marks, told }, index) => {
     const y = top + LINE * index;

@@ -34,6 +34,7 @@ function take(next) {
   const happened = !state || next.ended !== state.ended || JSON.stringify(next.faults) !== JSON.stringify(state.faults);
   state = next;
   find("node").textContent = `${next.about.node} ${next.about.version ?? ""}`;
+  views.tree.role = next.about.role;
   say(next.about.recorded ? `recorded ${next.about.recorded}` : "live");
   document.body.dataset.ended = next.ended;
   if (tabs.current === "overview" || happened) show(tabs.current);

@@ -1,4 +1,4 @@
-// Conversations over time: a row each; a bar a turn, split into cached, recomputed and decoded tokens; the gaps are
+// Conversations over time: a row each; a bar a turn, split into cached, new, recomputed and decoded tokens; the gaps are
 // tools and people. A mark stands above a turn that had to compute what was evicted.
 
 import { load } from "./api.js";
@@ -9,13 +9,12 @@ const WIDTH = 1200;
 const LABEL = 130;
 const ROW = 34;
 const SHOWN = 40;
-const PARTS = ["cached", "recomputed", "decoded"];
-const CLASS = { cached: "usable", recomputed: "checkpoint_evicted", decoded: "decoded" };
+const PARTS = { cached: "usable", fresh: "fresh", lost_tokens: "lost", decoded: "decoded" };
 
 export class SessionView {
   constructor() {
     find("session-legend").replaceChildren(...legend([
-      ["usable", "cached"], ["checkpoint_evicted", "recomputed"], ["decoded", "decoded"],
+      ["usable", "cached"], ["fresh", "computed: new"], ["lost", "recomputed: seen before"], ["decoded", "decoded"],
       ["pause", "pause between turns"],
     ]), "▼ an eviction cost this turn");
   }
@@ -47,13 +46,13 @@ export class SessionView {
   }
 
   turn(session, turn, x, width, y) {
-    const whole = turn.cached + turn.recomputed + turn.decoded;
+    const whole = turn.cached + turn.fresh + turn.lost_tokens + turn.decoded;
     const group = shape("g", { tabindex: "0", role: "button", "data-request": turn.request,
       "aria-label": `${session.session}, ${turn.prompt} prompt tokens, ${turn.cached} cached` });
     let next = x;
-    for (const part of PARTS) {
+    for (const [part, kind] of Object.entries(PARTS)) {
       const wide = whole ? (width * turn[part]) / whole : 0;
-      group.append(shape("rect", { x: next, y: y + 6, width: wide, height: 22, class: CLASS[part] }));
+      group.append(shape("rect", { x: next, y: y + 6, width: wide, height: 22, class: kind }));
       next += wide;
     }
     if (turn.evicted) group.append(shape("text", { x: x - 2, y: y + 6 }, "▼"));
@@ -70,7 +69,7 @@ export class SessionView {
       ["arrived", `${clock(turn.arrived_at)}${turn.pause === null ? "" : `, ${seconds(turn.pause)} after the turn before`}`],
       ["prompt", `${count(turn.prompt)} tokens`],
       ["cached", `${count(turn.cached)} (${percent(turn.cached, turn.prompt)})`],
-      ["recomputed", count(turn.recomputed)],
+      ["computed", `${count(turn.fresh)} new, ${count(turn.lost_tokens)} seen before`],
       ["decoded", `${count(turn.decoded)}, ended by ${turn.reason}`],
       ["first token", seconds(turn.first_token)],
       ["lost to evictions", turn.evicted ? `${count(turn.evicted)} tokens` : null],

@@ -12,14 +12,15 @@ const LEAST = 2; // narrower boxes are not drawn: the parent's "not drawn" tells
 const KINDS = [
   ["checkpoint", "a state stands at its end"],
   ["kv_only", "KV only"],
-  ["pinned", "in use by a request"],
-  ["in_transfer", "being sent or received"],
+  ["in_use", "in use by a request"],
+  ["in_transfer", "being handed over"],
   ["hidden-nodes", "smaller ones together"],
 ];
 
 export class TreeView {
   constructor() {
     this.path = [];
+    this.role = "";
     find("tree-legend").replaceChildren(...legend(KINDS));
   }
 
@@ -61,7 +62,7 @@ export class TreeView {
 
   box({ row, hidden, x, width, level }) {
     const y = level * ROW;
-    const kind = hidden ? "hidden-nodes" : kindOf(row);
+    const kind = hidden ? "hidden-nodes" : this.kindOf(row);
     const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}` });
     const told = hidden
       ? `${count(hidden.nodes)} more nodes, ${count(hidden.tokens)} tokens`
@@ -108,10 +109,11 @@ export class TreeView {
     });
     find("tree-path").replaceChildren(...steps);
   }
-}
 
-function kindOf(row) {
-  if (row.leases || row.state_pins || row.protected) return "pinned";
-  if (row.state || row.tails) return "checkpoint";
-  return "kv_only";
+  kindOf(row) {
+    if (row.tokens === 0 && row.depth === 0) return "namespace";
+    // Whatever runs on a prefill node is for another node.
+    if (row.leases || row.state_pins || row.protected) return this.role === "prefill" ? "in_transfer" : "in_use";
+    return row.state || row.tails ? "checkpoint" : "kv_only";
+  }
 }

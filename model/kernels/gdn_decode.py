@@ -3,7 +3,7 @@
 Two launches, the second of which starts while the first runs. `gdn_step_inputs` moves the
 convolution on and makes the gates: little work. Then a program owns one value head of one row: it
 reads that head's [value_dim, key_dim] state once and writes it once, which is all the traffic that
-counts, and has half of it on the way before it waits for the first launch. Twin:
+counts, and has half of it or all on the way before it waits for the first launch. Twin:
 `model.torch_operators.TorchOperators.gdn`.
 
 read_slots[i] may be write_slots[i] (in place). No row may read a slot that another row writes. The
@@ -27,6 +27,11 @@ from .gdn_step_inputs import gdn_step_inputs
 _BLOCK = 64
 _STAGES = 3
 _WARPS = 8
+# One part in so many of a state is asked for before the wait: of few rows most programs are at once
+# on the device, and whole states would drive each other out of the cache.
+_AHEAD_OF_FEW = 2
+_AHEAD_OF_MANY = 1
+_FEW_ROWS = 32
 
 
 def gdn_decode(
@@ -49,6 +54,7 @@ def gdn_decode(
     inputs = gdn_step_inputs(projected, weights, config, conv, read_slots, write_slots, rows)
     batch, heads = projected.shape[0], config.value_heads
     output = projected.new_empty(batch, heads * config.value_dim)
+    state_bytes = config.value_dim * config.key_dim * ssm.element_size()
     _kernel[(heads, batch)](
         projected[:, config.conv_channels :],
         projected.stride(0),
@@ -69,7 +75,7 @@ def gdn_decode(
         LINE=_line(ssm.element_size(), config.key_dim),
         BLOCK=min(_BLOCK, config.value_dim),
         STAGES=_STAGES,
-        AHEAD=config.value_dim * config.key_dim * ssm.element_size() // 2,
+        AHEAD=state_bytes // (_AHEAD_OF_FEW if batch <= _FEW_ROWS else _AHEAD_OF_MANY),
         num_warps=_WARPS,
         **dependent(projected),
     )

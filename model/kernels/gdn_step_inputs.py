@@ -29,8 +29,8 @@ class Share:
 
 # As measured on an H200: few rows end sooner in small programs, many in half as many programs.
 _FEW = Share(1, 1)
-_MANY = Share(2, 1)
-_FEW_ROWS = 64
+_MANY = Share(2, 2)
+_FEW_ROWS = 32
 
 
 @dataclass(frozen=True)

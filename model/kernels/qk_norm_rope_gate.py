@@ -21,7 +21,7 @@ from ..config import ModelConfig
 from ..ops.rope import rotary_table
 from ..weights import AttentionWeights
 
-_HEADS = 16
+_HEADS = 8
 _WARPS = 2
 
 
@@ -100,6 +100,7 @@ def qk_norm_rope_gate(
 
 @triton.jit
 def _norm_and_rotate(
+    stored,
     source,
     target,
     inside,
@@ -113,15 +114,12 @@ def _norm_and_rotate(
     DIM: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Heads at `source` [HEADS], where `inside`, to `target` [HEADS], where `kept`.
+    """`stored`, the heads at `source` [HEADS], where `inside`, to `target` [HEADS], where `kept`.
 
     The elements that turn are read again, from the nearest cache, as two tiles of which one is the
     other's partner: exchanging them between threads costs more.
     """
     element = tl.arange(0, DIM)
-    stored = tl.load(
-        source[:, None] + element, mask=inside[:, None] & (element < HEAD_DIM), other=0.0
-    )
     values = stored.to(tl.float32)
     root = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)
     scale = tl.load(weight + element, mask=element < HEAD_DIM, other=0.0)
@@ -186,11 +184,15 @@ def _kernel(
     wait_for_inputs(DEPENDENT)
     angles = rotary + position * (2 * HALF)
     source = projected + token * projected_stride
+    element = tl.arange(0, DIM)
     q_blocks: tl.constexpr = (QUERY_HEADS + Q_BLOCK - 1) // Q_BLOCK
     if block < q_blocks:
         head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
+        heads = source + head * (2 * HEAD_DIM)
+        queries = (head < QUERY_HEADS)[:, None] & (element < HEAD_DIM)
         _norm_and_rotate(
-            source + head * (2 * HEAD_DIM),
+            tl.load(heads[:, None] + element, mask=queries, other=0.0),
+            heads,
             q + (token * QUERY_HEADS + head) * HEAD_DIM,
             head < QUERY_HEADS,
             (head < QUERY_HEADS) & live,
@@ -204,20 +206,32 @@ def _kernel(
             PART,
         )
     else:
+        kv_head = (block - q_blocks) * KV_BLOCK + tl.arange(0, KV_BLOCK)
+        inside = kv_head < KV_HEADS
+        keys = source + (2 * QUERY_HEADS + kv_head) * HEAD_DIM
+        whole = inside[:, None] & (element < HEAD_DIM)
+        # Before the page is looked up, which takes two loads one after the other.
+        key = tl.load(keys[:, None] + element, mask=whole, other=0.0)
+        value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
         owner = tl.load(owners + token, mask=live, other=0).to(tl.int64)
         entry = page_table + owner * page_table_stride + position // PAGE_TOKENS
         page = tl.load(entry, mask=live, other=0).to(tl.int64)
         line = kv + page * page_stride + (position % PAGE_TOKENS) * token_stride
-        kv_head = (block - q_blocks) * KV_BLOCK + tl.arange(0, KV_BLOCK)
-        inside = kv_head < KV_HEADS
-        kept = inside & live
-        keys = source + (2 * QUERY_HEADS + kv_head) * HEAD_DIM
-        element = tl.arange(0, DIM)
-        whole = inside[:, None] & (element < HEAD_DIM)
-        value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
         target = line + kv_head * HEAD_DIM
         _norm_and_rotate(
-            keys, target, inside, kept, k_norm, angles, live, eps, HEAD_DIM, HALF, DIM, PART
+            key,
+            keys,
+            target,
+            inside,
+            inside & live,
+            k_norm,
+            angles,
+            live,
+            eps,
+            HEAD_DIM,
+            HALF,
+            DIM,
+            PART,
         )
         tl.store(target[:, None] + value_stride + element, value, mask=whole & live)
 
@@ -250,7 +264,7 @@ def compile_specs() -> list[KernelSpec]:
                 "HEAD_DIM": 256,
                 "HALF": 32,
                 "PAGE_TOKENS": 64,
-                "Q_BLOCK": 16,
+                "Q_BLOCK": 8,
                 "KV_BLOCK": 4,
                 "DIM": 256,
                 "PART": 32,

@@ -28,7 +28,7 @@ def int32(values: list[int], device: torch.device) -> torch.Tensor:
 )
 @pytest.mark.parametrize(
     ("write_slots", "few_rows"),
-    [([5, 1, 2], 64), ([0, 4, 3], 0)],
+    [([5, 1, 2], 32), ([0, 4, 3], 0)],
     ids=["slot to slot, few", "in place, many"],
 )
 def test_step_equals_the_cpu_path(

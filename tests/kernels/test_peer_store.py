@@ -7,6 +7,7 @@ import torch
 from tasuki.transfer.descriptors import Pieces
 from tasuki.transfer.kernels.peer_store import (
     ALIGNMENT,
+    Grid,
     Target,
     fill_table,
     naive_store_pieces,
@@ -37,7 +38,7 @@ def random_pieces(lengths: list[int], seed: int) -> Pieces:
 
 
 def stored(
-    pieces: Pieces, programs: int, device: torch.device, gate: int = PERMISSION
+    pieces: Pieces, grid: Grid, device: torch.device, gate: int = PERMISSION
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """(source, target after the launch, flag)."""
     source = np.random.default_rng(1).integers(0, 256, SIZE, dtype=np.uint8)
@@ -54,12 +55,12 @@ def stored(
         torch.from_numpy(table).to(device),
         len(pieces),
         flag.data_ptr(),
-        programs,
+        grid,
     )
     return source, write.cpu().numpy(), int(flag.item())
 
 
-@pytest.mark.parametrize("programs", [1, 3, 40])
+@pytest.mark.parametrize("grid", [Grid(1, 1), Grid(3, 1), Grid(3, 4), Grid(40, 2)], ids=str)
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -72,10 +73,10 @@ def stored(
     ids=["sixteen_bytes", "one_chunk", "ragged", "pages", "runs"],
 )
 def test_pieces_arrive_and_nothing_else_changes(
-    lengths: list[int], programs: int, device: torch.device
+    lengths: list[int], grid: Grid, device: torch.device
 ) -> None:
     pieces = random_pieces(lengths, seed=len(lengths))
-    source, target, flag = stored(pieces, programs, device)
+    source, target, flag = stored(pieces, grid, device)
     expected = np.full(SIZE, 0xA5, dtype=np.uint8)
     naive_store_pieces(source, expected, pieces)
     assert np.array_equal(target, expected)
@@ -84,7 +85,7 @@ def test_pieces_arrive_and_nothing_else_changes(
 
 def test_a_shut_gate_lets_nothing_through(device: torch.device) -> None:
     pieces = random_pieces([4096, 64], seed=3)
-    _, target, flag = stored(pieces, 4, device, gate=PERMISSION + 1)
+    _, target, flag = stored(pieces, Grid(4, 1), device, gate=PERMISSION + 1)
     assert (target == 0xA5).all()
     assert flag == 0
 

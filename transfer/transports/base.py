@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..descriptors import Pieces
+from ..grain import Grain
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,12 @@ class Transport(ABC):
         return 0.0005
 
     @abstractmethod
-    def register(self, address: int, size: int) -> Region:
-        """Make the arena known to the transport. Once, before metadata() and connect()."""
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+        """Make the arena known to the transport. Once, before metadata() and connect().
+
+        grain: what pieces will mostly be made of, here and at every peer, so that it can be
+        prepared; without it nothing is.
+        """
 
     @abstractmethod
     def metadata(self) -> bytes:

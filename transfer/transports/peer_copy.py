@@ -1,6 +1,6 @@
 """A kernel that stores into a peer GPU's memory, for processes and GPUs of one host.
 
-Owns the export of this node's arena, its gate and mailbox, the mapped arenas of peers, and a stream
+Owns the export of this node's arena, its gate and mailbox, the mapped arenas of peers, and streams
 on which windows are stored. Knows no layers and no rooms. Thread rule: as in base; one lock.
 Invariants:
 1. Nothing waits for the GPU but disconnect(), which must not unmap what a kernel still writes.
@@ -15,12 +15,14 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import OutOfBounds, TransportError
 from ..fence import ProcessIdentity
-from ..kernels.peer_store import ALIGNMENT, Target, fill_table, store_pieces
+from ..grain import Grain
+from ..kernels.peer_store import ALIGNMENT, Grid, Target, fill_table, store_pieces
 from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 from .cuda_ipc import CudaIpc
 from .mailbox import Mailbox, MailboxWriter
@@ -28,12 +30,14 @@ from .peer_address import PeerAddress
 from .peer_gate import PeerGate
 from .staging import Staging, Table
 
-_PROGRAMS = {
-    # A prefill makes a few GB/s, and this many move tens of them without taking SMs from it.
-    Pace.BESIDE_COMPUTE: 4,
+_GRIDS = {
+    # A prefill makes a few GB/s, and this moves a hundred without taking SMs from it.
+    Pace.BESIDE_COMPUTE: Grid(programs=4, turn=16),
     # The rest of a prompt's time is this window's: more than one program an SM.
-    Pace.ALONE: 264,
+    Pace.ALONE: Grid(programs=264, turn=1),
 }
+# So that one window's table and first stores go beside the last ones of the window before.
+_STREAMS = 2
 _HIGH_PRIORITY = -1
 
 
@@ -75,9 +79,10 @@ class PeerCopyTransport(Transport):
         self._gate = PeerGate(self._ipc)
         self._mailbox = Mailbox()
         self._staging = Staging(self._device)
-        self._stream: Any = torch.cuda.Stream(  # type: ignore[no-untyped-call]
-            self._device, priority=_HIGH_PRIORITY
-        )
+        self._streams: list[Any] = [
+            torch.cuda.Stream(self._device, priority=_HIGH_PRIORITY)  # type: ignore[no-untyped-call]
+            for _ in range(_STREAMS)
+        ]
         self._lock = threading.Lock()
         self._region: Region | None = None
         self._endpoints: list[_PeerEndpoint] = []
@@ -90,7 +95,7 @@ class PeerCopyTransport(Transport):
 
     @property
     def retry_seconds(self) -> float:
-        """Kernels that were launched in time run at once: their stream waits for nothing."""
+        """Kernels that were launched in time run at once: their streams wait for nothing."""
         return 0.5
 
     @property
@@ -98,7 +103,7 @@ class PeerCopyTransport(Transport):
         """A window takes about as long."""
         return 0.0001
 
-    def register(self, address: int, size: int) -> Region:
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         with self._lock:
             if self._region is not None:
                 raise TransportError("peer_copy: one arena a node; it is registered already")
@@ -163,7 +168,7 @@ class PeerCopyTransport(Transport):
         with self._lock:
             region = self._registered()
             check_bounds(pieces, region.size, endpoint.remote_size)
-            if (pieces % ALIGNMENT).any():
+            if int(np.bitwise_or.reduce(pieces, axis=None)) % ALIGNMENT:
                 raise OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
             if not endpoint.open:
                 raise TransportError("peer_copy: the connection is closed")
@@ -172,21 +177,25 @@ class PeerCopyTransport(Transport):
 
     def _launch(self, region: Region, endpoint: _PeerEndpoint, pieces: Pieces, pace: Pace) -> Table:
         count = len(pieces)
+        # In turn.
+        stream = self._streams.pop(0)
+        self._streams.append(stream)
         try:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            with torch.cuda.stream(stream):
                 table = self._staging.take(count)
                 chunks = fill_table(table.host, pieces)
                 table.send(count)
-                programs = min(_PROGRAMS[pace], chunks)
+                grid = _GRIDS[pace]
+                turns = -(-chunks // grid.turn)
                 store_pieces(
                     region.address,
                     endpoint.target,
                     table.device,
                     count,
                     table.flag_address,
-                    programs,
+                    Grid(min(grid.programs, turns), grid.turn),
                 )
-                table.event.record(self._stream)
+                table.event.record(stream)
         except RuntimeError as error:
             raise TransportError(f"peer_copy could not post: {error}") from error
         return table
@@ -240,7 +249,8 @@ class PeerCopyTransport(Transport):
         self._endpoints.remove(endpoint)
         endpoint.mailbox.close()
         # Unmapping under a kernel that writes would break this process's context.
-        self._stream.synchronize()
+        for stream in self._streams:
+            stream.synchronize()
         self._ipc.close(endpoint.address.arena, endpoint.arena)
         self._ipc.close(endpoint.address.gate, endpoint.gate)
 

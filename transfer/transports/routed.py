@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..descriptors import Pieces
 from ..errors import TransportError
+from ..grain import Grain
 from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,9 @@ class RoutedTransport(Transport):
     def poll_seconds(self) -> float:
         return min(member.poll_seconds for member in self._members.values())
 
-    def register(self, address: int, size: int) -> Region:
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         for member in self._members.values():
-            member.register(address, size)
+            member.register(address, size, grain)
         return Region(address, size)
 
     def metadata(self) -> bytes:
