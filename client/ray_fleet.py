@@ -9,7 +9,6 @@ it has moved.
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,32 +17,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ..engine.config import option
-from ..front.flags import FlagParser
+from .ray import RayConfig
 from .ray_node import RayNode
 
 _ANSWER_SECONDS = 2.0
 _FIRST_SECONDS = 180.0
-
-
-@dataclass(frozen=True)
-class RayConfig:
-    address: str = option("auto", "of the Ray cluster, as ray.init takes it")
-    prefill: int = option(1, "prefill nodes")
-    decode: int = option(1, "decode nodes")
-    cpus: float = option(1.0, "CPUs that each node is given")
-    gpus: float = option(0.0, "GPUs that each node is given")
-    strategy: str = option(
-        "SPREAD",
-        "how nodes lie over machines",
-        ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"),
-    )
-    host: str = option("", "address that each node binds; none: the one Ray knows its machine by")
-    poll_seconds: float = option(1.0, "between two looks at every node")
-
-    def __post_init__(self) -> None:
-        if self.prefill < 0 or self.decode < 1:
-            raise ValueError("give at least one decode node, and no fewer than 0 prefill nodes")
 
 
 class RayFleet:
@@ -127,14 +105,11 @@ def _answered(call: Any) -> str | None:
         return None
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = FlagParser("tasuki ray", "Nodes on the machines of a Ray cluster.")
-    parser.add_argument("flags", nargs="*", help="of every daemon, behind --")
-    parser.add_config(RayConfig)
-    values = parser.parse_args(argv)
-    config = parser.build(RayConfig, values)
+def supervise(config: RayConfig, flags: Sequence[str]) -> None:
+    """Until Ctrl-C, which drains. Says where nodes are as one line of JSON, and again whenever one
+    has moved."""
     ray.init(address=config.address)
-    with RayFleet(config, values.flags) as fleet:
+    with RayFleet(config, flags) as fleet:
         try:
             print(json.dumps({"ready": fleet.wait_ready()}), flush=True)
             known = fleet.addresses
@@ -145,4 +120,3 @@ def main(argv: Sequence[str]) -> int:
                     print(json.dumps({"nodes": known}), flush=True)
         except KeyboardInterrupt:
             fleet.drain()
-    return 0

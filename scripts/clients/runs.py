@@ -60,7 +60,7 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
                 *("--tokenizer-path", str(tokenizer), "--parallel", "2", "--number", "6"),
                 *("--min-turns", "2", "--max-turns", "3", "--seed", "1"),
                 *("--min-prompt-length", "100", "--max-prompt-length", "200"),
-                *("--min-tokens", "12", "--max-tokens", "12", "--prefix-length", "0"),
+                *("--max-tokens", "12", "--prefix-length", "0"),
                 *("--no-timestamp", "--outputs-dir", str(folder / "evalscope")),
             ),
             _read_evalscope,
