@@ -15,9 +15,10 @@ from ..engine.messages import (
     TransferReport,
     Usage,
 )
+from ..front.loss_messages import read_lost
 from ..proto import inference_pb2 as pb
 from .errors import ClientError, client_error
-from .retry import RetryPolicy, is_transient
+from .retry import RetryPolicy, next_pause
 
 _REASON = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
@@ -152,12 +153,9 @@ class AnswerStream:
     def _pause(self, error: ClientError) -> None:
         """Before the next attempt; raises `error` where there is none."""
         self._ask.failed()
-        if self._parts.begun or self.cancelled or not is_transient(error):
+        if self._parts.begun or self.cancelled:
             raise error
-        pause = next(self._pauses, None)
-        if pause is None:
-            raise error
-        time.sleep(pause)
+        time.sleep(next_pause(self._pauses, error))
 
 
 def read_usage(usage: pb.Usage) -> Usage:
@@ -185,8 +183,9 @@ def _read_route(route: pb.Route) -> RouteReport:
 
 def _read_hit(hit: pb.HitBreakdown) -> HitBreakdown:
     source = hit.checkpoint_source if hit.HasField("checkpoint_source") else None
+    lost = read_lost(hit.lost) if hit.HasField("lost") else None
     return HitBreakdown(
-        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source
+        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source, lost
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..engine.config import option
 from ..front.etcd import Etcd
+from ..transfer.transports.choice import KINDS
 from .etcd_membership import EtcdMembership
 from .membership import FileMembership, FixedMembership, Membership, check_target
 
@@ -12,6 +13,9 @@ from .membership import FileMembership, FixedMembership, Membership, check_targe
 @dataclass(frozen=True)
 class DecodeConfig:
     name: str = option("decode", "how prefill nodes see this node")
+    transport: str = option(
+        "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS
+    )
     prefill: str = option("", "prefill nodes, HOST:PORT separated by commas; none: prefill here")
     prefill_file: str = option(
         "", "file with a prefill node's HOST:PORT a line; nodes come and go as it changes"

@@ -134,7 +134,13 @@ class HandoverClient:
         chosen = self._choose(self._attempts.tried(wanted.request_id))
         if chosen is None:
             self._attempts.over(wanted.request_id)
-            self._post(m.HandoverLost(wanted.ticket.room, "no prefill node is connected"))
+            self._post(
+                m.HandoverLost(
+                    wanted.ticket.room,
+                    "no prefill node is connected",
+                    cause=m.LossCause.NO_NODE,
+                )
+            )
             return
         link, connection = chosen
         self._attempts.begun(wanted.request_id, link.target)

@@ -19,7 +19,7 @@ import grpc
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
-from ..transfer.errors import TransferError
+from ..transfer.errors import DigestMismatch, TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.outgoing import Drain
 from ..transfer.protocol import (
@@ -211,7 +211,7 @@ class IncomingHandover:
                 case m.HandoverGranted(grant=grant):
                     await self._grant(call, grant)
                 case m.HandoverDeclined():
-                    self._lose("no room to receive it now")
+                    self._lose("no room to receive it now", m.LossCause.NO_ROOM)
                 case m.HandoverCancelled():
                     self._machine.apply(ReceiverEvent.LOSE)
                 case StreamBroke(reason=reason):
@@ -224,12 +224,12 @@ class IncomingHandover:
                     self._verified(failure)
         except IllegalTransition as error:
             log.warning("room %d: %s", self.room, error)
-            self._lose(str(error))
+            self._lose(str(error), m.LossCause.PROTOCOL)
         except Exception as error:
             # A defect in one room must still end it and fence what it granted.
             log.exception("room %d broke", self.room)
             if self._machine.state in _LIVE:
-                self._lose(f"internal error: {error!r}")
+                self._lose(f"internal error: {error!r}", m.LossCause.PROTOCOL)
 
     async def _reserve(self, call: Stream) -> None:
         self._machine.apply(ReceiverEvent.RESERVE)
@@ -248,7 +248,13 @@ class IncomingHandover:
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
-                self._post(m.HandoverLost(self.room, f"refused: {message.refused.reason}"))
+                self._post(
+                    m.HandoverLost(
+                        self.room,
+                        f"refused: {message.refused.reason}",
+                        cause=m.LossCause.REFUSED,
+                    )
+                )
             case "pull":
                 self._serve_pull(message.pull)
             case "stop_pull":
@@ -339,7 +345,8 @@ class IncomingHandover:
 
     def _verified(self, failure: Exception | None) -> None:
         if failure is not None:
-            self._lose(str(failure))
+            digest = isinstance(failure, DigestMismatch)
+            self._lose(str(failure), m.LossCause.DIGEST if digest else m.LossCause.MISSING)
             return
         assert self._report is not None
         self._phases.mark(Phase.VERIFIED)
@@ -350,10 +357,10 @@ class IncomingHandover:
         self._post(done)
         reach(Place.RECEIVER_AFTER_COMMIT)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, cause: m.LossCause = m.LossCause.STREAM) -> None:
         self._machine.apply(ReceiverEvent.LOSE)
         log.warning("room %d is lost: %s", self.room, reason)
-        self._post(m.HandoverLost(self.room, reason))
+        self._post(m.HandoverLost(self.room, reason, cause=cause))
 
     async def _ask_to_drain(self, call: Stream) -> None:
         """Abort on the stream; read what was under way until the reply, or until the stream

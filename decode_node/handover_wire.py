@@ -1,6 +1,7 @@
 """Engine messages of a hand-over to and from protobuf, as the decode node needs them."""
 
 from ..engine import messages as m
+from ..engine.losses import Eviction, LostState
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
@@ -67,8 +68,10 @@ def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.Rem
             checkpoint_source=(
                 hit.checkpoint_source if hit.HasField("checkpoint_source") else None
             ),
+            lost=_lost(hit.lost) if hit.HasField("lost") else None,
         ),
         prefilled_on=prefilled_on,
+        tail_seconds=ready.tail_seconds if ready.HasField("tail_seconds") else None,
         pulled=pulled_from_wire(ready.pulled) if ready.HasField("pulled") else None,
         route=route_from_wire(ready.route) if ready.HasField("route") else None,
     )
@@ -118,4 +121,23 @@ def report_from_wire(report: pb.Report, received: ReceiverTrack) -> m.TransferRe
         hidden_seconds=report.hidden_seconds,
         exposed_seconds=report.exposed_seconds,
         timeline=HandoverTimeline(sender_track_from_wire(report.track), received),
+    )
+
+
+def _lost(lost: pb.LostState) -> LostState:
+    if not lost.HasField("eviction"):
+        return LostState(lost.tokens, lost.slabs_since)
+    told = lost.eviction
+    return LostState(
+        lost.tokens,
+        lost.slabs_since,
+        Eviction(
+            told.sequence,
+            told.kind,
+            told.checkpoint_kind if told.HasField("checkpoint_kind") else None,
+            told.tokens,
+            told.slabs,
+            told.score if told.HasField("score") else None,
+            told.taken_by if told.HasField("taken_by") else None,
+        ),
     )

@@ -10,9 +10,9 @@ from functools import partial
 
 import grpc
 
-from ..engine.build import EngineParts, build_engine
+from ..engine.build import EngineParts, build_early_start, build_engine
 from ..engine.config import EngineConfig
-from ..engine.messages import Outbox
+from ..engine.messages import EarlyStepEnded, Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.handover_status import HandoverStatus
@@ -66,6 +66,10 @@ class DecodeNode:
             SenderSettings(lease_seconds=config.lease_seconds),
         )
         engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
+        self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
+        engine = build_engine(
+            engine_config, Role.DECODE, parts, on_fresh=on_fresh, early=self._early
+        )
         self.front = Node(
             engine,
             front_config,
@@ -76,6 +80,7 @@ class DecodeNode:
                 model=served_model(engine_config.model, front_config, engine, codec),
             ),
             status=self._status,
+            about={"node": config.name, "role": "decode"},
         )
         self.links = HandoverClient(
             self.front.post,
@@ -90,6 +95,9 @@ class DecodeNode:
             prefill_credentials(front_config, config),
         )
 
+    def _step_ended(self) -> None:
+        self.front.post(EarlyStepEnded())
+
     def _handover(self, message: Outbox) -> None:
         self.links.deliver(message)
 
@@ -102,6 +110,7 @@ class DecodeNode:
         """Returns HOST:PORT."""
         self._receiver.start()
         self._sender.start()
+        await asyncio.to_thread(self._early.prepare)
         await self.links.start()
         return await self.front.startup()
 
@@ -111,4 +120,5 @@ class DecodeNode:
         await self.links.stop()
         await self.front.stop()
         await asyncio.to_thread(self._sender.stop)
+        await asyncio.to_thread(self._early.close)
         await asyncio.to_thread(self._receiver.stop)

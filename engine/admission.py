@@ -8,6 +8,7 @@ from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from .checkpoints import plan_checkpoints
 from .config import EngineConfig
+from .eviction_ledger import EvictionLedger
 from .hit import breakdown
 from .messages import Outbox, PrefillAccepted, RouteReport
 from .pulls import Pulls
@@ -28,6 +29,7 @@ class Admission:
         role: Role,
         take_over: TakeOver,
         pulls: Pulls,
+        ledger: EvictionLedger,
         meter: RateMeter,
         emit: Callable[[Outbox], None],
     ) -> None:
@@ -36,6 +38,7 @@ class Admission:
         self._role = role
         self._take_over = take_over
         self._pulls = pulls
+        self._ledger = ledger
         self._meter = meter
         self._emit = emit
 
@@ -103,7 +106,7 @@ class Admission:
         )
         if lease is None:
             return False
-        request.hit = breakdown(lease.match)
+        request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
         request.move(AwaitingGrant(lease))
         assert request.ticket is not None
         self._emit(PrefillAccepted(request.ticket.room))
@@ -136,7 +139,7 @@ class Admission:
         if lease is None:
             return False
         if request.hit is None:
-            request.hit = breakdown(lease.match)
+            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
         request.started = time.monotonic(), lease.cached_tokens
         planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
         request.move(Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned))

@@ -161,4 +161,13 @@ class HandOn:
                 request.move(Aborted())
             case Waiting() | Pulling():
                 request.move(Aborted())
+        self._emit(
+            m.RoomEnded(
+                message.room,
+                len(request.prompt),
+                request.hit,
+                isinstance(request.state, Finished),
+                tuple(request.life),
+            )
+        )
         return request

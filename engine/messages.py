@@ -6,7 +6,7 @@ front and by room (a 63-bit id) in a hand-over; the decode engine knows both, th
 only rooms.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
@@ -14,12 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
-from ..pycache._cpp_cache import EventBatch
+from ..pycache._cpp_cache import EventBatch, TreeView
 from ..transfer.timeline import HandoverTimeline
+from .life import LifeMark
+from .losses import Eviction, LostState
+from .step_times import StepReport
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
 Tokens = NDArray[np.int32]
+NodeName = tuple[int, int]
+"""Of a node of the cache's tree, as long as it lives."""
 
 
 class FinishReason(Enum):
@@ -37,6 +42,18 @@ class ErrorKind(Enum):
     INTERNAL = "internal"
 
 
+class LossCause(Enum):
+    """Why a hand-over was lost."""
+
+    REFUSED = "refused"
+    NO_NODE = "no_node"
+    NO_ROOM = "no_room"
+    STREAM = "stream"
+    MISSING = "missing"
+    DIGEST = "digest"
+    PROTOCOL = "protocol"
+
+
 @dataclass(frozen=True)
 class RequestError:
     kind: ErrorKind
@@ -46,13 +63,14 @@ class RequestError:
 @dataclass(frozen=True)
 class HitBreakdown:
     """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
-    it."""
+    it. lost: the evicted state that would have served it best."""
 
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: dict[str, int]
     checkpoint_source: str | None
+    lost: LostState | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,8 @@ class Usage:
 class Submit:
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
-    marks are token counts at which the client wants a checkpoint (role boundaries).
+    marks are token counts at which the client wants a checkpoint (role boundaries). session: what
+    operators may call the conversation; the engine does not look at it.
     """
 
     request_id: RequestId
@@ -125,6 +144,7 @@ class Submit:
     salt: bytes = b""
     cursor: int | None = None
     marks: tuple[int, ...] = ()
+    session: str | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +178,13 @@ class StatsQuery:
 
 
 @dataclass(frozen=True)
+class CountersQuery:
+    """As StatsQuery, in constant time: of a large cache `integrity` is what was found last."""
+
+    query_id: int
+
+
+@dataclass(frozen=True)
 class FlushCache:
     query_id: int
 
@@ -181,6 +208,18 @@ class ReadEvents:
 @dataclass(frozen=True)
 class EndWatch:
     watch: int
+
+
+@dataclass(frozen=True)
+class TreeQuery:
+    """The `limit` heaviest subtrees of what the cache holds, answered by TreeReply. `under`: below
+    that node only. `prefix`: below the deepest node that holds KV of these tokens under `salt`."""
+
+    query_id: int
+    limit: int
+    under: NodeName | None = None
+    prefix: Tokens | None = None
+    salt: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -320,7 +359,9 @@ class GrantWanted:
 
 @dataclass(frozen=True)
 class RemoteReady:
-    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop."""
+    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
+    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
+    tell."""
 
     room: RoomId
     token: int
@@ -329,6 +370,7 @@ class RemoteReady:
     hit: HitBreakdown
     prefilled_on: str
     pulled: PullReport | None = None
+    tail_seconds: float | None = None
     route: RouteReport | None = None
 
 
@@ -341,6 +383,11 @@ class RemoteDone:
 
 
 @dataclass(frozen=True)
+class EarlyStepEnded:
+    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
+
+
+@dataclass(frozen=True)
 class HandoverLost:
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
@@ -348,6 +395,7 @@ class HandoverLost:
     room: RoomId
     reason: str
     elsewhere: bool = False
+    cause: LossCause = LossCause.STREAM
 
 
 @dataclass(frozen=True)
@@ -370,9 +418,12 @@ class TokenOut:
 
 @dataclass(frozen=True)
 class Finished:
+    """life: the states that the request went through."""
+
     request_id: RequestId
     reason: FinishReason
     usage: Usage
+    life: tuple[LifeMark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -389,8 +440,10 @@ class CursorOpened:
 
 @dataclass(frozen=True)
 class StatsReply:
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
-    counters."""
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
+    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
+    counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
+    without shadows. policy: the one that is followed. slab_pages: of one slab."""
 
     query_id: int
     pages: dict[str, int]
@@ -400,6 +453,11 @@ class StatsReply:
     lost: dict[str, int]
     requests: dict[str, int]
     integrity: str = "ok"
+    policy: str = ""
+    policies: dict[str, float] = field(default_factory=dict)
+    slab_pages: int = 1
+    steps: StepReport | None = None
+    early: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -421,8 +479,35 @@ class EventsReply:
 
 
 @dataclass(frozen=True)
+class TreeReply:
+    """view: parents before children; None where what was asked for is not in the tree."""
+
+    query_id: int
+    view: TreeView | None
+
+
+@dataclass(frozen=True)
 class Drained:
     query_id: int
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What the cache gave up since it was last told, oldest first."""
+
+    evictions: tuple[Eviction, ...]
+
+
+@dataclass(frozen=True)
+class RoomEnded:
+    """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
+    handed_on: its prompt was computed to the end."""
+
+    room: RoomId
+    prompt_tokens: int
+    hit: HitBreakdown | None
+    handed_on: bool
+    life: tuple[LifeMark, ...]
 
 
 @dataclass(frozen=True)
@@ -516,10 +601,12 @@ Inbox = (
     | ForkCursor
     | CloseCursor
     | StatsQuery
+    | CountersQuery
     | FlushCache
     | WatchCache
     | ReadEvents
     | EndWatch
+    | TreeQuery
     | Drain
     | PrefillReserve
     | PrefillStart
@@ -533,6 +620,7 @@ Inbox = (
     | GrantWanted
     | RemoteReady
     | RemoteDone
+    | EarlyStepEnded
     | HandoverLost
     | WriterFenced
 )
@@ -545,7 +633,10 @@ Outbox = (
     | FlushReply
     | WatchOpened
     | EventsReply
+    | TreeReply
     | Drained
+    | Evicted
+    | RoomEnded
     | PrefillQueued
     | PrefillAccepted
     | PrefillRefused

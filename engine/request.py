@@ -15,6 +15,7 @@ from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import Lease
 from ..pycache.layout import PAGE_TOKENS
 from .checkpoints import PlannedCheckpoint
+from .life import LifeMark, marked
 from .messages import (
     Grant,
     HitBreakdown,
@@ -209,8 +210,10 @@ class Request:
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
+    suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
+    life: list[LifeMark] = field(default_factory=list)
 
     def move(self, state: State) -> None:
         if type(state) not in MOVES[type(self.state)]:
@@ -218,6 +221,7 @@ class Request:
                 f"request {self.id}: {type(self.state).__name__} -> {type(state).__name__}"
             )
         self.state = state
+        marked(self.life, LifeMark(type(state).__name__, time.monotonic() - self.created))
 
     @property
     def length(self) -> int:

@@ -231,7 +231,7 @@ class OutgoingHandover:
         if state is SenderState.DRAINING:
             return
         self._phases.mark(Phase.READY)
-        self._say(wire.ready(self.generation, token))
+        self._say(wire.ready(self.generation, token, self._sender.tail_seconds(self.room)))
         if state is SenderState.DONE:
             assert self._report is not None
             self._say_done(self._report)

@@ -1,8 +1,11 @@
 """Engine messages of a hand-over to and from protobuf, as the prefill node needs them."""
 
+from dataclasses import asdict
+
 import numpy as np
 
 from ..engine import messages as m
+from ..engine.losses import LostState
 from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
@@ -80,7 +83,7 @@ def refused(error: m.RequestError) -> pb.SenderMessage:
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
 
 
-def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
+def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
     hit = token.hit
     return pb.SenderMessage(
         ready=pb.Ready(
@@ -88,12 +91,14 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
             token=token.token,
             logprob=token.logprob,
             margin=token.margin,
+            tail_seconds=tail_seconds,
             hit=pb.Hit(
                 prompt_tokens=hit.prompt_tokens,
                 kv_tokens=hit.kv_tokens,
                 usable_tokens=hit.usable_tokens,
                 causes=hit.causes,
                 checkpoint_source=hit.checkpoint_source,
+                lost=None if hit.lost is None else _lost(hit.lost),
             ),
             pulled=None if token.pulled is None else pulled(token.pulled),
             route=None if token.route is None else route(token.route),
@@ -148,3 +153,12 @@ def failed(reason: str, drain: Drain) -> pb.SenderMessage:
 
 def aborted(drain: Drain) -> pb.SenderMessage:
     return pb.SenderMessage(aborted=pb.Aborted(drain=drain_to_wire(drain)))
+
+
+def _lost(lost: LostState) -> pb.LostState:
+    eviction = lost.eviction
+    return pb.LostState(
+        tokens=lost.tokens,
+        slabs_since=lost.slabs_since,
+        eviction=None if eviction is None else pb.Eviction(**asdict(eviction)),
+    )

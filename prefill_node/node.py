@@ -14,6 +14,7 @@ from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.etcd import Etcd
+from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
@@ -75,6 +76,8 @@ class PrefillNode:
             front_config,
             lambda client: (admin_service(client, store=None),),
             handover=self._handover,
+            status=self._status,
+            about={"node": config.name, "role": "prefill"},
         )
         self._config = config
         self._registration: Registration | None = None
@@ -90,6 +93,9 @@ class PrefillNode:
 
     def _handover(self, message: Outbox) -> None:
         self._service.deliver(message)
+
+    def _status(self) -> HandoverStatus:
+        return HandoverStatus(sent=self._sender.counters)
 
     async def startup(self) -> str:
         """Returns HOST:PORT."""

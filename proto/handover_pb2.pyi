@@ -255,13 +255,14 @@ class Refused(_message.Message):
     def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("generation", "token", "logprob", "margin", "hit", "pulled", "route")
+    __slots__ = ("generation", "token", "logprob", "margin", "hit", "pulled", "tail_seconds", "route")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
+    TAIL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     token: int
@@ -269,11 +270,12 @@ class Ready(_message.Message):
     margin: float
     hit: Hit
     pulled: Pulled
+    tail_seconds: float
     route: Route
-    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., tail_seconds: _Optional[float] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
 
 class Hit(_message.Message):
-    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source")
+    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost")
     class CausesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -286,12 +288,42 @@ class Hit(_message.Message):
     USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CAUSES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: _containers.ScalarMap[str, int]
     checkpoint_source: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ...) -> None: ...
+    lost: LostState
+    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ...) -> None: ...
+
+class LostState(_message.Message):
+    __slots__ = ("tokens", "slabs_since", "eviction")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_SINCE_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    slabs_since: float
+    eviction: Eviction
+    def __init__(self, tokens: _Optional[int] = ..., slabs_since: _Optional[float] = ..., eviction: _Optional[_Union[Eviction, _Mapping]] = ...) -> None: ...
+
+class Eviction(_message.Message):
+    __slots__ = ("sequence", "kind", "checkpoint_kind", "tokens", "slabs", "score", "taken_by")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_KIND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BY_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    kind: str
+    checkpoint_kind: str
+    tokens: int
+    slabs: float
+    score: float
+    taken_by: str
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., checkpoint_kind: _Optional[str] = ..., tokens: _Optional[int] = ..., slabs: _Optional[float] = ..., score: _Optional[float] = ..., taken_by: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("generation", "windows", "report")

@@ -8,8 +8,9 @@ asked, never believes it over before it is.
 
 import threading
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .link_rate import LinkRate
 from .transports.base import Endpoint
 
 
@@ -18,6 +19,7 @@ class Peer:
     endpoint: Endpoint
     slabs: int
     renewed: float
+    link: LinkRate = field(default_factory=LinkRate)
 
 
 class WriterLeases:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
+from .barrier import LayerBarrier
 from .destination import Destination
 from .digest import Digester
 from .errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
@@ -31,7 +32,6 @@ from .windows import WindowHeader
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.001
 _IDLE_SECONDS = 0.02
 
 
@@ -89,7 +89,9 @@ class Receiver:
     def forget(self, room: int) -> None:
         """Idempotent. What still lands of the room is dropped and counted; its ids need a fence."""
         with self._changed:
-            self._rooms.pop(room, None)
+            incoming = self._rooms.pop(room, None)
+            if incoming is not None:
+                incoming.forgotten = True
             if not self._rooms:
                 self._expecting.clear()
             self._changed.notify_all()
@@ -99,6 +101,15 @@ class Receiver:
         with self._changed:
             incoming = self._rooms.get(room)
             return 0 if incoming is None else incoming.windows_landed
+
+    def barrier(self, room: int) -> LayerBarrier | None:
+        """The layer barrier of a room, to be waited at by one thread; None for a room that is not
+        expected."""
+        with self._changed:
+            incoming = self._rooms.get(room)
+        if incoming is None:
+            return None
+        return LayerBarrier(incoming, self._changed, self._clock)
 
     def wait_layer(self, room: int, layer: int, timeout: float) -> bool:
         """The layer barrier: whether all the room brings of `layer` has landed within `timeout`
@@ -154,7 +165,8 @@ class Receiver:
                 self._take_or_drop(notification)
             if not arrived:
                 # Unexpected notifications are still drained, only less often.
-                pause = _POLL_SECONDS if self._expecting.is_set() else _IDLE_SECONDS
+                expecting = self._expecting.is_set()
+                pause = self._transport.poll_seconds if expecting else _IDLE_SECONDS
                 self._stopping.wait(pause)
 
     def _take_or_drop(self, notification: bytes) -> None:

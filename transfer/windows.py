@@ -5,9 +5,8 @@ A header is all that travels with a window's bytes: it says which logical bytes 
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from .errors import PlanError
 
 _MOST_LAYERS = 2**16
 """A header's layer numbers have 16 bits."""
@@ -105,19 +104,15 @@ class Window:
     local_slot: int | None
 
 
-def cut(
-    plan: ForwardPlan, layers: int, layers_per_window: int, first_sequence: int
-) -> list[Window]:
-    """The windows of one forward over `layers` layers, in the order of their ticks.
+def cut(plan: ForwardPlan, runs: Sequence[tuple[int, int]], first_sequence: int) -> list[Window]:
+    """The windows of one forward, one for each run of layers (first, end), in the order of their
+    ticks.
 
     A layer with nothing to send is in a window all the same: receivers count on one for every
-    layer.
+    layer. REQUIRES: every layer of the forward is in exactly one run, in order.
     """
-    if layers_per_window < 1:
-        raise PlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
     windows = []
-    for sequence, first in enumerate(range(0, layers, layers_per_window), first_sequence):
-        end = min(first + layers_per_window, layers)
+    for sequence, (first, end) in enumerate(runs, first_sequence):
         header = WindowHeader(
             sequence=sequence,
             first_layer=first,

@@ -109,7 +109,7 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
   const auto id = static_cast<LeaseId>(next_lease_);
   tree_.pin(standing.node, id, clock_);
   if (plan.source) tree_.pin_state(*plan.source);
-  if (!make_room(own, terms.working_slots)) {
+  if (!make_room(own, terms.working_slots, id)) {
     if (plan.source) tree_.unpin_state(*plan.source);
     tree_.unpin(standing.node, id);
     tree_.close_root_if_bare(root);
@@ -151,7 +151,7 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
       if (!taken.empty()) lease.tail_copy = {*tail->page, taken.front()};
     }
   }
-  for (std::int64_t i = 0; i < terms.checkpoint_slots && make_room(0, 1); ++i) {
+  for (std::int64_t i = 0; i < terms.checkpoint_slots && make_room(0, 1, id); ++i) {
     lease.spare_slots.push_back(allocator_.take_slot());
   }
   leases_.emplace(id, std::move(lease));
@@ -248,7 +248,7 @@ bool HybridTree::extend(LeaseId id, std::int64_t capacity) {
   if (more <= 0) return true;
   check_possible(capacity, static_cast<std::int64_t>(lease.working_slots.size()));
   ++clock_;
-  if (!make_room(more, 0)) return false;
+  if (!make_room(more, 0, id)) return false;
   const std::vector<PageId> taken = allocator_.take_pages(more);
   lease.pages.insert(lease.pages.end(), taken.begin(), taken.end());
   lease.own.insert(lease.own.end(), taken.size(), true);
@@ -269,7 +269,7 @@ std::optional<SlotId> HybridTree::take_checkpoint_slot(LeaseId id) {
     lease.spare_slots.erase(lease.spare_slots.begin());
   } else {
     ++clock_;
-    if (!make_room(0, 1)) return std::nullopt;
+    if (!make_room(0, 1, id)) return std::nullopt;
     slot = allocator_.take_slot();
   }
   lease.destination_slots.push_back(slot);
