@@ -21,6 +21,9 @@ COMMANDS = {
     "bench": ("bench.main", "how near the hardware's floor kernels and models run"),
     "explain": ("client.explain", "one request's story: what was cached, what was not and why"),
     "top": ("client.top", "a node's hits, arena and faults, live in the terminal"),
+    "record": ("client.record", "what happens at a node, kept in a file"),
+    "replay": ("client.replay_page", "the page of a recording, without the node"),
+    "trace-export": ("client.trace_export", "recorded traffic as an anonymous trace"),
     "doctor": ("client.doctor", "what would keep a daemon from working here, and the mend"),
     "replay-trace": ("replay.main", "hit rate of the cache on a trace, and its misses by cause"),
 }
