@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots boards kernels clean
+.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots boards kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -34,6 +34,10 @@ fuzz-cache-guided: $(VENV)/dev-installed
 # Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
 soak: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# SIGKILL at every place and every window of a hand-over, on both sides, with real daemons.
+sweep: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.sweep
 
 # Random lives of the cache's tree against its oracle, with every invariant checked at every step.
 soak-cache: $(VENV)/dev-installed

@@ -12,7 +12,7 @@ from ..dashboard.life_spans import seconds_by_state
 from ..engine.config import option
 from ..engine.life import LifeMark
 from ..engine.losses import Eviction, LostState
-from ..engine.messages import HitBreakdown, TransferReport, Usage
+from ..engine.messages import HitBreakdown, PullReport, RouteReport, TransferReport, Usage
 from ..front.flags import FlagParser
 from ..front.loss_messages import read_eviction
 from ..front.tls import ClientTls
@@ -77,6 +77,20 @@ def _answer(usage: Usage) -> list[str]:
         f"  answer   {usage.completion_tokens} tokens, the first after "
         f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms",
         f"  prefill  {where}",
+        *(_route(usage.route) if usage.route else []),
+        *(_pulled(usage.pulled) if usage.pulled else []),
+    ]
+
+
+def _route(route: RouteReport) -> list[str]:
+    told = ", ".join(f"{of} {1000 * at:.1f} ms" for of, at in sorted(route.estimates.items()))
+    return [f"  route    {route.choice}: " + (f"by rates, {told}" if told else "by constants")]
+
+
+def _pulled(report: PullReport) -> list[str]:
+    return [
+        f"  pulled   {report.tokens} tokens' prefix from here, {report.bytes / 2**20:.1f} MiB in "
+        f"{1000 * report.seconds:.1f} ms"
     ]
 
 

@@ -90,6 +90,26 @@ class TransferReport:
 
 
 @dataclass(frozen=True)
+class PullReport:
+    """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
+    of which it then had KV and state. seconds: from the ask to the commit, on its clock."""
+
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RouteReport:
+    """Why a prompt was computed where it was. choice: "here", "there" or "there, with a pull".
+    estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
+    (of what was offered); empty where constants decided (engine/rates.py)."""
+
+    choice: str
+    estimates: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Usage:
     """What the client is told. hit is None only where the request ended before its prompt was
     scheduled.
@@ -106,6 +126,8 @@ class Usage:
     local_fallback: bool
     time_to_first_token: float
     seconds: float
+    pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -210,7 +232,7 @@ class Drain:
 @dataclass(frozen=True)
 class Ticket:
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
-    state."""
+    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none."""
 
     room: RoomId
     generation: int
@@ -218,6 +240,7 @@ class Ticket:
     sampling: SamplingParams
     salt: bytes
     marks: tuple[int, ...] = ()
+    offered: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,6 +251,28 @@ class Grant:
     room: RoomId
     generation: int
     first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PullGrant:
+    """The prefill node's page and slot ids for what the ticket offered. pages[i] is logical page
+    first_page + i, up to the last page of `tokens`. generation: the prefill engine's own count."""
+
+    room: RoomId
+    generation: int
+    tokens: int
+    first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PullSource:
+    """The decode node's ids that hold it, as PullGrant numbers them."""
+
+    room: RoomId
     pages: tuple[int, ...]
     slot: int
 
@@ -257,6 +302,46 @@ class PrefillEnd:
 
 
 @dataclass(frozen=True)
+class PullCommitted:
+    """(prefill) Every window of the pull landed and every digest matched."""
+
+    room: RoomId
+    report: PullReport
+
+
+@dataclass(frozen=True)
+class PullLost:
+    """(prefill) The prompt is computed without it; granted ids are quarantined until
+    PullFenced."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullFenced:
+    """(prefill) The pull's writer can write no more: quarantined ids are free."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullAsked:
+    """(decode) The prefill node pulls what the room's ticket offered: pin it; answered by
+    PullPinned or PullRefused."""
+
+    room: RoomId
+    tokens: int
+    first_page: int
+
+
+@dataclass(frozen=True)
+class PullEnd:
+    """(decode) The pull is over and its sender has drained: let go."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
 class PeersChanged:
     """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
     locally."""
@@ -274,7 +359,9 @@ class GrantWanted:
 
 @dataclass(frozen=True)
 class RemoteReady:
-    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop."""
+    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
+    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
+    tell."""
 
     room: RoomId
     token: int
@@ -282,6 +369,9 @@ class RemoteReady:
     margin: float
     hit: HitBreakdown
     prefilled_on: str
+    pulled: PullReport | None = None
+    tail_seconds: float | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -290,6 +380,11 @@ class RemoteDone:
 
     room: RoomId
     transfer: TransferReport
+
+
+@dataclass(frozen=True)
+class EarlyStepEnded:
+    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +442,8 @@ class CursorOpened:
 
 @dataclass(frozen=True)
 class StatsReply:
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
+    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
     without shadows. policy: the one that is followed. slab_pages: of one slab."""
 
@@ -363,6 +459,7 @@ class StatsReply:
     policies: dict[str, float] = field(default_factory=dict)
     slab_pages: int = 1
     steps: StepReport | None = None
+    early: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -443,6 +540,31 @@ class PrefillToken:
     logprob: float
     margin: float
     hit: HitBreakdown
+    pulled: PullReport | None = None
+    route: RouteReport | None = None
+
+
+@dataclass(frozen=True)
+class PullWanted:
+    """(prefill) Ask the decode node for what the ticket offered, into these ids; answered by
+    PullCommitted, or PullLost and then PullFenced."""
+
+    grant: PullGrant
+
+
+@dataclass(frozen=True)
+class PullPinned:
+    """(decode) Pinned and at rest: may be sent."""
+
+    source: PullSource
+
+
+@dataclass(frozen=True)
+class PullRefused:
+    """(decode) It is here no more."""
+
+    room: RoomId
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -491,10 +613,16 @@ Inbox = (
     | PrefillReserve
     | PrefillStart
     | PrefillEnd
+    | PullCommitted
+    | PullLost
+    | PullFenced
+    | PullAsked
+    | PullEnd
     | PeersChanged
     | GrantWanted
     | RemoteReady
     | RemoteDone
+    | EarlyStepEnded
     | HandoverLost
     | WriterFenced
 )
@@ -515,6 +643,9 @@ Outbox = (
     | PrefillAccepted
     | PrefillRefused
     | PrefillToken
+    | PullWanted
+    | PullPinned
+    | PullRefused
     | HandoverWanted
     | HandoverGranted
     | HandoverDeclined

@@ -28,6 +28,7 @@ def stats_reply(
     requests: Iterable[Request],
     integrity: str,
     steps: StepReport,
+    early: dict[str, int],
 ) -> StatsReply:
     stats = cache.stats()
     return StatsReply(
@@ -59,4 +60,5 @@ def stats_reply(
         policies=stats.policies,
         slab_pages=cache.arena.layout.pages_per_slab,
         steps=steps,
+        early=early,
     )

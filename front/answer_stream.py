@@ -89,6 +89,16 @@ def usage_message(usage: m.Usage) -> pb.Usage:
                 exposed_seconds=usage.transfer.exposed_seconds,
             )
         )
+    if usage.pulled is not None:
+        message.pulled.CopyFrom(
+            pb.Pulled(
+                tokens=usage.pulled.tokens,
+                bytes=usage.pulled.bytes,
+                seconds=usage.pulled.seconds,
+            )
+        )
+    if usage.route is not None:
+        message.route.CopyFrom(pb.Route(choice=usage.route.choice, estimates=usage.route.estimates))
     return message
 
 

@@ -35,6 +35,10 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
         raise InvalidReserve(f"ticket.generation {ticket.generation} is not in [0, 2^63)")
     if not reserve.prompt:
         raise InvalidReserve("prompt is empty: give at least one token")
+    if ticket.offered >= len(reserve.prompt):
+        raise InvalidReserve(
+            f"ticket.offered {ticket.offered} is not less than the prompt's {len(reserve.prompt)}"
+        )
     wire = ticket.sampling
     try:
         sampling = SamplingParams(
@@ -56,6 +60,7 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             sampling=sampling,
             salt=ticket.salt,
             marks=tuple(ticket.marks),
+            offered=ticket.offered,
         ),
         np.array(reserve.prompt, dtype=np.int32),
     )
@@ -78,7 +83,7 @@ def refused(error: m.RequestError) -> pb.SenderMessage:
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
 
 
-def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
+def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
     hit = token.hit
     return pb.SenderMessage(
         ready=pb.Ready(
@@ -86,6 +91,7 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
             token=token.token,
             logprob=token.logprob,
             margin=token.margin,
+            tail_seconds=tail_seconds,
             hit=pb.Hit(
                 prompt_tokens=hit.prompt_tokens,
                 kv_tokens=hit.kv_tokens,
@@ -94,8 +100,34 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
                 checkpoint_source=hit.checkpoint_source,
                 lost=None if hit.lost is None else _lost(hit.lost),
             ),
+            pulled=None if token.pulled is None else pulled(token.pulled),
+            route=None if token.route is None else route(token.route),
         )
     )
+
+
+def pulled(report: m.PullReport) -> pb.Pulled:
+    return pb.Pulled(tokens=report.tokens, bytes=report.bytes, seconds=report.seconds)
+
+
+def route(report: m.RouteReport) -> pb.Route:
+    return pb.Route(choice=report.choice, estimates=report.estimates)
+
+
+def pull(grant: m.PullGrant) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        pull=pb.Pull(
+            generation=grant.generation,
+            tokens=grant.tokens,
+            first_page=grant.first_page,
+            pages=grant.pages,
+            slot=grant.slot,
+        )
+    )
+
+
+def stop_pull(generation: int) -> pb.SenderMessage:
+    return pb.SenderMessage(stop_pull=pb.StopPull(generation=generation))
 
 
 def done(generation: int, report: SendReport, track: SenderTrack) -> pb.SenderMessage:

@@ -169,6 +169,10 @@ class Lease:
         """(tree page, own page) to copy before the first forward, where cached_tokens is inside a
         page."""
     @property
+    def source_page(self) -> int | None:
+        """The tree's page that holds the tokens after the last whole page of cached_tokens; None
+        where there are none."""
+    @property
     def shared_pages(self) -> int:
         """The first so many of pages belong to the tree (pinned, read-only)."""
     @property
@@ -412,6 +416,10 @@ class HybridTree:
         - 1,
         whether or not a state stands there; nothing is forked: the state arrives in
         working_slots[0]."""
+    def lease_to_send(self, tokens: NDArray[np.int32], *, salt: bytes = b"") -> Lease | None:
+        """Pin what is usable of the prompt, to be read by a sender: pages up to the last whole one,
+        source_page and cow_source_slot. Takes no page and no slot; counts as no request. None:
+        nothing is usable."""
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
         """More own pages, all or nothing."""
     def append(self, lease: Lease, tokens: NDArray[np.int32]) -> None:

@@ -146,6 +146,11 @@ class HybridPrefixCache:
         self._tree.grant(lease)
         return lease
 
+    def lease_to_send(self, tokens: NDArray[np.int32], *, salt: bytes) -> Lease | None:
+        """Lease to be read by a sender: what is usable of the prompt is pinned, nothing is
+        taken."""
+        return self._tree.lease_to_send(tokens, salt=salt)
+
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
         held = len(lease.pages)
         extended = self._tree.extend(lease, capacity_tokens)

@@ -25,6 +25,8 @@ class IncomingRoom:
         self.room = room
         self.generation = generation
         self.destination = destination
+        self.forgotten = False
+        """Nothing of the room is counted any more."""
         self._kinds = layout.layer_kinds
         self._landed: dict[int, WindowDigest] = {}
         self.landings: deque[LandedWindow] = deque(maxlen=KEPT_WINDOWS)

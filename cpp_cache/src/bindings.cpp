@@ -235,6 +235,12 @@ void bind_lease(py::module_& module) {
             if (!copy) return std::nullopt;
             return std::pair(raw(copy->first), raw(copy->second));
           })
+      .def_property_readonly("source_page",
+                             [](const LeaseHandle& lease) -> std::optional<std::int32_t> {
+                               const auto page = lease.get().source_page;
+                               if (!page) return std::nullopt;
+                               return raw(*page);
+                             })
       .def_property_readonly("shared_pages",
                              [](const LeaseHandle& lease) { return lease.get().shared_pages; })
       .def_property_readonly("pages", &pages_of)
@@ -299,6 +305,12 @@ void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
           },
           "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
           "cursor"_a = py::none())
+      .def(
+          "lease_to_send",
+          [](const TreePtr& self, const py::object& tokens, const std::string& salt) {
+            return handle_of(self, self->lease_to_send(tokens_of(tokens), salt));
+          },
+          "tokens"_a, py::kw_only(), "salt"_a = py::bytes())
       .def(
           "extend",
           [](const TreePtr& self, const LeaseHandle& lease, std::int64_t capacity_tokens) {

@@ -147,7 +147,8 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
     lease.cow_source_slot = tree_.state(*plan.source).slot;
     if (plan.source->tail) {
       const Tail* tail = tree_.node(plan.source->node).find_tail(*plan.source->tail);
-      lease.tail_copy = {*tail->page, taken.front()};
+      lease.source_page = *tail->page;
+      if (!taken.empty()) lease.tail_copy = {*tail->page, taken.front()};
     }
   }
   for (std::int64_t i = 0; i < terms.checkpoint_slots && make_room(0, 1, id); ++i) {
@@ -226,6 +227,18 @@ std::optional<LeaseId> HybridTree::lease_receive(Tokens prompt, std::string_view
     id = admit(prompt, salt, terms, Plan{.match = found.match});
   }
   return id;
+}
+
+std::optional<LeaseId> HybridTree::lease_to_send(Tokens prompt, std::string_view salt) {
+  if (prompt.empty()) throw InvalidArgument("tokens must not be empty");
+  const Found found = find(prompt, salt, std::nullopt);
+  if (!found.source) return std::nullopt;
+  const Plan plan{.match = found.match,
+                  .cached_tokens = found.match.usable_tokens,
+                  .standing = found.usable,
+                  .source = found.source};
+  const LeaseTerms nothing{found.usable.depth, 0, 0, std::nullopt};
+  return admit(prompt, salt, nothing, plan);
 }
 
 bool HybridTree::extend(LeaseId id, std::int64_t capacity) {

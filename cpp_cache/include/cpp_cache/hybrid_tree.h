@@ -95,6 +95,9 @@ class HybridTree {
   std::optional<LeaseId> lease(Tokens prompt, std::string_view salt, const LeaseTerms& terms);
   std::optional<LeaseId> lease_receive(Tokens prompt, std::string_view salt,
                                        const LeaseTerms& terms);
+  // Pins what is usable of the prompt for somebody who reads it; takes no page and no slot, and
+  // counts as no request. nullopt: nothing is usable.
+  std::optional<LeaseId> lease_to_send(Tokens prompt, std::string_view salt);
   bool extend(LeaseId id, std::int64_t capacity_tokens);
   void append(LeaseId id, Tokens tokens);
   std::optional<SlotId> take_checkpoint_slot(LeaseId id);
