@@ -142,13 +142,13 @@ def _kernel(
     decay = tl.load(scalars + 2 * KEY_HEADS + head)
     beta = tl.load(scalars + 2 * KEY_HEADS + VALUE_HEADS + head)
     gate = tl.load(z + row.to(tl.int64) * projected_stride + head * VALUE_DIM + column)
-    scale = tl.load(norm + column)
+    gate = silu(gate.to(tl.float32)) * tl.load(norm + column)
+    match = tl.sum(k * q)
 
     # Three dimensions, so that eight lanes share a line, four lanes take rows, and the lines of a
     # row stand in one thread: a sum over key_dim is mostly adds, and takes 3 shuffles and not 5.
     within = value[:, None, None] * KEY_DIM + line[None, :, None] * LINE + element[None, None, :]
     out = tl.zeros([BLOCKS, BLOCK], tl.float32)
-    deltas = tl.zeros([BLOCKS, BLOCK], tl.float32)
     for block in tl.range(BLOCKS, num_stages=STAGES):
         state = tl.load(old + block * (BLOCK * KEY_DIM) + within).to(tl.float32)
         # Both sums are over the old state: S' q = decay (S q) + delta (k . q).
@@ -158,12 +158,9 @@ def _kernel(
         delta = beta * (tl.sum(tl.where(here, v, 0.0), axis=0) - decay * read_k)
         state = state * decay + delta[:, None, None] * k[None, :, :]
         tl.store(new + block * (BLOCK * KEY_DIM) + within, state.to(ssm.dtype.element_ty))
-        out = tl.where(here, (decay * read_q)[None, :], out)
-        deltas = tl.where(here, delta[None, :], deltas)
+        out = tl.where(here, (decay * read_q + delta * match)[None, :], out)
 
-    # Only now, since a sum over threads would hold up the loop's first loads.
-    out += deltas * tl.sum(k * q)
-    out *= tl.rsqrt(tl.sum(out * out) / VALUE_DIM + eps) * scale * silu(gate.to(tl.float32))
+    out *= tl.rsqrt(tl.sum(out * out) / VALUE_DIM + eps) * gate
     to = output + row.to(tl.int64) * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + column
     tl.store(to, out.to(output.dtype.element_ty))
 
