@@ -8,6 +8,8 @@ import torch
 from ..pycache.layout import CacheLayout
 from .contract import Contract
 from .digest import Digester, WindowDigester
+from .failpoints import warn_if_armed
+from .grain import Grain
 from .node_identity import NodeIdentity
 from .transports.base import Transport
 
@@ -35,8 +37,9 @@ class DataPlane:
 
         Raises TransportError.
         """
+        warn_if_armed()
         slabs = memory.nbytes // layout.slab_bytes
-        transport.register(memory.data_ptr(), memory.nbytes)
+        transport.register(memory.data_ptr(), memory.nbytes, Grain.of(layout))
         return DataPlane(
             transport,
             _digester(memory, layout),
