@@ -45,7 +45,9 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
                     windows = [_scattered(size, memory.nbytes, n) for n in range(_WINDOWS)]
                     _sustained(transport, endpoint, windows[:_DEPTH], pace, peer)
                     seconds, posting = _sustained(transport, endpoint, windows, pace, peer)
-                    _check(memory, windows[-1], peer)
+                    # Alone: those in flight together may have the same targets.
+                    _sustained(transport, endpoint, windows[:1], pace, peer)
+                    _check(memory, windows[0], peer)
                     floor = BLOCKS * size / rate
                     alone = pace is Pace.ALONE and kind == "peer_copy"
                     yield Row(

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
 from ...pycache.kernel_spec import KernelSpec
 from ...pycache.layout import CacheLayout
@@ -24,6 +23,7 @@ from ..windows import WindowHeader
 _CHUNK = 4096
 _BLOCK = 1024
 _WARPS = 4
+_HIGH_PRIORITY = -1
 
 
 class GpuWindowDigester:
@@ -37,7 +37,10 @@ class GpuWindowDigester:
         self._words = memory.view(torch.int64)
         most = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
-        self._stream = torch.cuda.Stream(memory.device) if memory.is_cuda else None
+        # Before the blocks of a forward that wait for a place: a window's end waits for this.
+        self._stream = (
+            torch.cuda.Stream(memory.device, priority=_HIGH_PRIORITY) if memory.is_cuda else None
+        )
 
     def digest(
         self,
@@ -63,9 +66,8 @@ def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: WindowRows) -> to
     count = len(rows.offsets)
     if count == 0:
         return total
-    offsets, lengths, seeds = (
-        _on(words.device, column) for column in (rows.offsets, rows.lengths, rows.seeds)
-    )
+    table = np.stack([rows.offsets, rows.lengths, rows.seeds])
+    offsets, lengths, seeds = torch.from_numpy(table).to(words.device, non_blocking=True)
     chunks = triton.cdiv(int(rows.lengths.max()), _CHUNK)
     partial = torch.empty(count, chunks, dtype=torch.int64, device=words.device)
     _sum_kernel[(count, chunks)](
@@ -75,10 +77,6 @@ def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: WindowRows) -> to
         partial, seeds, total, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
     )
     return total
-
-
-def _on(device: torch.device, column: NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(column).to(device, non_blocking=True)
 
 
 @triton.jit

@@ -31,10 +31,10 @@ from .peer_gate import PeerGate
 from .staging import Staging, Table
 
 _GRIDS = {
-    # A prefill makes a few GB/s, and this moves a hundred without taking SMs from it.
-    Pace.BESIDE_COMPUTE: Grid(programs=4, turn=16),
+    # A prefill makes a few GB/s, and this moves a hundred with as many SMs.
+    Pace.BESIDE_COMPUTE: Grid(programs=2, turn=64),
     # The rest of a prompt's time is this window's: more than one program an SM.
-    Pace.ALONE: Grid(programs=264, turn=1),
+    Pace.ALONE: Grid(programs=264, turn=4),
 }
 # So that one window's table and first stores go beside the last ones of the window before.
 _STREAMS = 2
@@ -184,7 +184,7 @@ class PeerCopyTransport(Transport):
             with torch.cuda.stream(stream):
                 table = self._staging.take(count)
                 chunks = fill_table(table.host, pieces)
-                table.send(count)
+                table.send()
                 grid = _GRIDS[pace]
                 turns = -(-chunks // grid.turn)
                 store_pieces(
