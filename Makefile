@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
+.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -35,6 +35,10 @@ fuzz-cache-guided: $(VENV)/dev-installed
 soak: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
+# SIGKILL at every place and every window of a hand-over, on both sides, with real daemons.
+sweep: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.sweep
+
 # Random lives of the cache's tree against its oracle, with every invariant checked at every step.
 soak-cache: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak_cache --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
@@ -54,6 +58,10 @@ format: $(VENV)/dev-installed
 
 stubs: $(VENV)/dev-installed
 	$(BIN)/python proto/generate.py
+
+# The pictures that the documents show, from a real browser.
+screenshots: $(VENV)/dev-installed
+	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_page.py
 
 # Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
 kernels: $(VENV)/dev-installed

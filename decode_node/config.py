@@ -25,8 +25,13 @@ class DecodeConfig:
     prefill_ca: str = option(
         "", "PEM file: prefill nodes must show a certificate signed by these; none: plain text"
     )
+    lease_seconds: float = option(
+        2.0, "what a prefill node pulls is posted until that long after a beat last heard this node"
+    )
 
     def __post_init__(self) -> None:
+        if not self.lease_seconds > 0:
+            raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")
         if sum(map(bool, (self.prefill, self.prefill_file, self.etcd))) > 1:
             raise ValueError("prefill, prefill_file and etcd exclude each other: give one of them")
         if not self.etcd_prefix:

@@ -20,11 +20,13 @@ from ..engine import messages as m
 from ..transfer.contract import Contract
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.receiver import Receiver
+from ..transfer.sender import Sender
 from ..transfer.transports.base import Transport
 from .attempts import Attempts
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
 from .membership import Membership
+from .outgoing_pulls import OutgoingPulls
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
 
@@ -34,6 +36,7 @@ class HandoverClient:
         self,
         post: Callable[[m.Inbox], None],
         receiver: Receiver,
+        sender: Sender,
         transport: Transport,
         contract: Contract,
         node: NodeIdentity,
@@ -47,6 +50,7 @@ class HandoverClient:
         self._transport = transport
         self._loop = loop
         self._settings = settings or HandoverSettings()
+        self._pulls = OutgoingPulls(post, sender)
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
         self._attempts = Attempts()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,6 +65,7 @@ class HandoverClient:
                 transport.retry_seconds,
                 transport.settle_seconds,
                 self._settings,
+                sender,
                 self._links_changed,
                 credentials,
             )
@@ -92,6 +97,7 @@ class HandoverClient:
             _, fencing = await asyncio.wait(self._tasks, timeout=self._settings.patience)
             for task in fencing:
                 task.cancel()
+        await self._pulls.stop(self._settings.patience)
         if self._following is not None:
             self._following.cancel()
         await self._links.stop()
@@ -118,6 +124,8 @@ class HandoverClient:
                 else:
                     # Cancelled while RemoteDone was under way: everything was flushed.
                     self._post(m.WriterFenced(message.room))
+            case m.PullPinned() | m.PullRefused():
+                self._pulls.deliver(message)
             case m.HandoverDeclined():
                 if (room := self._rooms.get(message.room)) is not None:
                     room.put(message)
@@ -126,7 +134,13 @@ class HandoverClient:
         chosen = self._choose(self._attempts.tried(wanted.request_id))
         if chosen is None:
             self._attempts.over(wanted.request_id)
-            self._post(m.HandoverLost(wanted.ticket.room, "no prefill node is connected"))
+            self._post(
+                m.HandoverLost(
+                    wanted.ticket.room,
+                    "no prefill node is connected",
+                    cause=m.LossCause.NO_NODE,
+                )
+            )
             return
         link, connection = chosen
         self._attempts.begun(wanted.request_id, link.target)
@@ -139,6 +153,7 @@ class HandoverClient:
             self._transport.retry_seconds,
             self._settings,
             self._sever,
+            self._pulls.begin,
         )
         self._rooms[room.room] = room
         task = self._loop.create_task(self._run(room), name=f"room-{room.room}")

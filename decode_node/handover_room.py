@@ -19,7 +19,8 @@ import grpc
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
-from ..transfer.errors import TransferError
+from ..transfer.errors import DigestMismatch, TransferError
+from ..transfer.failpoints import Place, reach
 from ..transfer.outgoing import Drain
 from ..transfer.protocol import (
     IllegalTransition,
@@ -32,8 +33,9 @@ from ..transfer.timeline import Phase, PhaseClock
 from ..transfer.wire import drain_from_wire, windows_from_wire
 from . import handover_wire as wire
 from .handover_settings import HandoverSettings
+from .outgoing_pull import OutgoingPull, Say
 from .prefill_link import PrefillConnection, PrefillLink
-from .writer_fence import WriterFence
+from .writer_fence import DrainRequest
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +52,25 @@ _LIVE = (
 
 
 @dataclass(frozen=True)
+class _Opened:
+    """The room begins: the first event of every one."""
+
+
+@dataclass(frozen=True)
 class StreamBroke:
     reason: str
 
 
 @dataclass(frozen=True)
+class _Say:
+    """A pull's word for the stream."""
+
+    message: pb.ReceiverMessage
+
+
+@dataclass(frozen=True)
 class _Verified:
-    failure: TransferError | None
+    failure: Exception | None
 
 
 RoomEvent = (
@@ -64,9 +78,14 @@ RoomEvent = (
     | m.HandoverGranted
     | m.HandoverDeclined
     | m.HandoverCancelled
+    | _Opened
     | StreamBroke
+    | _Say
     | _Verified
 )
+
+
+BeginPull: TypeAlias = Callable[[m.PullGrant, PrefillConnection, Say], OutgoingPull]
 
 
 class IncomingHandover:
@@ -80,7 +99,9 @@ class IncomingHandover:
         retry_seconds: float,
         settings: HandoverSettings,
         sever: Callable[[], Awaitable[None]],
+        begin_pull: BeginPull,
     ) -> None:
+        """begin_pull: serves what the prefill node pulls of this room; outlives it."""
         self.room = wanted.ticket.room
         self.request_id = wanted.request_id
         self.generation = wanted.ticket.generation
@@ -90,12 +111,14 @@ class IncomingHandover:
         self._receiver = receiver
         self._settings = settings
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
+        self.put(_Opened())
         self._machine = receiver_machine()
         self._phases = PhaseClock()
         self._report: pb.Report | None = None
-        self._fence = WriterFence(
-            self.room, self.generation, link, connection, retry_seconds, settings, sever
-        )
+        self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
+        self._fence = self._drain_request.fence(retry_seconds, sever)
+        self._begin_pull = begin_pull
+        self._pull: OutgoingPull | None = None
         self._verifying: asyncio.Task[None] | None = None
 
     def put(self, event: RoomEvent) -> None:
@@ -112,18 +135,22 @@ class IncomingHandover:
         reader = asyncio.create_task(self._read(call))
         watcher = asyncio.create_task(self._watch_connection())
         try:
-            self._machine.apply(ReceiverEvent.RESERVE)
-            await self._write(call, wire.reserve(self.connection.id, self._wanted))
             while self._machine.state in _LIVE:
                 await self._take(call, await self._next())
             if self._machine.state is ReceiverState.QUARANTINED:
                 self._receiver.forget(self.room)
-                await self._fence.hold(lambda: self._ask_to_drain(call))
+                await self._fence.hold(
+                    lambda: self._drain_request.until_answered(
+                        self._fence, lambda: self._ask_to_drain(call)
+                    )
+                )
                 self._machine.apply(ReceiverEvent.FENCED)
                 self._post(m.WriterFenced(self.room))
         finally:
             if self._verifying is not None:
                 await self._verifying
+            if self._pull is not None:
+                self._pull.stop("its room is over")
             self._receiver.forget(self.room)
             watcher.cancel()
             reader.cancel()
@@ -177,27 +204,38 @@ class IncomingHandover:
     ) -> None:
         try:
             match event:
+                case _Opened():
+                    await self._reserve(call)
                 case pb.SenderMessage():
                     self._heard(event)
                 case m.HandoverGranted(grant=grant):
                     await self._grant(call, grant)
                 case m.HandoverDeclined():
-                    self._lose("no room to receive it now")
+                    self._lose("no room to receive it now", m.LossCause.NO_ROOM)
                 case m.HandoverCancelled():
                     self._machine.apply(ReceiverEvent.LOSE)
                 case StreamBroke(reason=reason):
                     # After Done nothing more comes, and nothing more is needed.
                     if self._machine.state is not ReceiverState.VERIFYING:
                         self._lose(reason)
+                case _Say(message=message):
+                    await self._write(call, message)
                 case _Verified(failure=failure):
                     self._verified(failure)
         except IllegalTransition as error:
             log.warning("room %d: %s", self.room, error)
-            self._lose(str(error))
+            self._lose(str(error), m.LossCause.PROTOCOL)
         except Exception as error:
             # A defect in one room must still end it and fence what it granted.
             log.exception("room %d broke", self.room)
-            self._lose(f"internal error: {error!r}")
+            if self._machine.state in _LIVE:
+                self._lose(f"internal error: {error!r}", m.LossCause.PROTOCOL)
+
+    async def _reserve(self, call: Stream) -> None:
+        self._machine.apply(ReceiverEvent.RESERVE)
+        reach(Place.RECEIVER_BEFORE_RESERVE)
+        await self._write(call, wire.reserve(self.connection.id, self._wanted))
+        reach(Place.RECEIVER_AFTER_RESERVE)
 
     def _heard(self, message: pb.SenderMessage) -> None:
         match message.WhichOneof("message"):
@@ -205,11 +243,23 @@ class IncomingHandover:
                 self._machine.apply(ReceiverEvent.QUEUED)
             case "accepted":
                 self._machine.apply(ReceiverEvent.ACCEPTED)
+                reach(Place.RECEIVER_ON_ACCEPTED)
                 self._phases.mark(Phase.ACCEPTED)
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
-                self._post(m.HandoverLost(self.room, f"refused: {message.refused.reason}"))
+                self._post(
+                    m.HandoverLost(
+                        self.room,
+                        f"refused: {message.refused.reason}",
+                        cause=m.LossCause.REFUSED,
+                    )
+                )
+            case "pull":
+                self._serve_pull(message.pull)
+            case "stop_pull":
+                if self._pull is not None:
+                    self._pull.stop("the prefill node does not wait any longer")
             case "ready":
                 self._ready(message.ready)
             case "done":
@@ -223,12 +273,22 @@ class IncomingHandover:
             case _:
                 self._lose("the prefill node sent a message of another version")
 
+    def _serve_pull(self, pull: pb.Pull) -> None:
+        if self._pull is not None or self._machine.state is not ReceiverState.RESERVED:
+            self._lose("the prefill node pulls twice, or too late")
+            return
+        grant = wire.pull_from_wire(self.room, pull)
+        self._pull = self._begin_pull(
+            grant, self.connection, lambda message: self.put(_Say(message))
+        )
+
     async def _grant(
         self,
         call: Stream,
         grant: m.Grant,
     ) -> None:
         self._machine.apply(ReceiverEvent.GRANT)
+        reach(Place.RECEIVER_ON_GRANT)
         try:
             self._receiver.expect(
                 self.room,
@@ -242,12 +302,14 @@ class IncomingHandover:
             return
         self._phases.mark(Phase.GRANTED)
         await self._write(call, wire.grant(grant))
+        reach(Place.RECEIVER_AFTER_GRANT)
 
     def _ready(self, ready: pb.Ready) -> None:
         self._machine.apply(ReceiverEvent.READY)
         if ready.generation != self.generation:
             self._lose(f"ready of generation {ready.generation}, not {self.generation}")
             return
+        reach(Place.RECEIVER_ON_READY)
         self._phases.mark(Phase.READY)
         self._post(wire.ready_from_wire(self.room, ready, self.connection.node.name))
 
@@ -263,8 +325,9 @@ class IncomingHandover:
         self._verifying = asyncio.create_task(self._verify(done))
 
     async def _verify(self, done: pb.Done) -> None:
-        failure = None
+        failure: Exception | None = None
         try:
+            reach(Place.RECEIVER_BEFORE_VERIFY)
             await asyncio.to_thread(
                 self._receiver.verify,
                 self.room,
@@ -274,22 +337,30 @@ class IncomingHandover:
             )
         except TransferError as error:
             failure = error
+        except Exception as error:
+            # Nobody waits for this task: untold, the room would wait for ever.
+            log.exception("room %d could not be verified", self.room)
+            failure = error
         self.put(_Verified(failure))
 
-    def _verified(self, failure: TransferError | None) -> None:
+    def _verified(self, failure: Exception | None) -> None:
         if failure is not None:
-            self._lose(str(failure))
+            digest = isinstance(failure, DigestMismatch)
+            self._lose(str(failure), m.LossCause.DIGEST if digest else m.LossCause.MISSING)
             return
-        self._machine.apply(ReceiverEvent.VERIFIED)
-        self._phases.mark(Phase.VERIFIED)
         assert self._report is not None
+        self._phases.mark(Phase.VERIFIED)
         received = self._receiver.track(self.room, self._phases)
-        self._post(m.RemoteDone(self.room, wire.report_from_wire(self._report, received)))
+        done = m.RemoteDone(self.room, wire.report_from_wire(self._report, received))
+        reach(Place.RECEIVER_BEFORE_COMMIT)
+        self._machine.apply(ReceiverEvent.VERIFIED)
+        self._post(done)
+        reach(Place.RECEIVER_AFTER_COMMIT)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, cause: m.LossCause = m.LossCause.STREAM) -> None:
         self._machine.apply(ReceiverEvent.LOSE)
         log.warning("room %d is lost: %s", self.room, reason)
-        self._post(m.HandoverLost(self.room, reason))
+        self._post(m.HandoverLost(self.room, reason, cause=cause))
 
     async def _ask_to_drain(self, call: Stream) -> None:
         """Abort on the stream; read what was under way until the reply, or until the stream

@@ -1,6 +1,7 @@
 """A decode node: the front door's services, an engine, its receiver and the links to prefill nodes.
 
-Owns the receiver and the node. Life: startup, then whatever the daemon waits for, then shutdown.
+Owns receiver, sender (of what prefill nodes pull) and the node. Life: startup, then whatever the
+daemon waits for, then shutdown.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ from ..front.tls import ClientTls
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
 from ..transfer.receiver import Receiver
+from ..transfer.sender import Sender, SenderSettings
+from ..transfer.steps import StepCounter
 from .config import DecodeConfig
 from .handover_client import HandoverClient
 from .handover_settings import HandoverSettings
@@ -53,6 +56,16 @@ class DecodeNode:
         on_fresh: FreshIds = leave_as_is,
     ) -> None:
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
+        self._sender = Sender(
+            parts.layout,
+            plane.transport,
+            plane.digester,
+            # What is pulled from here was computed long ago: no tick is waited for.
+            StepCounter(),
+            parts.arena.slabs,
+            SenderSettings(lease_seconds=config.lease_seconds),
+        )
+        engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
         self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
         engine = build_engine(
             engine_config, Role.DECODE, parts, on_fresh=on_fresh, early=self._early
@@ -67,10 +80,12 @@ class DecodeNode:
                 model=served_model(engine_config.model, front_config, engine, codec),
             ),
             status=self._status,
+            about={"node": config.name, "role": "decode"},
         )
         self.links = HandoverClient(
             self.front.post,
             self._receiver,
+            self._sender,
             plane.transport,
             plane.contract,
             plane.node,
@@ -94,6 +109,7 @@ class DecodeNode:
     async def startup(self) -> str:
         """Returns HOST:PORT."""
         self._receiver.start()
+        self._sender.start()
         await asyncio.to_thread(self._early.prepare)
         await self.links.start()
         return await self.front.startup()
@@ -103,5 +119,6 @@ class DecodeNode:
         await self.front.refuse_and_drain()
         await self.links.stop()
         await self.front.stop()
+        await asyncio.to_thread(self._sender.stop)
         await asyncio.to_thread(self._early.close)
         await asyncio.to_thread(self._receiver.stop)

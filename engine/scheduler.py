@@ -5,7 +5,7 @@ Admission is first come, first served and transactional: a request gets all it n
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..pycache.layout import PAGE_TOKENS
@@ -91,6 +91,16 @@ class Scheduler:
         if request in self.waiting:
             self.waiting.remove(request)
 
+    def set_apart(self, requests: Sequence[Request]) -> None:
+        """Start them over, each in forwards of its own until one has succeeded. What a failed
+        forward may have half written is not kept."""
+        for request in reversed(requests):
+            state = request.state
+            assert isinstance(state, Active)
+            self._cache.release(state.lease)
+            request.suspect = True
+            self._give_way(request)
+
     def schedule(self) -> list[Work]:
         """The next forward; empty when nothing can run.
 
@@ -104,7 +114,7 @@ class Scheduler:
                 self.running.append(request)
         work = [self._decode(request, state) for request, state in self._growable()]
         budget = self._config.prefill_chunk_tokens
-        for request in self.running:
+        for request in self._together():
             if budget <= 0 or len(work) >= self._config.max_batch:
                 break
             state = request.state
@@ -115,6 +125,11 @@ class Scheduler:
                 budget -= chunk.stop - chunk.start
                 work.append(chunk)
         return work
+
+    def _together(self) -> list[Request]:
+        """Running requests that may share the next forward."""
+        suspect = next((request for request in self.running if request.suspect), None)
+        return self.running if suspect is None else [suspect]
 
     def _growable(self) -> list[tuple[Request, Active]]:
         """Answering requests that have room for one more token; others are retracted to make it."""
@@ -127,7 +142,7 @@ class Scheduler:
         """Requests of which one token, drawn or being drawn, is to be forwarded."""
         return [
             (request, state)
-            for request in self.running
+            for request in self._together()
             if isinstance(state := request.state, Active)
             and (isinstance(state, Decoding) or state.progress.drawing)
             and state.answers_here
@@ -150,6 +165,9 @@ class Scheduler:
         assert isinstance(state, Active)
         keep_state(self._cache, request, state)
         self._cache.release(state.lease)
+        self._give_way(request)
+
+    def _give_way(self, request: Request) -> None:
         self.running.remove(request)
         request.move(Retracted())
         request.move(Waiting())

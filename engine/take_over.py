@@ -6,6 +6,7 @@ is one event; what it returns the engine goes on with. Messages of rooms that ar
 """
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -15,7 +16,9 @@ from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 from .early_start import EarlyStart
+from .eviction_ledger import EvictionLedger
 from .hit import breakdown
+from .rate_meter import RateMeter
 from .request import (
     Aborted,
     AwaitingPrefill,
@@ -33,16 +36,20 @@ class TakeOver:
         self,
         cache: HybridPrefixCache,
         runner: Runner,
+        ledger: EvictionLedger,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
+        meter: RateMeter,
         early: EarlyStart | None = None,
     ) -> None:
         """early: what may decode before a prompt has landed, if anything."""
         self._cache = cache
         self._runner = runner
+        self._ledger = ledger
         self._emit = emit
         self._generations = generations
         self._early = early
+        self._meter = meter
         self._rooms: dict[m.RoomId, Request] = {}
         self._wanting: dict[m.RoomId, Request] = {}
         self._quarantined: dict[m.RoomId, int] = {}
@@ -60,11 +67,19 @@ class TakeOver:
             sampling=request.sampling,
             salt=request.salt,
             marks=request.marks,
+            offered=match.usable_tokens,
         )
         request.ticket = ticket
+        request.asked_at = time.monotonic()
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = request
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt))
+
+    def awaiting(self, room: m.RoomId) -> Request | None:
+        """The request that a prefill node has and that was granted nothing yet."""
+        request = self._rooms.get(room)
+        awaits = request is not None and isinstance(request.state, AwaitingPrefill)
+        return request if awaits else None
 
     def grant_wanted(self, message: m.GrantWanted) -> None:
         request = self._rooms.get(message.room)
@@ -132,6 +147,11 @@ class TakeOver:
             return None
         request.hit = message.hit
         request.prefilled_on = message.prefilled_on
+        request.pulled = message.pulled
+        request.route = joined(request.route, message.route)
+        computed = message.hit.prompt_tokens - message.hit.usable_tokens
+        if request.asked_at is not None and computed > 0:
+            self._meter.there.add(computed, time.monotonic() - request.asked_at)
         return request, Sampled(message.token, message.logprob, message.margin)
 
     def done(self, message: m.RemoteDone) -> tuple[Request, Sampled | None] | None:
@@ -169,7 +189,9 @@ class TakeOver:
         del self._rooms[message.room]
         lease = request.state.lease
         sampled = None if self._early is None else self._early.take(message.room)
-        request.transfer = message.transfer
+        sent = request.transfer = message.transfer
+        if sent.bytes:
+            self._meter.sent.add(sent.bytes, sent.hidden_seconds + sent.exposed_seconds)
         self._cache.settle(lease)
         whole = len(request.prompt) // PAGE_TOKENS * PAGE_TOKENS
         if whole:
@@ -192,7 +214,7 @@ class TakeOver:
         if request.output:
             # The first token is out and will be part of the next lease; the client's prompt is not.
             match = self._cache.match(request.prompt, request.salt, request.cursor)
-            request.hit = breakdown(match)
+            request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())
         return request
 
@@ -226,3 +248,10 @@ class TakeOver:
         quarantine = self._quarantined.pop(room, None)
         if quarantine is not None:
             self._cache.free_quarantined(quarantine)
+
+
+def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
+    """What this node judged, and then the prefill node."""
+    if here is None or there is None:
+        return here
+    return m.RouteReport(there.choice, {**here.estimates, **there.estimates})

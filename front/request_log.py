@@ -8,7 +8,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..engine.messages import Finished, Rejected, RequestId
+from ..engine.losses import Eviction
+from ..engine.messages import Evicted, Finished, Rejected, RequestId
+
+_MOST_TOLD = 256
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class RequestLog:
         self._timelines = timelines
         self._drawn: deque[RequestId] = deque()
         self._ended: OrderedDict[RequestId, EndedRequest] = OrderedDict()
+        self._took: OrderedDict[str, list[Eviction]] = OrderedDict()
 
     def add(self, end: Finished | Rejected) -> None:
         """An id that is used again names its last request."""
@@ -39,6 +43,18 @@ class RequestLog:
             self._drawn.append(end.request_id)
             if len(self._drawn) > self._timelines:
                 self._forget_timeline(self._drawn.popleft())
+
+    def evicted(self, message: Evicted) -> None:
+        """Remember for whom the cache made room."""
+        for eviction in message.evictions:
+            if eviction.taken_by is not None:
+                self._took.setdefault(eviction.taken_by, []).append(eviction)
+        while len(self._took) > self._capacity:
+            self._took.popitem(last=False)
+
+    def took(self, request_id: str) -> tuple[Eviction, ...]:
+        """What the cache gave up for the request, oldest first; the last of very many."""
+        return tuple(self._took.get(request_id, ())[-_MOST_TOLD:])
 
     def _forget_timeline(self, request_id: RequestId) -> None:
         ended = self._ended.get(request_id)

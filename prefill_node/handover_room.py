@@ -16,6 +16,7 @@ from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
 from ..transfer.errors import TransferError
+from ..transfer.failpoints import Place, reach
 from ..transfer.outgoing import Drain, RoomBroke, RoomEnd, RoomSent
 from ..transfer.protocol import (
     IllegalTransition,
@@ -27,6 +28,7 @@ from ..transfer.report import SendReport
 from ..transfer.sender import Sender
 from ..transfer.timeline import Phase, PhaseClock, sender_track
 from . import handover_wire as wire
+from .incoming_pull import IncomingPull, Say
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,13 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class PullHeard:
+    """What the receiver says of the pull that it sends."""
+
+    message: pb.PullDone | pb.PullFailed
+
+
+@dataclass(frozen=True)
 class _Drained:
     drain: Drain
 
@@ -61,12 +70,17 @@ RoomEvent = (
     | m.PrefillRefused
     | m.PrefillToken
     | m.Grant
+    | m.PullWanted
+    | PullHeard
     | RoomEnd
     | AbortAsked
     | ReceiverLost
     | Stopped
     | _Drained
 )
+
+
+BeginPull = Callable[[m.PullGrant, str, Say], IncomingPull | None]
 
 
 class OutgoingHandover:
@@ -77,7 +91,9 @@ class OutgoingHandover:
         post: Callable[[m.Inbox], None],
         sender: Sender,
         progress_seconds: float,
+        begin_pull: BeginPull,
     ) -> None:
+        """begin_pull: fetches what the ticket offers; outlives the room."""
         self.room = reserve.ticket.room
         self.generation = reserve.ticket.generation
         self.connection = connection
@@ -90,6 +106,8 @@ class OutgoingHandover:
         self._post = post
         self._sender = sender
         self._progress_seconds = progress_seconds
+        self._begin_pull = begin_pull
+        self._pull: IncomingPull | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self._machine = sender_machine()
@@ -101,6 +119,11 @@ class OutgoingHandover:
     def put(self, event: RoomEvent) -> None:
         """Events of a room that is over are dropped with it."""
         self._events.put_nowait(event)
+
+    def pulls_not_begun(self) -> list[m.PullGrant]:
+        """What the engine wanted too late for this room to ask; call after run()."""
+        events = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return [event.grant for event in events if isinstance(event, m.PullWanted)]
 
     async def run(self) -> None:
         """From Reserve to the end."""
@@ -119,6 +142,8 @@ class OutgoingHandover:
             if isinstance(event, _Drained | RoomBroke):
                 drain = event.drain
             self._take(event)
+        if self._pull is not None:
+            self._pull.lose("its room is over")
         self._post(m.PrefillEnd(self.room))
         self.outgoing.put_nowait(None)
         self.ended.set_result(drain)
@@ -144,6 +169,12 @@ class OutgoingHandover:
                 if self._machine.apply(SenderEvent.ACCEPT) is SenderState.ACCEPTED:
                     self._phases.mark(Phase.ACCEPTED)
                     self._say(wire.accepted())
+            case m.PullWanted(grant=grant):
+                # Where the room drains by now the pull is lost by run() at once.
+                self._pull = self._begin_pull(grant, self.connection, self._say)
+            case PullHeard(message=message):
+                if self._pull is not None:
+                    self._pull.put(message)
             case m.PrefillRefused(error=error):
                 self._refuse(error)
             case m.Grant():
@@ -177,6 +208,7 @@ class OutgoingHandover:
     def _granted(self, grant: m.Grant) -> None:
         if self._machine.apply(SenderEvent.GRANT) is not SenderState.STREAMING:
             return
+        reach(Place.SENDER_ON_GRANT)
         if grant.generation != self.generation:
             self._stop(f"grant is of generation {grant.generation}, room of {self.generation}")
             return

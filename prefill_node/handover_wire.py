@@ -1,8 +1,11 @@
 """Engine messages of a hand-over to and from protobuf, as the prefill node needs them."""
 
+from dataclasses import asdict
+
 import numpy as np
 
 from ..engine import messages as m
+from ..engine.losses import LostState
 from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
@@ -32,6 +35,10 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
         raise InvalidReserve(f"ticket.generation {ticket.generation} is not in [0, 2^63)")
     if not reserve.prompt:
         raise InvalidReserve("prompt is empty: give at least one token")
+    if ticket.offered >= len(reserve.prompt):
+        raise InvalidReserve(
+            f"ticket.offered {ticket.offered} is not less than the prompt's {len(reserve.prompt)}"
+        )
     wire = ticket.sampling
     try:
         sampling = SamplingParams(
@@ -53,6 +60,7 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             sampling=sampling,
             salt=ticket.salt,
             marks=tuple(ticket.marks),
+            offered=ticket.offered,
         ),
         np.array(reserve.prompt, dtype=np.int32),
     )
@@ -90,9 +98,36 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
                 usable_tokens=hit.usable_tokens,
                 causes=hit.causes,
                 checkpoint_source=hit.checkpoint_source,
+                lost=None if hit.lost is None else _lost(hit.lost),
             ),
+            pulled=None if token.pulled is None else pulled(token.pulled),
+            route=None if token.route is None else route(token.route),
         )
     )
+
+
+def pulled(report: m.PullReport) -> pb.Pulled:
+    return pb.Pulled(tokens=report.tokens, bytes=report.bytes, seconds=report.seconds)
+
+
+def route(report: m.RouteReport) -> pb.Route:
+    return pb.Route(choice=report.choice, estimates=report.estimates)
+
+
+def pull(grant: m.PullGrant) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        pull=pb.Pull(
+            generation=grant.generation,
+            tokens=grant.tokens,
+            first_page=grant.first_page,
+            pages=grant.pages,
+            slot=grant.slot,
+        )
+    )
+
+
+def stop_pull(generation: int) -> pb.SenderMessage:
+    return pb.SenderMessage(stop_pull=pb.StopPull(generation=generation))
 
 
 def done(generation: int, report: SendReport, track: SenderTrack) -> pb.SenderMessage:
@@ -118,3 +153,12 @@ def failed(reason: str, drain: Drain) -> pb.SenderMessage:
 
 def aborted(drain: Drain) -> pb.SenderMessage:
     return pb.SenderMessage(aborted=pb.Aborted(drain=drain_to_wire(drain)))
+
+
+def _lost(lost: LostState) -> pb.LostState:
+    eviction = lost.eviction
+    return pb.LostState(
+        tokens=lost.tokens,
+        slabs_since=lost.slabs_since,
+        eviction=None if eviction is None else pb.Eviction(**asdict(eviction)),
+    )

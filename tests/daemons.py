@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,8 @@ def flags(
         *("--device", device),
         *("--model", str(embedded_model() if model is None else model)),
         *("--dtype", dtype, "--arena-mib", str(arena_mib)),
+        # What goes where must not depend on how fast this machine is.
+        *("--route", "fixed"),
     ]
 
 
@@ -52,11 +54,18 @@ def until(holds: Callable[[], bool], what: object, seconds: float = 10.0) -> flo
 class Node:
     """start, then kill or stop, and start again."""
 
-    def __init__(self, command: str, *flags: str, bind: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        command: str,
+        *flags: str,
+        bind: str = "127.0.0.1:0",
+        launch: Callable[[str, Sequence[str], str], Daemon] = Daemon,
+    ) -> None:
         self._command = command
         self._flags = flags
+        self._launch = launch
         self._api_key = flags[flags.index("--api-key") + 1] if "--api-key" in flags else ""
-        self._daemon = Daemon(command, flags, bind)
+        self._daemon = launch(command, flags, bind)
         self._running = True
         self.address = ""
         self._admin: grpc.Channel
@@ -89,7 +98,7 @@ class Node:
 
     def start_again(self) -> None:
         """At the same address. REQUIRES: it was killed or stopped."""
-        self._daemon = Daemon(self._command, self._flags, bind=self.address)
+        self._daemon = self._launch(self._command, self._flags, self.address)
         self._running = True
         self.wait_ready()
 
@@ -118,7 +127,7 @@ class Node:
 
     def stats(self) -> pb.StatsResponse:
         stub = pb_grpc.CacheAdminStub(self._bearing)
-        reply: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=5)
+        reply: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=30)
         return reply
 
     def story(self) -> dict[str, object]:

@@ -22,6 +22,8 @@ Result = TypeVar("Result")
 _PIECE = 4096
 _PIECES_UNDER_WAY = 64
 _CONNECT_SECONDS = 5.0
+_PATIENCE_SECONDS = 60.0
+"""Far more than any change takes: only a host without time for us needs it."""
 
 
 @dataclass
@@ -109,7 +111,7 @@ class TcpProxy:
         self._await(run())
 
     def _await(self, work: Coroutine[object, object, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE_SECONDS)
 
     async def _end(self) -> None:
         self._server.close()

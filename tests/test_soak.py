@@ -4,20 +4,21 @@ import pytest
 from tasuki.transfer.transports.nixl import installed_package
 
 from scripts.soak.plan import draw
-from scripts.soak.rounds import soak
+from scripts.soak.rounds import SoakSettings, soak
 from scripts.soak.tally import Tally
 
 
 @pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 def test_a_short_soak_ends_with_no_wrong_token_and_no_leak() -> None:
-    tally = soak(seconds=35.0, seed=1, first_round=1, storm_clients=100, say=print)
+    settings = SoakSettings(seconds=35.0, seed=1, first_round=1, storm_clients=100)
+    tally = soak(settings, say=print)
     assert tally.good, tally.troubles
     assert tally["answers"] >= 10 and tally["tokens"] >= 100 and tally.faults
 
 
 def test_the_seed_decides_what_is_asked_and_broken() -> None:
-    assert draw(7, 3) == draw(7, 3)
-    assert draw(7, 3) != draw(7, 4) and draw(7, 3) != draw(8, 3)
+    assert draw(7, 3, 5) == draw(7, 3, 5)
+    assert draw(7, 3, 5) != draw(7, 4, 5) and draw(7, 3, 5) != draw(8, 3, 5)
 
 
 def test_a_wrong_token_is_a_trouble_unless_the_oracle_nearly_tied() -> None:

@@ -8,6 +8,7 @@ import torch
 from ..pycache.layout import CacheLayout
 from .contract import Contract
 from .digest import Digester, WindowDigester
+from .failpoints import warn_if_armed
 from .grain import Grain
 from .node_identity import NodeIdentity
 from .transports.base import Transport
@@ -36,6 +37,7 @@ class DataPlane:
 
         Raises TransportError.
         """
+        warn_if_armed()
         slabs = memory.nbytes // layout.slab_bytes
         transport.register(memory.data_ptr(), memory.nbytes, Grain.of(layout))
         return DataPlane(

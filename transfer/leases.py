@@ -30,10 +30,11 @@ class WriterLeases:
         self._peers: dict[str, Peer] = {}
         self._leaving: dict[str, Endpoint] = {}
 
-    def add(self, name: str, endpoint: Endpoint, slabs: int) -> None:
-        """The lease starts now. REQUIRES: the name was never used before."""
+    def add(self, name: str, endpoint: Endpoint, slabs: int, asked_at: float | None = None) -> None:
+        """The lease starts at asked_at, or now. REQUIRES: the name was never used before."""
         with self._lock:
-            self._peers[name] = Peer(endpoint, slabs, self._clock())
+            renewed = self._clock() if asked_at is None else asked_at
+            self._peers[name] = Peer(endpoint, slabs, renewed)
 
     def names(self) -> list[str]:
         with self._lock:

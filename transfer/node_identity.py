@@ -1,7 +1,7 @@
 """Who a node is and how its arena is reached: what both sides tell each other at connect."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .fence import ProcessIdentity
 from .transports.base import Transport
@@ -12,13 +12,13 @@ EPOCH_BYTES = 16
 @dataclass(frozen=True)
 class NodeIdentity:
     """epoch: identity of this process start, compared for equality only. transport: its kind's
-    name."""
+    name. transport_metadata opens this node's memory, and is kept out of texts."""
 
     name: str
     epoch: bytes
     process: ProcessIdentity
     transport: str
-    transport_metadata: bytes
+    transport_metadata: bytes = field(repr=False)
     slabs: int
 
     @staticmethod

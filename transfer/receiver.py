@@ -23,6 +23,7 @@ from .barrier import LayerBarrier
 from .destination import Destination
 from .digest import Digester
 from .errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
+from .failpoints import Place, reach
 from .incoming import IncomingRoom
 from .report import WindowDigest
 from .timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
@@ -161,12 +162,20 @@ class Receiver:
                 log.warning("notifications could not be read: %s", error)
                 arrived = []
             for notification in arrived:
-                self._take(notification)
+                self._take_or_drop(notification)
             if not arrived:
                 # Unexpected notifications are still drained, only less often.
                 expecting = self._expecting.is_set()
                 pause = self._transport.poll_seconds if expecting else _IDLE_SECONDS
                 self._stopping.wait(pause)
+
+    def _take_or_drop(self, notification: bytes) -> None:
+        try:
+            self._take(notification)
+        except Exception:
+            # One window's defect must not end the thread that serves all: it is missing, which its
+            # room will find out.
+            log.exception("a notification was dropped")
 
     def _take(self, notification: bytes) -> None:
         landed_at = self._clock()
@@ -193,9 +202,11 @@ class Receiver:
             self.counters.malformed += 1
             log.warning("a notification was dropped: %s", error)
             return
+        reach(Place.RECEIVER_ON_LANDED, header.sequence)
         slot = incoming.destination.slot if header.carries_state else None
         digest = self._digester.digest(room, generation, header, pages, slot)
         with self._changed:
             incoming.land(header, digest, landed_at, self._clock())
             self.counters.landed += 1
             self._changed.notify_all()
+        reach(Place.RECEIVER_AFTER_LANDED, header.sequence)

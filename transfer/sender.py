@@ -26,10 +26,12 @@ from .descriptors import layer_bytes, window_bytes, window_pieces
 from .destination import Destination, check_pages, check_slot
 from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
+from .failpoints import Place, reach
 from .fair_turns import FairTurns
 from .leases import WriterLeases
 from .link_rate import LinkRate
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .sender_counters import SenderCounters
 from .steps import StepCounter
 from .transports.base import Pace, TransferState, Transport
 from .window_sizes import Run, adaptive_runs, budget, fixed_runs
@@ -71,6 +73,7 @@ class Sender:
         """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
         self.steps = steps
         self.settings = settings or SenderSettings()
+        self.counters = SenderCounters()
         self._layout = layout
         self._transport = transport
         self._digester = digester
@@ -107,8 +110,11 @@ class Sender:
 
     # Peers
 
-    def connect(self, peer: str, metadata: bytes, slabs: int) -> None:
-        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now.
+    def connect(
+        self, peer: str, metadata: bytes, slabs: int, asked_at: float | None = None
+    ) -> None:
+        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now, or
+        at `asked_at`: when this node asked for a connection that the peer has made since.
 
         Raises TransportError. A name is used for one connection and never again.
         """
@@ -119,7 +125,7 @@ class Sender:
                 f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
                 f"{self._layout.slab_bytes}"
             )
-        self._leases.add(peer, endpoint, slabs)
+        self._leases.add(peer, endpoint, slabs, asked_at)
 
     def renew(self, peer: str, asked_at: float) -> None:
         """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
@@ -327,6 +333,7 @@ class Sender:
             window.local_slot,
             destination.slot,
         )
+        reach(Place.SENDER_BEFORE_POST, header.sequence)
         # Between this and the post nothing may take time.
         peer = self._leases.writable(room.peer)
         if peer is None:
@@ -359,6 +366,7 @@ class Sender:
         )
         with self._lock:
             room.posted.append(Posted(window, transfer, size, layers, begun, given, digest))
+        reach(Place.SENDER_AFTER_POST, header.sequence)
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
@@ -386,6 +394,8 @@ class Sender:
             with self._lock:
                 for posted in gone:
                     room.posted.remove(posted)
+        for posted in flushed:
+            reach(Place.SENDER_AFTER_FLUSH, posted.window.header.sequence)
         if flushed:
             size = sum(posted.bytes for posted in flushed)
             last = max(posted.flushed or 0.0 for posted in flushed)
@@ -419,6 +429,7 @@ class Sender:
             aborted = room.aborted
         self._release_all(room.posted)
         room.link.gone(sum(posted.bytes for posted in room.posted))
+        self.counters.count(end)
         room.drained.set_result(drain)
         if not aborted:
             self._tell(room.on_end, end)

@@ -8,6 +8,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_MOST_LAYERS = 2**16
+"""A header's layer numbers have 16 bits."""
+
 
 @dataclass(frozen=True)
 class ForwardPlan:
@@ -23,6 +26,13 @@ class ForwardPlan:
     first_logical_page: int
     local_pages: tuple[int, ...]
     state_slot: int | None
+
+    @classmethod
+    def long_finished(
+        cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
+    ) -> "ForwardPlan":
+        """All at once of what forwards have finished before: there is no tick to wait for."""
+        return cls(-_MOST_LAYERS, first_logical_page, local_pages, state_slot)
 
     @property
     def end_logical_page(self) -> int:

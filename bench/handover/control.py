@@ -131,7 +131,11 @@ async def _hand_overs() -> tuple[float, float]:
             case m.RemoteDone() | m.HandoverLost():
                 over.put_nowait(message)
 
-    service = HandoverService(prefill_engine, sender, contract, source.node, loop)
+    back_sender = Sender(_LAYOUT, target.transport, target.digester, StepCounter(), _SLABS)
+    back_receiver = Receiver(_LAYOUT, source.transport, source.digester, _SLABS)
+    service = HandoverService(
+        prefill_engine, sender, back_receiver, source.transport, contract, source.node, loop
+    )
     counts = MessageCount()
     server = grpc.aio.server(interceptors=[counts])
     handover_pb2_grpc.add_HandoverServicer_to_server(service, server)  # type: ignore[no-untyped-call]
@@ -139,10 +143,18 @@ async def _hand_overs() -> tuple[float, float]:
     await server.start()
     membership = FixedMembership([f"127.0.0.1:{port}"])
     client = HandoverClient(
-        decode_engine, receiver, target.transport, contract, target.node, membership, loop
+        decode_engine,
+        receiver,
+        back_sender,
+        target.transport,
+        contract,
+        target.node,
+        membership,
+        loop,
     )
-    sender.start()
-    receiver.start()
+    parts = (sender, back_sender, receiver, back_receiver)
+    for part in parts:
+        part.start()
     try:
         await client.start()
         counts.by_call.clear()
@@ -155,8 +167,8 @@ async def _hand_overs() -> tuple[float, float]:
         await client.stop()
         await service.stop()
         await server.stop(0)
-        sender.stop()
-        receiver.stop()
+        for part in parts:
+            part.stop()
     return seconds, said / _REQUESTS
 
 

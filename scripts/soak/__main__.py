@@ -8,7 +8,7 @@ import argparse
 import random
 import sys
 
-from scripts.soak.rounds import soak
+from scripts.soak.rounds import SoakSettings, soak
 
 
 def main() -> int:
@@ -16,17 +16,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=None, help="drawn and printed if not given")
     parser.add_argument("--first-round", type=int, default=0, help="one that failed")
+    parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--storm-clients", type=int, default=500)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between rounds")
+    parser.add_argument("--patience", type=float, default=1.0, help="factor on deadlines")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
-    print(f"soak: --seed {seed} --first-round {arguments.first_round}", flush=True)
-    tally = soak(
-        arguments.seconds,
-        seed,
-        arguments.first_round,
-        arguments.storm_clients,
-        lambda line: print(line, flush=True),
+    settings = SoakSettings(
+        seconds=arguments.seconds,
+        seed=seed,
+        first_round=arguments.first_round,
+        clients=arguments.clients,
+        storm_clients=arguments.storm_clients,
+        pause=arguments.pause,
+        patience=arguments.patience,
     )
+    print(f"soak: {settings}", flush=True)
+    tally = soak(settings, lambda line: print(line, flush=True))
     for trouble in tally.troubles:
         print(trouble)
     print(f"soak: {'PASSED' if tally.good else 'FAILED'}, seed {seed}: {tally}", flush=True)

@@ -34,7 +34,7 @@ def converse(conversation: Conversation, world: World, tally: Tally, story: str)
     for number, turn in enumerate(conversation.turns):
         prompt = (*history, *turn.tokens)
         told = f"{story}, turn {number}, {len(prompt)} tokens"
-        deaths = world.wait_for_decode(_TURN_SECONDS)
+        deaths = world.wait_for_decode(_TURN_SECONDS * world.patience)
         heard = _ask(world, conversation.salt, prompt, turn)
         _count(heard, turn, world.decode_deaths > deaths, tally, told)
         with Client(world.oracle.address) as client:
@@ -61,7 +61,9 @@ def _ask(world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> _Hea
     heard = _Heard()
     with Client(world.decode.address) as client:
         stream = _stream(client, salt, prompt, turn)
-        patience = _TURN_SECONDS if turn.leave_after is None else turn.leave_after
+        patience = turn.leave_after
+        if patience is None:
+            patience = _TURN_SECONDS * world.patience
         leaving = threading.Timer(patience, stream.cancel)
         leaving.start()
         try:

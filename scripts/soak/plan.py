@@ -11,7 +11,6 @@ from enum import Enum
 _VOCABULARY = 2000
 _PREFIXES = 4
 _SALTS = (b"", b"", b"red", b"blue")
-_CONVERSATIONS = 5
 
 
 class Fault(Enum):
@@ -74,11 +73,12 @@ class Round:
     disturbances: tuple[Disturbance, ...]
 
 
-def draw(seed: int, number: int) -> Round:
+def draw(seed: int, number: int, clients: int) -> Round:
+    """clients: how many converse at once."""
     rng = random.Random(f"{seed}/{number}")
     prefixes = [_tokens(random.Random(f"{seed}/prefix/{i}"), 700) for i in range(_PREFIXES)]
     return Round(
-        tuple(_conversation(rng, prefixes) for _ in range(_CONVERSATIONS)),
+        tuple(_conversation(rng, prefixes) for _ in range(clients)),
         tuple(_disturbance(rng) for _ in range(rng.randint(1, 3))),
     )
 

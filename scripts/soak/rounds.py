@@ -6,6 +6,7 @@ Owns the order of things. Thread rule: the caller's thread disturbs, a pool's th
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from scripts.soak.clients import converse
 from scripts.soak.plan import draw
@@ -15,24 +16,39 @@ from scripts.soak.world import World
 _REST_SECONDS = 10.0
 
 
-def soak(
-    seconds: float, seed: int, first_round: int, storm_clients: int, say: Callable[[str], None]
-) -> Tally:
+@dataclass(frozen=True)
+class SoakSettings:
+    """seconds: how long new rounds begin. first_round: where in the seed's series. clients: who
+    converse at once; storm_clients: who ask and leave at once in an abort storm. pause: seconds
+    between rounds, for a host that has other work. patience: factor on the deadlines of what must
+    come to rest or be answered, for a host that is slow."""
+
+    seconds: float
+    seed: int
+    first_round: int = 0
+    clients: int = 5
+    storm_clients: int = 500
+    pause: float = 0.0
+    patience: float = 1.0
+
+
+def soak(settings: SoakSettings, say: Callable[[str], None]) -> Tally:
     """Whole rounds until `seconds` have passed, or until one saw what must not be. say: one line a
     round."""
-    tally, number = Tally(), first_round
+    tally, number = Tally(), settings.first_round
     begun = time.monotonic()
-    with World(storm_clients) as world:
-        while tally.good and time.monotonic() - begun < seconds:
-            play(world, tally, seed, number)
+    with World(settings.storm_clients, settings.patience) as world:
+        while tally.good and time.monotonic() - begun < settings.seconds:
+            play(world, tally, settings, number)
             say(f"round {number}, {time.monotonic() - begun:.0f} s: {tally}")
             number += 1
+            time.sleep(settings.pause)
     return tally
 
 
-def play(world: World, tally: Tally, seed: int, number: int) -> None:
-    """One round of `draw(seed, number)`."""
-    drawn = draw(seed, number)
+def play(world: World, tally: Tally, settings: SoakSettings, number: int) -> None:
+    """One round of the settings' seed."""
+    drawn = draw(settings.seed, number, settings.clients)
     with ThreadPoolExecutor(len(drawn.conversations)) as pool:
         talks = [
             pool.submit(converse, conversation, world, tally, f"round {number}, client {client}")
@@ -48,7 +64,7 @@ def play(world: World, tally: Tally, seed: int, number: int) -> None:
         world.mend()
         begun = time.monotonic()
         for node in (world.decode, world.prefill, world.oracle):
-            node.assert_at_rest(_REST_SECONDS)
+            node.assert_at_rest(_REST_SECONDS * settings.patience)
         tally.rested(time.monotonic() - begun)
     except AssertionError as error:
         tally.trouble("leaks", f"round {number}: {error}")

@@ -24,9 +24,11 @@ _ENDLESS = 5000
 
 
 class World:
-    def __init__(self, storm_clients: int) -> None:
-        """storm_clients: how many ask and leave at once in an abort storm."""
+    def __init__(self, storm_clients: int, patience: float) -> None:
+        """storm_clients: how many ask and leave at once in an abort storm. patience: factor on
+        what is waited for."""
         self._storm_clients = storm_clients
+        self.patience = patience
         self._storms = 0
         self.decode_deaths = 0
         """How often the decode node was about to die so far."""
@@ -114,7 +116,8 @@ class World:
         """Wait until the two nodes have met over a whole link."""
         self.proxy.heal()
         self._decode_stands.set()
-        until(self._connected, "decode and prefill do not find each other", _MEND_SECONDS)
+        seconds = _MEND_SECONDS * self.patience
+        until(self._connected, "decode and prefill do not find each other", seconds)
 
     def _connected(self) -> bool:
         (node,) = self.decode.stats().prefill_nodes

@@ -1,24 +1,32 @@
 """TCP sockets that a library opened in this process and gives no handle to: UCX's.
 
-Owns no socket; finds them by their listeners' ports among this process's file descriptors. Thread
-rule: any thread. Invariant: only sockets on ports that began to listen between listening_ports()
-and the construction are touched.
+Owns no socket; finds them by their listeners' ports among this process's file descriptors. A peer
+may write over a connection that we opened to it, since UCX uses one for both directions: so those
+to the peers' own listeners count as well. Thread rule: any thread. Invariant: only sockets on ports
+that began to listen between listening_ports() and the construction, and those to ports that a peer
+named, are touched.
 """
 
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class InboundSockets:
-    """The connections accepted on ports that have begun to listen since `before`."""
+    """The connections accepted on ports that have begun to listen since `before`, and those to
+    peers."""
 
     def __init__(self, before: frozenset[int]) -> None:
-        self._ports = listening_ports() - before
+        self.ports = listening_ports() - before
+        self._peers: frozenset[int] = frozenset()
+
+    def add_peer(self, ports: Iterable[int]) -> None:
+        """ports: on which the peer's library listens."""
+        self._peers |= frozenset(ports)
 
     def shut_down(self) -> int:
         """Break every connection: what its peer still has to send is answered by RST. What has
@@ -26,7 +34,7 @@ class InboundSockets:
         broken = 0
         for handle in _handles():
             with _tcp_socket(handle) as found:
-                if found is None or _listens(found) or found.getsockname()[1] not in self._ports:
+                if found is None or _listens(found) or not self._ours(found):
                     continue
                 try:
                     found.shutdown(socket.SHUT_RDWR)
@@ -35,6 +43,15 @@ class InboundSockets:
                     continue
                 broken += 1
         return broken
+
+    def _ours(self, found: socket.socket) -> bool:
+        if found.getsockname()[1] in self.ports:
+            return True
+        try:
+            return found.getpeername()[1] in self._peers
+        except OSError:
+            # Not connected.
+            return False
 
 
 def listening_ports() -> frozenset[int]:

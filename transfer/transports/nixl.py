@@ -172,6 +172,7 @@ class NixlTransport(Transport):
                 "size": region.size,
                 "device": self._device,
                 "memory": self._memory,
+                "ports": sorted(self._inbound.ports),
             }
             blob: bytes = self._agent.get_agent_metadata()
         return json.dumps(description).encode() + b"\n" + blob
@@ -182,6 +183,7 @@ class NixlTransport(Transport):
             description = json.loads(head)
             address, size = int(description["address"]), int(description["size"])
             device, memory = int(description["device"]), str(description["memory"])
+            ports = [int(port) for port in description["ports"]]
         except (ValueError, KeyError, TypeError) as error:
             raise TransportError(f"the peer's NIXL metadata cannot be read: {error!r}") from error
         with self._lock:
@@ -194,6 +196,7 @@ class NixlTransport(Transport):
             if self._grain is not None:
                 endpoint.prepared = self._prepare(agent, address, size, device, memory)
             self._endpoints.append(endpoint)
+        self._inbound.add_peer(ports)
         return endpoint
 
     def post(

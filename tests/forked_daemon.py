@@ -1,0 +1,112 @@
+"""A daemon forked from a process that has imported everything already: where many lives are needed,
+each costs a fraction of a start.
+
+Owns the children it started. The fork server has imported torch and the daemons' modules and has
+started no thread; each child is a daemon of its own with its own transport and gRPC.
+"""
+
+import ctypes
+import multiprocessing as mp
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import IO
+
+from tasuki.client.launcher import STOP_SECONDS, Daemon
+
+_PRELOADED = ["tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.front.cli"]
+_TAIL_LINES = 40
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG."""
+
+
+class ForkedDaemon(Daemon):
+    """Like Daemon, which see."""
+
+    def __init__(
+        self,
+        command: str,
+        flags: Sequence[str],
+        bind: str = "127.0.0.1:0",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """environment: what differs from this process's."""
+        self._command = command
+        self._process = _Forked([command, *flags, "--bind", bind], dict(environment or {}))
+        self._http = None
+        self._asked = False
+        self._said = SimpleQueue()
+        self._tail = deque(maxlen=_TAIL_LINES)
+        self._readers = [
+            self._read(self._process.stdout, self._said.put),
+            self._read(self._process.stderr, self._complain),
+        ]
+
+
+class _Forked:
+    """As much of a Popen as Daemon uses."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        self.stdin = None
+        self.stdout, out = _pipe()
+        self.stderr, err = _pipe()
+        self._process = context.Process(target=_live, args=(arguments, environment, out, err))
+        self._process.start()
+        out.close()
+        err.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        status = self.returncode
+        if status is None:
+            raise subprocess.TimeoutExpired("a forked daemon", timeout or STOP_SECONDS)
+        return status
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _pipe() -> tuple[IO[str], Connection]:
+    ours, theirs = mp.Pipe(duplex=False)
+    handle = os.dup(ours.fileno())
+    ours.close()
+    return open(handle, errors="replace"), theirs
+
+
+def _live(
+    arguments: list[str], environment: dict[str, str], out: Connection, err: Connection
+) -> None:
+    """The child's whole life."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
+    os.setsid()
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    os.environ.update(environment)
+    from tasuki.front import cli
+    from tasuki.transfer import failpoints
+
+    # Read once, when it was imported: before this child had an environment of its own.
+    failpoints.ARMED = failpoints.parse(os.environ.get(failpoints.VARIABLE, ""))  # type: ignore[misc]
+    sys.exit(cli.main(arguments))

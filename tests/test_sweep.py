@@ -1,0 +1,34 @@
+"""A sample of the SIGKILL sweep, and that the sweep names every place and window. The whole one is
+`make sweep`."""
+
+import pytest
+from tasuki.transfer.failpoints import WINDOW_PLACES, Place
+from tasuki.transfer.transports.nixl import installed_package
+
+from scripts.sweep.points import every_point, sample
+from scripts.sweep.sweep import sweep
+
+PHASES = 13
+
+
+@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+def test_a_death_in_any_phase_costs_time_only() -> None:
+    swept = sweep(lambda windows: sample(windows, seed=1, more=1), say=print)
+    assert not swept.troubles
+    assert len(swept.deaths) == PHASES + 1
+    # A receiver's death is no fallback: there is nobody left to answer.
+    assert any(death.fell_back for death in swept.deaths if death.point.sends)
+    assert not any(death.fell_back for death in swept.deaths if not death.point.sends)
+
+
+def test_a_sweep_is_of_every_place_and_every_window() -> None:
+    points = every_point(16)
+    assert len(set(points)) == len(points) == len(Place) + 15 * len(WINDOW_PLACES)
+    assert {point.place for point in points} == set(Place)
+
+
+def test_a_sample_has_every_phase_and_its_seed_decides_the_rest() -> None:
+    chosen = sample(16, seed=3, more=5)
+    assert chosen == sample(16, seed=3, more=5) != sample(16, seed=4, more=5)
+    assert len(set(chosen)) == PHASES + 5
+    assert {point.sends for point in chosen} == {True, False}

@@ -1,0 +1,148 @@
+"""Failpoints: named places of the hand-over where a test may have this process killed, hung, slowed
+or broken.
+
+Off unless the environment variable TASUKI_FAILPOINTS is set when the process starts: it is read
+once, here, and no flag, message or file leads to it. Off, a place costs one look at an empty
+mapping. Format: PLACE[@WINDOW]=ACTION, separated by commas; WINDOW: only at the window of that
+sequence number; ACTION: kill, hang, raise or delay:SECONDS, as in
+`TASUKI_FAILPOINTS=sender.after_post@3=kill,receiver.before_verify=delay:0.5`.
+Knows names and processes, nothing of rooms. Thread rule: any thread; an action befalls the thread
+that reaches the place, kill the whole process. Invariant: what is armed never changes.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from .errors import TransferError
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "TASUKI_FAILPOINTS"
+
+
+class Place(Enum):
+    """Where a process can be stopped. Those of windows are reached once a window."""
+
+    SENDER_BEFORE_ACCEPTED = "sender.before_accepted"
+    SENDER_AFTER_ACCEPTED = "sender.after_accepted"
+    SENDER_ON_GRANT = "sender.on_grant"
+    SENDER_BEFORE_POST = "sender.before_post"
+    SENDER_AFTER_POST = "sender.after_post"
+    SENDER_AFTER_FLUSH = "sender.after_flush"
+    SENDER_BEFORE_READY = "sender.before_ready"
+    SENDER_AFTER_READY = "sender.after_ready"
+    SENDER_BEFORE_DONE = "sender.before_done"
+    SENDER_AFTER_DONE = "sender.after_done"
+    RECEIVER_BEFORE_RESERVE = "receiver.before_reserve"
+    RECEIVER_AFTER_RESERVE = "receiver.after_reserve"
+    RECEIVER_ON_ACCEPTED = "receiver.on_accepted"
+    RECEIVER_ON_GRANT = "receiver.on_grant"
+    RECEIVER_AFTER_GRANT = "receiver.after_grant"
+    RECEIVER_ON_LANDED = "receiver.on_landed"
+    RECEIVER_AFTER_LANDED = "receiver.after_landed"
+    RECEIVER_ON_READY = "receiver.on_ready"
+    RECEIVER_BEFORE_VERIFY = "receiver.before_verify"
+    RECEIVER_BEFORE_COMMIT = "receiver.before_commit"
+    RECEIVER_AFTER_COMMIT = "receiver.after_commit"
+
+
+WINDOW_PLACES: Final = frozenset(
+    {
+        Place.SENDER_BEFORE_POST,
+        Place.SENDER_AFTER_POST,
+        Place.SENDER_AFTER_FLUSH,
+        Place.RECEIVER_ON_LANDED,
+        Place.RECEIVER_AFTER_LANDED,
+    }
+)
+
+
+class Action(Enum):
+    KILL = "kill"
+    HANG = "hang"
+    RAISE = "raise"
+    DELAY = "delay"
+
+
+class FailpointSyntax(TransferError):
+    """TASUKI_FAILPOINTS cannot be read."""
+
+
+class FailpointReached(Exception):
+    """Raised where an armed place says so. Not a TransferError: it stands for a defect that nobody
+    foresaw."""
+
+
+@dataclass(frozen=True)
+class Failpoint:
+    """window: the sequence number it is for, None for all. seconds: of a delay."""
+
+    window: int | None
+    action: Action
+    seconds: float = 0.0
+
+
+def parse(text: str) -> Mapping[Place, Failpoint]:
+    """What is armed, one failpoint a place. Raises FailpointSyntax."""
+    armed = {}
+    for item in filter(None, text.split(",")):
+        try:
+            place, failpoint = _one(item.strip())
+        except ValueError as error:
+            raise FailpointSyntax(
+                f"{VARIABLE}: {item!r}: {error}; use PLACE[@WINDOW]=kill|hang|raise|delay:SECONDS"
+            ) from error
+        armed[place] = failpoint
+    return MappingProxyType(armed)
+
+
+def _one(item: str) -> tuple[Place, Failpoint]:
+    """Raises ValueError."""
+    where, _, what = item.partition("=")
+    name, _, window = where.partition("@")
+    action, _, seconds = what.partition(":")
+    place = Place(name)
+    if window and place not in WINDOW_PLACES:
+        raise ValueError(f"{name} is not reached window by window")
+    return place, Failpoint(
+        int(window) if window else None, Action(action), float(seconds) if seconds else 0.0
+    )
+
+
+ARMED: Final = parse(os.environ.get(VARIABLE, ""))
+
+
+def warn_if_armed() -> None:
+    """To be called once a process knows where it logs to."""
+    if ARMED:
+        places = ", ".join(place.value for place in ARMED)
+        log.warning("%s is set: this process will fail at %s", VARIABLE, places)
+
+
+def reach(place: Place, window: int | None = None) -> None:
+    """The process is at `place`, with the window of that sequence number where it is one of
+    WINDOW_PLACES. Raises FailpointReached if armed to."""
+    failpoint = ARMED.get(place)
+    if failpoint is not None and failpoint.window in (None, window):
+        _act(place, failpoint)
+
+
+def _act(place: Place, failpoint: Failpoint) -> None:
+    log.warning("failpoint %s: %s", place.value, failpoint.action.value)
+    match failpoint.action:
+        case Action.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Action.HANG:
+            threading.Event().wait()
+        case Action.RAISE:
+            raise FailpointReached(place.value)
+        case Action.DELAY:
+            time.sleep(failpoint.seconds)
