@@ -11,6 +11,7 @@ import torch
 
 from ..engine.config import option
 from ..front.flags import parse_configs
+from ..transfer.transports.nixl import installed_package
 from .config import BenchConfig
 from .errors import BenchError
 from .floors import measure_floors
@@ -59,7 +60,9 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
     if "blocks" in parts:
         from .handover.blocks import block_rows
 
-        yield from block_rows(own.transport, torch.device("cuda", 0), torch.device("cuda", 1))
+        # NIXL's are what the others are for.
+        for kind in dict.fromkeys([own.transport, *(["nixl"] if installed_package() else [])]):
+            yield from block_rows(kind, torch.device("cuda", 0), torch.device("cuda", 1))
     if "engine" in parts or "nodes" in parts:
         yield from _model_rows(parts, config, own)
     if "goodput" in parts:
