@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..engine.messages import ErrorKind, RequestError
-from .errors import FrontError, RequestRejected, Retry
+from .errors import FrontError, RateLimited, RequestRejected, Retry
 from .http_errors import error_body, error_status
 
 _REJECTED = {
@@ -23,7 +23,8 @@ _HEAD = """\
 Written by `python -m tasuki.front.error_table` from `front/errors.py`; a test compares the two.
 
 Every refusal is a gRPC status whose message names the field and the mend. Its trailing metadata
-tell programs the same: `tasuki-error-kind` is the kind, `tasuki-retry` the hint below. Over HTTP
+tell programs the same: `tasuki-error-kind` is the kind, `tasuki-retry` the hint below;
+`rate_limited` adds `grpc-retry-pushback-ms`. Over HTTP
 the body is OpenAI's `{"error": {message, type, param, code}}`; 429 and 503 carry `Retry-After`. A
 call never ends with OK and half an answer: an answer is whole exactly where it ended with
 `Finished` (gRPC) or a `finish_reason` (HTTP).
@@ -91,7 +92,8 @@ def page() -> str:
 def _errors() -> Iterator[tuple[FrontError, str]]:
     for kind_of in _subclasses(FrontError):
         if "kind" in vars(kind_of):
-            yield kind_of(""), " ".join((kind_of.__doc__ or "").split())
+            blank = RateLimited("", 0) if kind_of is RateLimited else kind_of("")
+            yield blank, " ".join((kind_of.__doc__ or "").split())
     for kind, meaning in _REJECTED.items():
         yield RequestRejected(RequestError(kind, "")), meaning
 

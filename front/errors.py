@@ -2,10 +2,12 @@
 
 docs/errors.md lists them, written by front/error_table.py from the classes below: a class's
 docstring says when it comes, `retry` what the caller may do. Over gRPC the trailing metadata
-`tasuki-error-kind` and `tasuki-retry` say both to programs. The status of each over HTTP
-stands in http_errors.py.
+`tasuki-error-kind` and `tasuki-retry` say both to programs. RateLimited tells beside
+them after how many milliseconds to ask again, as gRPC has it: in `grpc-retry-pushback-ms`. The
+status of each over HTTP stands in http_errors.py.
 """
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
@@ -18,6 +20,7 @@ from ..engine.messages import ErrorKind, RequestError
 CallContext = grpc.aio.ServicerContext[Any, Any]
 
 ERROR_KIND_KEY = "tasuki-error-kind"
+RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
 RETRY_KEY = "tasuki-retry"
 
 
@@ -144,11 +147,31 @@ class SlowReader(FrontError):
     kind = "slow_reader"
 
 
+class RateLimited(FrontError):
+    """The caller has used what it may ask for in a minute."""
+
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    kind = "rate_limited"
+    retry = Retry.LATER
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        """retry_after: seconds."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class RequestAborted(FrontError):
     """Somebody else ended the request, and the API has no finish reason for it."""
 
     status = grpc.StatusCode.ABORTED
     kind = "aborted"
+
+
+def _trailer(error: FrontError) -> tuple[tuple[str, str], ...]:
+    hints = ((ERROR_KIND_KEY, error.kind), (RETRY_KEY, error.retry.value))
+    if not isinstance(error, RateLimited):
+        return hints
+    return (*hints, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after))))
 
 
 @asynccontextmanager
@@ -157,5 +180,4 @@ async def refusals(context: CallContext) -> AsyncIterator[None]:
     try:
         yield
     except FrontError as error:
-        hints = ((ERROR_KIND_KEY, error.kind), (RETRY_KEY, error.retry.value))
-        await context.abort(error.status, str(error), hints)
+        await context.abort(error.status, str(error), _trailer(error))

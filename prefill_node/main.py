@@ -1,7 +1,6 @@
 """`tasuki prefill`: the daemon that reads prompts and hands their prefixes on."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from ..engine.build import build_parts
@@ -9,6 +8,8 @@ from ..engine.config import EngineConfig
 from ..front.config import FrontConfig
 from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
+from ..front.logs import configure_logging
+from ..front.progress_bar import progress_bar
 from ..front.role_change import NextRole, RoleChange, become
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
@@ -23,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     engine_config, front_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(front_config.log_format, front_config.log_level)
     wanted = asyncio.run(run(engine_config, front_config, config))
     if wanted is not None:
         become(wanted)
@@ -35,7 +36,7 @@ async def run(
 ) -> NextRole | None:
     """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
     role_change = RoleChange("prefill", (engine_config, front_config, config))
-    parts = build_parts(engine_config)
+    parts = build_parts(engine_config, progress_bar("weights"))
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
         plane = DataPlane.over(

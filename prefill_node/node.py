@@ -18,9 +18,11 @@ from ..front.gateway import gateway_services
 from ..front.gateway_model import GatewayModel
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
+from ..front.progress_bar import progress_bar
 from ..front.role_change import RoleChange
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
+from ..front.trace_export import open_tracing
 from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
@@ -75,7 +77,14 @@ class PrefillNode:
             settings,
         )
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
-        engine = build_engine(engine_config, Role.PREFILL, parts, self._sender, on_fresh)
+        engine = build_engine(
+            engine_config,
+            Role.PREFILL,
+            parts,
+            self._sender,
+            on_fresh,
+            progress=progress_bar("decode graphs"),
+        )
         told_rooms = ToldRooms() if front_config.gateway else None
         gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
         self.front = Node(
@@ -90,6 +99,7 @@ class PrefillNode:
             handover=self._handover,
             status=self._status,
             about={"node": config.name, "role": "prefill"},
+            tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),
         )
         self._config = config
         self._registration: Registration | None = None
@@ -101,6 +111,7 @@ class PrefillNode:
             plane.contract,
             plane.node,
             asyncio.get_running_loop(),
+            begin_room=self.front.tracing.begin_room,
             told_rooms=told_rooms,
         )
 
