@@ -95,10 +95,11 @@ def _wait_for(gateway: Smg, workers: int, process: "subprocess.Popen[bytes]") ->
     while time.monotonic() < deadline and process.poll() is None:
         try:
             listed = json.loads(_get(f"{gateway.base_url}/workers"))["workers"]
-            models = json.loads(_get(f"{gateway.base_url}/v1/models"))["data"]
+            # A worker counts before its tokenizer is here, and until then chats are refused.
+            tokenizers = json.loads(_get(f"{gateway.base_url}/v1/tokenizers"))["tokenizers"]
         except (OSError, KeyError, ValueError):
-            listed, models = [], []
-        if len([worker for worker in listed if worker.get("is_healthy")]) >= workers and models:
+            listed, tokenizers = [], []
+        if len([worker for worker in listed if worker.get("is_healthy")]) >= workers and tokenizers:
             return
         time.sleep(0.1)
     raise AssertionError(f"smg is not ready: {gateway.log.read_text()[-4000:]}")
