@@ -15,7 +15,7 @@ from .errors import CallContext, InvalidRequest, refusals
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps coroutine and async-generator methods; leaves others (reflection) as they are."""
+    """Wraps unary and async-generator methods; leaves others (reflection) as they are."""
 
     async def intercept_service(
         self,
@@ -30,6 +30,9 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             guarded = _guarded_generator(method, handler.request_streaming)
         elif inspect.iscoroutinefunction(method):
             guarded = _guarded_coroutine(method, handler.request_streaming)
+        elif handler.unary_unary is not None:
+            # What a servicer leaves out is its stub's plain function, which only refuses.
+            guarded = _guarded_coroutine(_awaitable(method), streaming=False)
         else:
             return handler
         return build(
@@ -55,6 +58,13 @@ def method_of(handler: Any) -> tuple[Any, Any]:
     if handler.response_streaming:
         return handler.unary_stream, grpc.unary_stream_rpc_method_handler
     return handler.unary_unary, grpc.unary_unary_rpc_method_handler
+
+
+def _awaitable(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: CallContext) -> Any:
+        return method(request, context)
+
+    return call
 
 
 def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
