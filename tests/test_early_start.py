@@ -25,6 +25,7 @@ from tasuki.transfer.transports.loopback import Fault
 
 from tests.engine_pair import EnginePair, engine_pair
 from tests.engines import TINY, Lone, submit, tiny_parts
+from tests.test_transfer_path import wait_until
 
 LONG = 10.0
 """Seconds that any step is shorter than."""
@@ -299,8 +300,8 @@ class Watched(Qwen35Model):
 
 
 def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
-    """Over a slow link the second token waits for a layer after the last window, not for a step: a
-    ratio of processor times of one run, which other processes do not change."""
+    """However late the last window is, the second token waits for one layer after it and not for a
+    step: a ratio of processor times of one run, which other processes do not change."""
     shape = TINY | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
 
     def parts() -> EngineParts:
@@ -309,23 +310,47 @@ def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
         model = Watched(Qwen35Model(config, random_weights(config, 5, torch.float32)))
         return EngineParts(config, model, Arena(layout, 24), StepCounter())
 
+    def last_of_a_room(index: int) -> Fault:
+        return Fault.HOLD if index % 12 == 11 else Fault.NONE
+
     shares = []
     decode = parts()
     assert isinstance(decode.model, Watched)
-    with engine_pair(parts(), decode) as pair:
-        # A window of KV takes 0.1 s, a layer some milliseconds.
-        pair.link.bytes_per_second = 3e5
+    with engine_pair(parts(), decode, last_of_a_room) as pair:
         for number in range(3):
             name = str(number)
-            room = pair.hand_over(submit(name, prompt(70 + number), 2))
+            room = pair.hand_over(submit(name, prompt(60 + number), 2))
             pair.ready(room, LONG)
-            pair.flushed(room)
-            # Looked at from the last flush on, which is at once on the sender's side.
-            assert len(decode.model.steps[-1]) >= 9, "layers of 12 were reached before"
+            wait_until(lambda number=number: len(decode.model.steps) > number, timeout=30)
+            opened = decode.model.steps[number]
+            wait_until(lambda opened=opened: len(opened) == 11, timeout=30)
+            wait_until(lambda: bool(pair.fabric.held), timeout=30)
+            pair.fabric.let_go()
             pair.done(room)
             pair.step_ended()
             assert pair.decode.finished(name).usage.completion_tokens == 2
-            first, *_, last, end = decode.model.steps[-1]
+            first, *_, last, end = opened
             shares.append((end - last) / (end - first))
         assert pair.early.counters == early(begun=3, joined=3)
     assert statistics.median(shares) < 0.35, shares
+
+
+def test_a_step_that_was_held_up_is_not_believed_for_ever(pair: EnginePair) -> None:
+    room = pair.hand_over(submit("slow", prompt(70), 3))
+    pair.ready(room, LONG)
+    pair.done(room)
+    pair.step_ended()
+    pair.early._seconds[0] = 1.5 * LONG
+    declined = 0
+    while pair.early.counters["begun"] == 1:
+        room = pair.hand_over(submit(str(declined), prompt(71 + declined), 2))
+        pair.ready(room, LONG)
+        declined += 1
+        if pair.early.busy(room.ticket.room):
+            pair.done(room)
+            pair.step_ended()
+        else:
+            pair.done(room)
+        pair.decode.run()
+        assert declined < 40
+    assert pair.early.counters["unneeded"] > 1
