@@ -63,9 +63,10 @@ class DecodeNode:
             # What is pulled from here was computed long ago: no tick is waited for.
             StepCounter(),
             parts.arena.slabs,
-            SenderSettings(lease_seconds=config.lease_seconds),
+            SenderSettings(
+                layers_per_window=config.layers_per_window, lease_seconds=config.lease_seconds
+            ),
         )
-        engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
         self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
         engine = build_engine(
             engine_config, Role.DECODE, parts, on_fresh=on_fresh, early=self._early
