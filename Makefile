@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean
+.PHONY: demo test load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -84,6 +84,11 @@ stubs: $(VENV)/dev-installed
 # The pictures that the documents show, from a real browser.
 screenshots: $(VENV)/dev-installed
 	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_page.py
+
+# Boards for Grafana and the reference of metrics, from the code.
+boards: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.grafana
+	$(BIN)/python -m tasuki.dashboard.metrics_reference > docs/metrics.md
 
 # Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
 kernels: $(VENV)/dev-installed

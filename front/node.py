@@ -101,6 +101,7 @@ class Node:
             self._recorder.now,
             self._tree,
             {**about, "version": package_version()},
+            self._recorder.telling_blocks,
         )
         dashboard = DashboardHandlers(source, load_page())
         self._routes = [
