@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots boards kernels clean
+.PHONY: demo test load clients clients-ci ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -42,6 +42,23 @@ sweep: $(VENV)/dev-installed
 # Random lives of the cache's tree against its oracle, with every invariant checked at every step.
 soak-cache: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak_cache --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# Many conversations at once on a pair: no turn may be lost and memory stays flat.
+load: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.load $(LOAD_ARGS)
+
+# Clients that others wrote, each in an environment of its own under build/clients.
+clients: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients $(CLIENTS_ARGS)
+
+# The one that the tests run.
+clients-ci: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.install trie
+
+# Nodes on a Ray cluster of several machines, all of them this one.
+ray-test: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.install ray
+	build/clients/ray/bin/python -m pytest tests/test_ray.py
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .

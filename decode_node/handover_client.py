@@ -22,6 +22,7 @@ from ..transfer.node_identity import NodeIdentity
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from ..transfer.transports.base import Transport
+from . import handover_wire as wire
 from .attempts import Attempts
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
@@ -29,6 +30,10 @@ from .membership import Membership
 from .outgoing_pulls import OutgoingPulls
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
+
+
+def _untraced(request: m.RequestId) -> str:
+    return ""
 
 
 class HandoverClient:
@@ -44,7 +49,10 @@ class HandoverClient:
         loop: asyncio.AbstractEventLoop,
         settings: HandoverSettings | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        traceparent: Callable[[m.RequestId], str] = _untraced,
     ) -> None:
+        """traceparent: of a live request's span, empty where it has none."""
+        self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
         self._transport = transport
@@ -154,6 +162,7 @@ class HandoverClient:
             self._settings,
             self._sever,
             self._pulls.begin,
+            wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
         )
         self._rooms[room.room] = room
         task = self._loop.create_task(self._run(room), name=f"room-{room.room}")
