@@ -20,12 +20,14 @@ from .host import describe_host
 from .report import Report, Row
 
 _GPU_PARTS = ("blocks", "engine", "nodes")
-_CPU_PARTS = ("goodput", "control")
+_CPU_PARTS = ("goodput", "control", "early")
 
 
 @dataclass(frozen=True)
 class TransferConfig:
-    parts: str = option("", "of the rows, by commas: blocks,engine,nodes (GPU), goodput,control")
+    parts: str = option(
+        "", "of the rows, by commas: blocks,engine,nodes (GPU), goodput,control,early"
+    )
     transport: str = option("peer_copy", "between the GPUs", ("peer_copy", "nixl", "auto"))
     prompt: int = option(50_000, "tokens that are handed over")
     turn: int = option(800, "tokens that a cached turn adds")
@@ -78,6 +80,10 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
         from .handover.control import control_rows
 
         yield from control_rows()
+    if "early" in parts:
+        from .handover.early import early_rows
+
+        yield from early_rows()
 
 
 def _model_rows(

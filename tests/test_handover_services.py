@@ -49,7 +49,7 @@ def test_a_room_goes_from_reserve_to_done() -> None:
             ready = await both.decode.wait(m.RemoteReady)
             assert isinstance(ready, m.RemoteReady)
             assert ready == m.RemoteReady(
-                m.RoomId(ROOM), 42, -0.5, 1.25, HIT, "prefill-0", ready.tail_seconds
+                m.RoomId(ROOM), 42, -0.5, 1.25, HIT, "prefill-0", tail_seconds=ready.tail_seconds
             )
             # None where the token was told before the first window was flushed.
             assert ready.tail_seconds is None or 0 <= ready.tail_seconds < 5
