@@ -4,6 +4,7 @@ On a host with two GPUs: windows of scattered blocks, hand-overs during prefill,
 CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, control round trips.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,10 @@ def main(argv: Sequence[str]) -> int:
     print(report.head(), flush=True)
     parts = own.parts.split(",") if own.parts else list(_GPU_PARTS if on_gpu else _CPU_PARTS)
     with report.kept(config.out_path):
+        if not on_gpu:
+            report.note(
+                f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+            )
         for row in _rows(parts, config, own):
             if isinstance(row, str):
                 report.note(row)

@@ -439,8 +439,10 @@ def test_what_breaks_the_protocol_is_a_typed_status() -> None:
                 grant = pb.ReceiverMessage(grant=pb.Grant(generation=1))
                 assert (await raw.status(grant))[0] is code.INVALID_ARGUMENT
                 empty = raw.reserve(9)
-                del empty.reserve.prompt[:]
+                empty.reserve.prompt = b""
                 assert "prompt is empty" in (await raw.status(empty))[1]
+                empty.reserve.prompt = bytes(6)
+                assert "prompt has 6 bytes" in (await raw.status(empty))[1]
                 roomless = raw.reserve(9)
                 roomless.reserve.ticket.room = 0
                 assert "ticket.room" in (await raw.status(roomless))[1]
