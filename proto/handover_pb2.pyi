@@ -179,8 +179,8 @@ class Reserve(_message.Message):
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     connection_id: str
     ticket: Ticket
-    prompt: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ...) -> None: ...
+    prompt: bytes
+    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered")

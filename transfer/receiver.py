@@ -165,9 +165,11 @@ class Receiver:
                 self._take_or_drop(notification)
             if not arrived:
                 # Unexpected notifications are still drained, only less often.
-                expecting = self._expecting.is_set()
-                pause = self._transport.poll_seconds if expecting else _IDLE_SECONDS
-                self._stopping.wait(pause)
+                if self._expecting.is_set():
+                    self._stopping.wait(self._transport.poll_seconds)
+                else:
+                    # Whoever begins to expect ends it.
+                    self._expecting.wait(_IDLE_SECONDS)
 
     def _take_or_drop(self, notification: bytes) -> None:
         try:
