@@ -139,15 +139,16 @@ class HandoverClient:
                     room.put(message)
 
     def _open(self, wanted: m.HandoverWanted) -> None:
-        chosen = self._choose(self._attempts.tried(wanted.request_id))
+        tried = self._attempts.tried(wanted.request_id)
+        chosen = self._choose(tried) if wanted.sender is None else self._link_to(wanted.sender)
         if chosen is None:
-            self._attempts.over(wanted.request_id)
-            self._post(
+            self._say(
+                wanted.request_id,
                 m.HandoverLost(
                     wanted.ticket.room,
-                    "no prefill node is connected",
+                    self._nobody(wanted.sender),
                     cause=m.LossCause.NO_NODE,
-                )
+                ),
             )
             return
         link, connection = chosen
@@ -179,6 +180,16 @@ class HandoverClient:
         ):
             self._attempts.over(request)
         self._post(message)
+
+    def _link_to(self, target: str) -> tuple[PrefillLink, PrefillConnection] | None:
+        found = (pair for pair in self._links.connected() if pair[0].target == target)
+        return next(found, None)
+
+    @staticmethod
+    def _nobody(sender: str | None) -> str:
+        if sender is None:
+            return "no prefill node is connected"
+        return f"{sender}, which a gateway chose, is no connected prefill node"
 
     def _choose(self, tried: Collection[str]) -> tuple[PrefillLink, PrefillConnection] | None:
         """The connected prefill node with the fewest live rooms, of those not tried; None also
