@@ -18,6 +18,7 @@ import grpc
 
 from ..engine import messages as m
 from ..transfer.contract import Contract
+from ..transfer.fence import FenceReason
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.receiver import Receiver
 from ..transfer.transports.base import Transport
@@ -49,6 +50,7 @@ class HandoverClient:
         self._settings = settings or HandoverSettings()
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
         self._attempts = Attempts()
+        self._severing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._available = False
         self._membership = membership.changes()
@@ -138,7 +140,7 @@ class HandoverClient:
             self._receiver,
             self._transport.retry_seconds,
             self._settings,
-            self._sever,
+            partial(self._sever, connection),
         )
         self._rooms[room.room] = room
         task = self._loop.create_task(self._run(room), name=f"room-{room.room}")
@@ -177,12 +179,28 @@ class HandoverClient:
     def _end_idle_links(self) -> None:
         self._links.end_idle(room.connection for room in self._rooms.values())
 
-    async def _sever(self) -> None:
-        """Let no write of any peer land that has not landed. All links connect anew: the endpoints
-        of those that live are broken too."""
-        self._links.lose_all()
-        await asyncio.to_thread(self._transport.sever)
+    async def _sever(self, connection: PrefillConnection, reason: FenceReason) -> None:
+        """Let no write of the connection's writer land that has not landed."""
+        match reason:
+            case FenceReason.DRAIN_ACKNOWLEDGED:
+                return
+            case FenceReason.WRITER_DEAD:
+                await asyncio.to_thread(self._transport.sever_dead)
+            case FenceReason.LEASE_EXPIRED:
+                async with self._severing:
+                    if not connection.severed:
+                        await self._sever_all()
         await asyncio.sleep(self._transport.settle_seconds)
+        await asyncio.to_thread(self._receiver.wait_settled)
+
+    async def _sever_all(self) -> None:
+        """Which data connection is whose cannot be told: links to those that live are broken too,
+        and connect anew."""
+        self._links.lose_all()
+        broken = {room.connection for room in self._rooms.values()}
+        await asyncio.to_thread(self._transport.sever)
+        for connection in broken:
+            connection.severed = True
 
     def _links_changed(self) -> None:
         available = self._links.available

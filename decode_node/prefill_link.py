@@ -52,6 +52,9 @@ class PrefillConnection:
         self.lost = asyncio.Event()
         self.margin = connected.lease_seconds + retry_seconds
         """How long after our last answer the sender may still write."""
+        self.severed = False
+        """Whether the transport broke all that led here after this connection was lost. Endpoints
+        do not come back by themselves, so its sender has none left."""
         self._answered = time.monotonic()
         self._dead = WriterDead.watch(self.node.process, settle_seconds)
 

@@ -30,10 +30,11 @@ class WriterFence:
         connection: PrefillConnection,
         retry_seconds: float,
         settings: HandoverSettings,
-        sever: Callable[[], Awaitable[None]],
+        sever: Callable[[FenceReason], Awaitable[None]],
     ) -> None:
         """retry_seconds: the transport's; a write may land that long after it was posted. sever:
-        ends what was posted in time and has not arrived: TCP repeats it for minutes."""
+        ends what was posted and has not arrived, where the reason leaves that open: TCP repeats it
+        for minutes, and a dead process's kernel goes on sending."""
         self._room = room
         self._generation = generation
         self._link = link
@@ -72,8 +73,7 @@ class WriterFence:
                     self._connection.lost.set()
         finally:
             asking.cancel()
-        if reason is FenceReason.LEASE_EXPIRED:
-            await self._sever()
+        await self._sever(reason)
         log.info("room %d is fenced: %s", self._room, reason.value)
         return reason
 

@@ -289,7 +289,7 @@ class Sender:
                     continue
                 room.flushed(posted, self._clock())
             except TransferError as error:
-                room.endpoint_failed = True
+                room.endpoint_failed = room.write_lost = True
                 self._stop(room, str(error))
             self._transport.release(posted.transfer)
             room.posted.remove(posted)
@@ -304,6 +304,9 @@ class Sender:
                 drain = Drain.DRAINED
             elif room.stop_reason is not None and not room.posted:
                 drain = Drain.DRAINED
+                if room.write_lost:
+                    drain = Drain.FORCED
+                    self._forced.add(room.room)
                 end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
             elif self._drained_for_too_long(room):
                 drain = Drain.FORCED
