@@ -24,6 +24,7 @@ from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
 from .base import Endpoint, Region, Transfer, TransferState, Transport
 from .inbound_sockets import InboundSockets, listening_ports
+from .rdma_retry import retry_bound
 
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 
@@ -39,6 +40,9 @@ ENVIRONMENT = {
     "UCX_POSIX_ERROR_HANDLING": "y",
     "UCX_SYSV_ERROR_HANDLING": "y",
     "UCX_KEEPALIVE_INTERVAL": "1s",
+    # UCX's own (1 s, 7) let a NIC repeat a write for half a minute; the fence waits that long.
+    "UCX_RC_TIMEOUT": "20ms",
+    "UCX_RC_RETRY_COUNT": "7",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
@@ -126,7 +130,8 @@ class NixlTransport(Transport):
 
     @property
     def retry_seconds(self) -> float:
-        return 1.0
+        """Of RDMA; TCP repeats for minutes, which is what sever() ends."""
+        return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
 
     def register(self, address: int, size: int) -> Region:
         with self._lock:
