@@ -18,7 +18,6 @@ import grpc
 
 from ..engine import messages as m
 from ..transfer.contract import Contract
-from ..transfer.fence import FenceReason
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.receiver import Receiver
 from ..transfer.transports.base import Transport
@@ -28,6 +27,7 @@ from .handover_settings import HandoverSettings
 from .membership import Membership
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
+from .severing import Severing
 
 
 class HandoverClient:
@@ -50,7 +50,7 @@ class HandoverClient:
         self._settings = settings or HandoverSettings()
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
         self._attempts = Attempts()
-        self._severing = asyncio.Lock()
+        self._severing = Severing(transport, receiver, self._lose_all)
         self._tasks: set[asyncio.Task[None]] = set()
         self._available = False
         self._membership = membership.changes()
@@ -140,7 +140,7 @@ class HandoverClient:
             self._receiver,
             self._transport.retry_seconds,
             self._settings,
-            partial(self._sever, connection),
+            partial(self._severing.end, connection),
         )
         self._rooms[room.room] = room
         task = self._loop.create_task(self._run(room), name=f"room-{room.room}")
@@ -179,28 +179,9 @@ class HandoverClient:
     def _end_idle_links(self) -> None:
         self._links.end_idle(room.connection for room in self._rooms.values())
 
-    async def _sever(self, connection: PrefillConnection, reason: FenceReason) -> None:
-        """Let no write of the connection's writer land that has not landed."""
-        match reason:
-            case FenceReason.DRAIN_ACKNOWLEDGED:
-                return
-            case FenceReason.WRITER_DEAD:
-                await asyncio.to_thread(self._transport.sever_dead)
-            case FenceReason.LEASE_EXPIRED:
-                async with self._severing:
-                    if not connection.severed:
-                        await self._sever_all()
-        await asyncio.sleep(self._transport.settle_seconds)
-        await asyncio.to_thread(self._receiver.wait_settled)
-
-    async def _sever_all(self) -> None:
-        """Which data connection is whose cannot be told: links to those that live are broken too,
-        and connect anew."""
+    def _lose_all(self) -> list[PrefillConnection]:
         self._links.lose_all()
-        broken = {room.connection for room in self._rooms.values()}
-        await asyncio.to_thread(self._transport.sever)
-        for connection in broken:
-            connection.severed = True
+        return [room.connection for room in self._rooms.values()]
 
     def _links_changed(self) -> None:
         available = self._links.available
