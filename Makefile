@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs kernels clean
+.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -58,6 +58,10 @@ format: $(VENV)/dev-installed
 
 stubs: $(VENV)/dev-installed
 	$(BIN)/python proto/generate.py
+
+# The pictures that the documents show, from a real browser.
+screenshots: $(VENV)/dev-installed
+	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_page.py
 
 # Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
 kernels: $(VENV)/dev-installed

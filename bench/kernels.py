@@ -22,6 +22,7 @@ FAMILIES = (
     "products",
     "elementwise",
     "slots",
+    "digest",
     "sampling",
     "experts",
     "gdn_prefill",

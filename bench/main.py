@@ -1,4 +1,4 @@
-"""`tasuki bench {kernels,decode,prefill,agentic}`: each prints measured, floor and share."""
+"""`tasuki bench BENCH`: each prints measured, floor and share."""
 
 import importlib
 import sys
@@ -9,6 +9,7 @@ _BENCHES = {
     "decode": "steps of a whole model",
     "prefill": "cold prompts of a whole model",
     "agentic": "sessions that grow turn by turn: first tokens, hit rate",
+    "transfer": "hand-overs between two processes: of the link, and of the forward's time",
 }
 
 

@@ -12,8 +12,9 @@ from .host import describe_host
 from .model_floor import ModelFloor
 from .report import Report, Row
 from .rig import Rig
+from .tick_cost import tick_cost
 from .transformers_peer import prefill_seconds
-from .workload import PREFILL_PEER_RATIO, PREFILL_TARGETS
+from .workload import MOST_TICK_COST, PREFILL_PEER_RATIO, PREFILL_TARGETS
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
             seconds = _prefills(rig, length, own.repeats)
             report.add(_row(config.model, length, seconds, floor, peers.get(length, {})))
         if config.device == "cuda":
+            report.add(_tick_row(rig, min(own.lengths())))
             report.note(config.memory_note(engine))
     return 0
 
@@ -63,6 +65,18 @@ def _prefills(rig: Rig, length: int, repeats: int) -> list[float]:
         seconds.append(answer.first_token_seconds)
         rig.flush()
     return seconds[1:]
+
+
+def _tick_row(rig: Rig, length: int) -> Row:
+    cost = tick_cost(rig, length)
+    return Row(
+        f"forward of {length} tokens, ticking layer by layer",
+        cost.ticked,
+        target=f"< {MOST_TICK_COST:.0%} more than without ticks",
+        met=cost.ticked < (1 + MOST_TICK_COST) * cost.plain,
+        others={"without ticks": cost.plain},
+        extra={"more %": 100 * (cost.ticked / cost.plain - 1)},
+    )
 
 
 def _row(

@@ -12,7 +12,14 @@ import numpy as np
 import torch
 
 from ..engine import messages as m
-from ..engine.build import EngineParts, build_arena, build_engine, build_model, torch_device
+from ..engine.build import (
+    EngineParts,
+    build_arena,
+    build_engine,
+    build_model,
+    torch_device,
+    use_device,
+)
 from ..engine.config import EngineConfig
 from ..engine.role import Role
 from ..model.config import ModelConfig
@@ -116,6 +123,7 @@ class Rig:
 def random_parts(model: ModelConfig, config: EngineConfig) -> EngineParts:
     """What build_parts makes, with weights drawn on the device instead of read."""
     device = torch_device(config)
+    use_device(device)
     arena = build_arena(config, model, device)
     weights = random_weights(model, _SEED, getattr(torch, config.dtype), device)
     # Drawing leaves float32 copies behind that a checkpoint's loading does not.

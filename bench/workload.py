@@ -35,5 +35,7 @@ TURN_TARGETS = {"9b": (45e-3, 15e-3)}
 # Against transformers with fla in the same run, at one request.
 DECODE_PEER_RATIO = 12.0
 PREFILL_PEER_RATIO = 1.35
+# Of a forward's time, for telling the step counter of its layers.
+MOST_TICK_COST = 0.01
 # Between two decode graphs, at that batch.
 IDLE_BATCH, IDLE_SECONDS = 64, 50e-6

@@ -1,30 +1,31 @@
 """The same client for asyncio: AsyncClient and AsyncSession, as Client and Session but awaited.
 
-One event loop's thread. The rules of reopening and retrying are those of session.py.
+One event loop's thread. The rules of reopening and retrying are those of session_life.py.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc
 
-from ..engine.messages import FinishReason
 from ..front.tls import ClientTls
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer import Answer, AnswerParts, Piece
+from .cache_events import EventBatch, EventParts
 from .channel import open_async_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
 from .prompt import Prompt, SamplingOptions, generate_request
-from .retry import RetryPolicy, is_transient
+from .retry import RetryPolicy, next_pause
+from .session_life import Call, Pause, ReadTurn, SessionLife, Steps
 
 Result = TypeVar("Result")
-Call = Any
+AsyncCall = Any
 """grpc.aio's call object, which has no useful type."""
+Metadata = tuple[tuple[str, str], ...]
 
 
 class AsyncClient:
@@ -44,6 +45,7 @@ class AsyncClient:
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._inference = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
         self._sessions = pb_grpc.SessionStub(self._channel)  # type: ignore[no-untyped-call]
+        self._admin: Any = pb_grpc.CacheAdminStub(self._channel)  # type: ignore[no-untyped-call]
 
     def generate(
         self,
@@ -57,7 +59,7 @@ class AsyncClient:
         """One request with its whole prompt; the call begins when the answer is first awaited."""
         request = generate_request(prompt, request_id, cache_salt, marks, sampling)
 
-        async def start() -> Call:
+        async def start() -> AsyncCall:
             return self._inference.Generate(request, metadata=self._metadata)
 
         return AsyncAnswer(start, self._retry, _nothing, _ignored)
@@ -68,10 +70,40 @@ class AsyncClient:
         await _call(self._inference.Abort(request, metadata=self._metadata))
 
     async def open_session(self, cache_salt: bytes = b"") -> "AsyncSession":
-        conversation = Conversation(cache_salt)
-        session = AsyncSession(self._sessions, conversation, self._retry, self._metadata, "")
-        await session.persist(_none)
+        life = SessionLife(Conversation(cache_salt), self._retry, id="")
+        session = AsyncSession(self._sessions, self._metadata, life)
+        await session.take(life.open())
         return session
+
+    async def stats(self) -> pb.StatsResponse:
+        """As Client.stats."""
+        request = pb.StatsRequest()
+        reply: pb.StatsResponse = await _call(self._admin.Stats(request, metadata=self._metadata))
+        return reply
+
+    async def explain(self, request_id: str) -> pb.ExplainResponse:
+        """As Client.explain."""
+        request = pb.ExplainRequest(request_id=request_id)
+        reply: pb.ExplainResponse = await _call(
+            self._admin.Explain(request, metadata=self._metadata)
+        )
+        return reply
+
+    async def watch_cache(self, stream: str = "usable") -> AsyncGenerator[EventBatch, None]:
+        """As Client.watch_cache."""
+        wanted = pb.WatchEventsRequest.Stream.Value(stream.upper())
+        request = pb.WatchEventsRequest(stream=wanted)
+        call = self._admin.WatchEvents(request, metadata=self._metadata)
+        parts = EventParts()
+        try:
+            async for part in call:
+                batch = parts.take(part)
+                if batch is not None:
+                    yield batch
+        except grpc.RpcError as error:
+            raise client_error(error) from error
+        finally:
+            call.cancel()
 
     async def close(self) -> None:
         await self._channel.close(None)
@@ -91,7 +123,7 @@ class AsyncAnswer:
 
     def __init__(
         self,
-        start: Callable[[], Awaitable[Call]],
+        start: Callable[[], Awaitable[AsyncCall]],
         retry: RetryPolicy,
         failed: Callable[[], None],
         finished: Callable[[Answer], None],
@@ -102,7 +134,7 @@ class AsyncAnswer:
         self._failed = failed
         self._finished = finished
         self._parts = AnswerParts()
-        self._call: Call | None = None
+        self._call: AsyncCall | None = None
         self.cancelled = False
 
     @property
@@ -126,11 +158,9 @@ class AsyncAnswer:
                 self._call = None
                 self._failed()
                 error = caught if isinstance(caught, ClientError) else client_error(caught)
-                if self._parts.begun or self.cancelled or not is_transient(error):
+                if self._parts.begun or self.cancelled:
                     raise error from caught
-                pause = next(pauses, None)
-                if pause is None:
-                    raise error from caught
+                pause = next_pause(pauses, error)
             await asyncio.sleep(pause)
 
     async def result(self) -> Answer:
@@ -148,107 +178,62 @@ class AsyncAnswer:
 class AsyncSession:
     """A conversation whose tokens the server keeps; one task at a time. `async with` closes it."""
 
-    def __init__(
-        self,
-        stub: pb_grpc.SessionStub,
-        conversation: Conversation,
-        retry: RetryPolicy,
-        metadata: tuple[tuple[str, str], ...],
-        id: str,
-    ) -> None:
-        """id: as the node knows the conversation; empty where it is yet to be told."""
-        self.id = id
+    def __init__(self, stub: pb_grpc.SessionStub, metadata: Metadata, life: SessionLife) -> None:
         self._stub: Any = stub
-        self._conversation = conversation
-        self._retry = retry
         self._metadata = metadata
-        self._lost = not id
-        self._closed = False
-        self._turn: AsyncAnswer | None = None
+        self._life = life
+
+    @property
+    def id(self) -> str:
+        """As the node knows the conversation; another after it was opened again."""
+        return self._life.id
 
     async def append(self, prompt: Prompt) -> int:
         """Adds to the end of the conversation; returns its length in tokens."""
-
-        async def add() -> int:
-            request = pb.SessionAppendRequest(session_id=self.id, **prompt.fields())
-            return int((await self._ask(self._stub.Append, request)).total_tokens)
-
-        total = await self.persist(add)
-        self._conversation.appended(prompt)
-        return total
+        return await self.take(self._life.append(prompt))
 
     def generate(self, *, request_id: str = "", **sampling: Unpack[SamplingOptions]) -> AsyncAnswer:
         """Answers the conversation so far. A finished answer becomes part of it."""
         request = pb.SessionGenerateRequest(request_id=request_id, sampling=pb.Sampling(**sampling))
 
-        async def start() -> Call:
-            await self._reopen_if_lost()
-            request.session_id = self.id
+        async def start() -> AsyncCall:
+            await self.take(self._life.attempt_turn(request))
             return self._stub.Generate(request, metadata=self._metadata)
 
-        self._turn = AsyncAnswer(start, self._retry, self._turn_failed, self._turn_finished)
-        return self._turn
+        life = self._life
+        turn = AsyncAnswer(start, life.retry, life.turn_failed, life.turn_finished)
+        life.turn_begun(turn)
+        return turn
 
     async def fork(self) -> "AsyncSession":
         """A second session with the same conversation; the two go separate ways."""
-
-        async def copy() -> str:
-            request = pb.SessionForkRequest(session_id=self.id)
-            return str((await self._ask(self._stub.Fork, request)).session_id)
-
-        forked = await self.persist(copy)
-        conversation = self._conversation.fork()
-        return AsyncSession(self._stub, conversation, self._retry, self._metadata, forked)
+        return AsyncSession(self._stub, self._metadata, await self.take(self._life.fork()))
 
     async def close(self) -> None:
-        self._closed = True
-        await self._ask(self._stub.Close, pb.SessionCloseRequest(session_id=self.id))
+        await self.take(self._life.close())
 
-    async def persist(self, operation: Callable[[], Awaitable[Result]]) -> Result:
-        """An operation on the session, opened again where the node has lost it."""
-        pauses = self._retry.pauses()
+    async def take(self, steps: Steps[Result]) -> Result:
+        """Takes the steps of an operation, awaiting each. Raises ClientError."""
+        came: Any = None
+        failed: ClientError | None = None
         while True:
             try:
-                await self._reopen_if_lost()
-                result = await operation()
-            except ClientError as error:
-                if self._closed or not is_transient(error):
-                    raise
-                self._lost = True
-                pause = next(pauses, None)
-                if pause is None:
-                    raise
-            else:
-                if self._turn is not None:
-                    await self._turn.result()
+                step = steps.send(came) if failed is None else steps.throw(failed)
+            except StopIteration as end:
+                result: Result = end.value
                 return result
-            await asyncio.sleep(pause)
-
-    async def _reopen_if_lost(self) -> None:
-        if self._turn is not None and self._turn.cancelled and not self._turn.finished:
-            # It may have ended just before, and then the node has an answer that nobody read.
-            self._lost = True
-        if not self._lost or self._closed:
-            return
-        request = pb.SessionOpenRequest(cache_salt=self._conversation.cache_salt)
-        left, self.id = self.id, (await self._ask(self._stub.Open, request)).session_id
-        for append in self._conversation.replay(self.id):
-            await self._ask(self._stub.Append, append)
-        self._lost, self._turn = False, None
-        if left:
-            with suppress(ClientError):
-                await self._ask(self._stub.Close, pb.SessionCloseRequest(session_id=left))
-
-    def _turn_failed(self) -> None:
-        self._lost = True
-
-    def _turn_finished(self, answer: Answer) -> None:
-        self._turn = None
-        if answer.reason is not FinishReason.ABORT:
-            self._conversation.answered(answer.token_ids)
-
-    async def _ask(self, method: Any, request: Any) -> Any:
-        return await _call(method(request, metadata=self._metadata))
+            came, failed = None, None
+            try:
+                match step:
+                    case Call(method, request):
+                        method_stub = getattr(self._stub, method)
+                        came = await _call(method_stub(request, metadata=self._metadata))
+                    case Pause(seconds):
+                        await asyncio.sleep(seconds)
+                    case ReadTurn(AsyncAnswer() as turn):
+                        await turn.result()
+            except ClientError as error:
+                failed = error
 
     async def __aenter__(self) -> "AsyncSession":
         return self
@@ -268,10 +253,6 @@ async def _call(call: Awaitable[Any]) -> Any:
         return await call
     except grpc.RpcError as error:
         raise client_error(error) from error
-
-
-async def _none() -> None:
-    return None
 
 
 def _nothing() -> None:

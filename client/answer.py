@@ -7,10 +7,18 @@ from typing import Protocol
 
 import grpc
 
-from ..engine.messages import FinishReason, HitBreakdown, TransferReport, Usage
+from ..engine.messages import (
+    FinishReason,
+    HitBreakdown,
+    PullReport,
+    RouteReport,
+    TransferReport,
+    Usage,
+)
+from ..front.loss_messages import read_lost
 from ..proto import inference_pb2 as pb
 from .errors import ClientError, client_error
-from .retry import RetryPolicy, is_transient
+from .retry import RetryPolicy, next_pause
 
 _REASON = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
@@ -145,12 +153,9 @@ class AnswerStream:
     def _pause(self, error: ClientError) -> None:
         """Before the next attempt; raises `error` where there is none."""
         self._ask.failed()
-        if self._parts.begun or self.cancelled or not is_transient(error):
+        if self._parts.begun or self.cancelled:
             raise error
-        pause = next(self._pauses, None)
-        if pause is None:
-            raise error
-        time.sleep(pause)
+        time.sleep(next_pause(self._pauses, error))
 
 
 def read_usage(usage: pb.Usage) -> Usage:
@@ -163,13 +168,24 @@ def read_usage(usage: pb.Usage) -> Usage:
         local_fallback=usage.local_fallback,
         time_to_first_token=usage.time_to_first_token_seconds,
         seconds=usage.seconds,
+        pulled=_read_pulled(usage.pulled) if usage.HasField("pulled") else None,
+        route=_read_route(usage.route) if usage.HasField("route") else None,
     )
+
+
+def _read_pulled(pulled: pb.Pulled) -> PullReport:
+    return PullReport(pulled.tokens, pulled.bytes, pulled.seconds)
+
+
+def _read_route(route: pb.Route) -> RouteReport:
+    return RouteReport(route.choice, dict(route.estimates))
 
 
 def _read_hit(hit: pb.HitBreakdown) -> HitBreakdown:
     source = hit.checkpoint_source if hit.HasField("checkpoint_source") else None
+    lost = read_lost(hit.lost) if hit.HasField("lost") else None
     return HitBreakdown(
-        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source
+        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source, lost
     )
 
 

@@ -1,6 +1,6 @@
 """Cache events as they come over the wire: the batches that PrefixIndex follows."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..proto import inference_pb2 as pb
@@ -42,17 +42,23 @@ class EventBatch:
         return iter(self.events)
 
 
-def batches(parts: Iterable[pb.WatchEventsResponse]) -> Iterator[EventBatch]:
+class EventParts:
     """Joins the parts of each batch."""
-    events: list[CacheEvent] = []
-    gap: EventGap | None = None
-    for part in parts:
+
+    def __init__(self) -> None:
+        self._events: list[CacheEvent] = []
+        self._gap: EventGap | None = None
+
+    def take(self, part: pb.WatchEventsResponse) -> EventBatch | None:
+        """The batch, once this is its last part."""
         if part.HasField("gap"):
-            gap = EventGap(part.gap.first_lost, part.gap.resync_from)
-        events += (
+            self._gap = EventGap(part.gap.first_lost, part.gap.resync_from)
+        self._events += (
             CacheEvent(e.sequence, e.kind, e.tokens, e.prefix or None, e.parent or None)
             for e in part.events
         )
-        if not part.more:
-            yield EventBatch(part.sequence, part.snapshot, gap, tuple(events))
-            events, gap = [], None
+        if part.more:
+            return None
+        batch = EventBatch(part.sequence, part.snapshot, self._gap, tuple(self._events))
+        self._events, self._gap = [], None
+        return batch

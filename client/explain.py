@@ -1,17 +1,29 @@
-"""`tasuki explain REQUEST`: one request's story in a screen."""
+"""`tasuki explain REQUEST`: one request's story in a screen.
+
+Where its prompt matched and which state it resumed from, what was lost and to whom, what was given
+up for it, its hand-over's timeline, and where its time went. Tells what the node told, adds
+nothing.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..dashboard.life_spans import seconds_by_state
 from ..engine.config import option
-from ..engine.messages import HitBreakdown, TransferReport, Usage
+from ..engine.life import LifeMark
+from ..engine.losses import Eviction, LostState
+from ..engine.messages import HitBreakdown, PullReport, RouteReport, TransferReport, Usage
 from ..front.flags import FlagParser
+from ..front.loss_messages import read_eviction
 from ..front.tls import ClientTls
 from ..proto import inference_pb2 as pb
+from ..transfer.timeline_wire import timeline_from_wire
 from .answer import read_usage
+from .handover_chart import chart
 from .session import Client
 
 _BAR = 60
+_DECISIONS = 10
 _MEANING = {
     "new": "never seen before, and the last token, which is always computed",
     "never_checkpointed": "its KV is cached, but no recurrent state was kept this deep",
@@ -51,7 +63,11 @@ def story(told: pb.ExplainResponse) -> list[str]:
         f"{head}: {reason}",
         *_answer(usage),
         *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
+        *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
+        *_took([read_eviction(eviction) for eviction in told.took]),
         *(_transfer(usage.transfer) if usage.transfer else []),
+        *(chart(timeline_from_wire(told.handover)) if told.HasField("handover") else []),
+        *_life([LifeMark(mark.state, mark.at_seconds) for mark in told.life]),
     ]
 
 
@@ -61,6 +77,20 @@ def _answer(usage: Usage) -> list[str]:
         f"  answer   {usage.completion_tokens} tokens, the first after "
         f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms",
         f"  prefill  {where}",
+        *(_route(usage.route) if usage.route else []),
+        *(_pulled(usage.pulled) if usage.pulled else []),
+    ]
+
+
+def _route(route: RouteReport) -> list[str]:
+    told = ", ".join(f"{of} {1000 * at:.1f} ms" for of, at in sorted(route.estimates.items()))
+    return [f"  route    {route.choice}: " + (f"by rates, {told}" if told else "by constants")]
+
+
+def _pulled(report: PullReport) -> list[str]:
+    return [
+        f"  pulled   {report.tokens} tokens' prefix from here, {report.bytes / 2**20:.1f} MiB in "
+        f"{1000 * report.seconds:.1f} ms"
     ]
 
 
@@ -90,3 +120,41 @@ def _transfer(report: TransferReport) -> list[str]:
         f"  transfer {report.bytes / 2**20:.1f} MiB in {report.windows} windows, "
         f"{report.pages} pages, {share}, {report.exposed_seconds * 1000:.1f} ms after the forward"
     ]
+
+
+def _lost(lost: LostState) -> list[str]:
+    """What stood there once, and who has its place."""
+    taken = "what took it is forgotten"
+    if lost.eviction is not None:
+        taken = f"taken by {lost.eviction.taken_by or 'a flush, or a request that is gone'}"
+        taken += _worth(lost.eviction)
+    return [
+        f"  lost     a state of {lost.tokens} tokens, {taken}; "
+        f"{lost.slabs_since:.1f} slots were given up since"
+    ]
+
+
+def _took(evictions: Sequence[Eviction]) -> list[str]:
+    """What the policy gave up for this request: each decision with its score."""
+    lines = []
+    for eviction in evictions[:_DECISIONS]:
+        kept_for = f" of a {eviction.checkpoint_kind}" if eviction.checkpoint_kind else ""
+        lines.append(
+            f"    {eviction.kind}{kept_for} at {eviction.tokens} tokens, "
+            f"{eviction.slabs:.2f} slots{_worth(eviction)}"
+        )
+    if len(evictions) > _DECISIONS:
+        lines.append(f"    and {len(evictions) - _DECISIONS} more")
+    return [f"  took     {len(evictions)} places in the cache", *lines] if lines else []
+
+
+def _worth(eviction: Eviction) -> str:
+    return "" if eviction.score is None else f", held to be worth {eviction.score:.2e} a page"
+
+
+def _life(life: Sequence[LifeMark]) -> list[str]:
+    if not life:
+        return []
+    spans = seconds_by_state(life)
+    told = (f"{state} {1000 * seconds:.1f} ms" for state, seconds in spans.items() if seconds)
+    return [f"  life     {', '.join(told)}"]

@@ -35,6 +35,14 @@ class RetryPolicy:
             pause = min(2 * pause, self.longest_pause)
 
 
+def next_pause(pauses: Iterator[float], error: ClientError) -> float:
+    """Seconds to wait before another attempt. Raises `error` where none is worth it or left."""
+    pause = next(pauses, None) if is_transient(error) else None
+    if pause is None:
+        raise error
+    return pause
+
+
 def is_transient(error: ClientError) -> bool:
     """Another node, or this one a moment later, may well answer. A session that a node does not
     know is one that it lost: the conversation is rebuilt."""

@@ -7,23 +7,22 @@ depends on which node gave it.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc
 
-from ..engine.messages import FinishReason
 from ..front.tls import ClientTls
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer import Answer, AnswerStream
-from .cache_events import EventBatch, batches
+from .cache_events import EventBatch, EventParts
 from .channel import bearing, open_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
 from .prompt import Prompt, SamplingOptions, generate_request
-from .retry import RetryPolicy, is_transient
+from .retry import RetryPolicy
+from .session_life import Call, Pause, ReadTurn, SessionLife, Steps
 
 Result = TypeVar("Result")
 
@@ -53,8 +52,12 @@ class Client:
         close the iterator. `stream`: usable (prefixes with a checkpoint) or all (pages too)."""
         wanted = pb.WatchEventsRequest.Stream.Value(stream.upper())
         call = self._admin.WatchEvents(pb.WatchEventsRequest(stream=wanted))
+        parts = EventParts()
         try:
-            yield from batches(call)
+            for part in call:
+                batch = parts.take(part)
+                if batch is not None:
+                    yield batch
         except grpc.RpcError as error:
             raise client_error(error) from error
         finally:
@@ -78,9 +81,9 @@ class Client:
         call(self._inference.Abort, pb.AbortRequest(request_id=request_id))
 
     def open_session(self, cache_salt: bytes = b"") -> "Session":
-        session = Session(self._sessions, Conversation(cache_salt), self._retry, id="")
-        session.persist(lambda: None)
-        return session
+        life = SessionLife(Conversation(cache_salt), self._retry, id="")
+        take(life.open(), self._sessions)
+        return Session(self._sessions, life)
 
     def stats(self) -> pb.StatsResponse:
         """Counts of pages and slots by state, and the cache's counters."""
@@ -133,104 +136,34 @@ class Session:
     One thread at a time. `with` closes it.
     """
 
-    def __init__(
-        self, stub: pb_grpc.SessionStub, conversation: Conversation, retry: RetryPolicy, id: str
-    ) -> None:
-        """id: as the node knows the conversation; empty where it is yet to be told."""
-        self.id = id
+    def __init__(self, stub: pb_grpc.SessionStub, life: SessionLife) -> None:
         self._stub = stub
-        self._conversation = conversation
-        self._retry = retry
-        self._lost = not id
-        self._closed = False
-        self._turn: AnswerStream | None = None
+        self._life = life
+
+    @property
+    def id(self) -> str:
+        """As the node knows the conversation; another after it was opened again."""
+        return self._life.id
 
     def append(self, prompt: Prompt) -> int:
         """Adds to the end of the conversation; returns its length in tokens."""
-
-        def add() -> int:
-            request = pb.SessionAppendRequest(session_id=self.id, **prompt.fields())
-            return int(call(self._stub.Append, request).total_tokens)
-
-        total = self.persist(add)
-        self._conversation.appended(prompt)
-        return total
+        return take(self._life.append(prompt), self._stub)
 
     def generate(
         self, *, request_id: str = "", **sampling: Unpack[SamplingOptions]
     ) -> AnswerStream:
         """Answers the conversation so far. A finished answer becomes part of it."""
         request = pb.SessionGenerateRequest(request_id=request_id, sampling=pb.Sampling(**sampling))
-        self._turn = AnswerStream(_Turn(self, request), self._retry)
-        return self._turn
+        turn = AnswerStream(_Turn(self._life, self._stub, request), self._life.retry)
+        self._life.turn_begun(turn)
+        return turn
 
     def fork(self) -> "Session":
         """A second session with the same conversation; the two go separate ways."""
-        reply = self.persist(
-            lambda: call(self._stub.Fork, pb.SessionForkRequest(session_id=self.id))
-        )
-        return Session(self._stub, self._conversation.fork(), self._retry, reply.session_id)
+        return Session(self._stub, take(self._life.fork(), self._stub))
 
     def close(self) -> None:
-        self._closed = True
-        call(self._stub.Close, pb.SessionCloseRequest(session_id=self.id))
-
-    def persist(self, operation: Callable[[], Result]) -> Result:
-        """An operation on the session, opened again where the node has lost it."""
-        pauses = self._retry.pauses()
-        while True:
-            try:
-                self.reopen_if_lost()
-                result = operation()
-            except ClientError as error:
-                if self._closed or not is_transient(error):
-                    raise
-                self._lost = True
-                pause = next(pauses, None)
-                if pause is None:
-                    raise
-                time.sleep(pause)
-            else:
-                self._read_rest()
-                return result
-
-    def reopen_if_lost(self) -> None:
-        """One attempt. Raises ClientError."""
-        if self._turn is not None and self._turn.cancelled and not self._turn.finished:
-            # It may have ended just before, and then the node has an answer that nobody read.
-            self._lost = True
-        if not self._lost or self._closed:
-            return
-        request = pb.SessionOpenRequest(cache_salt=self._conversation.cache_salt)
-        left, self.id = self.id, call(self._stub.Open, request).session_id
-        for append in self._conversation.replay(self.id):
-            call(self._stub.Append, append)
-        self._lost, self._turn = False, None
-        if left:
-            with suppress(ClientError):
-                call(self._stub.Close, pb.SessionCloseRequest(session_id=left))
-
-    def start_turn(
-        self, request: pb.SessionGenerateRequest
-    ) -> "grpc.CallIterator[pb.GenerateResponse]":
-        self.reopen_if_lost()
-        request.session_id = self.id
-        stream: grpc.CallIterator[pb.GenerateResponse] = self._stub.Generate(request)
-        return stream
-
-    def turn_failed(self) -> None:
-        self._lost = True
-
-    def turn_finished(self, answer: Answer) -> None:
-        self._turn = None
-        if answer.reason is not FinishReason.ABORT:
-            self._conversation.answered(answer.token_ids)
-
-    def _read_rest(self) -> None:
-        """The node took an operation, so the turn before it is over: its answer comes first in the
-        conversation even if the caller did not read it to the end."""
-        if self._turn is not None:
-            self._turn.result()
+        take(self._life.close(), self._stub)
 
     def __enter__(self) -> "Session":
         return self
@@ -248,18 +181,42 @@ class Session:
 class _Turn:
     """One answer of a session."""
 
-    def __init__(self, session: Session, request: pb.SessionGenerateRequest) -> None:
-        self._session = session
+    def __init__(
+        self, life: SessionLife, stub: pb_grpc.SessionStub, request: pb.SessionGenerateRequest
+    ) -> None:
+        self._stub = stub
+        self._life = life
         self._request = request
+        self.failed = life.turn_failed
+        self.finished = life.turn_finished
 
     def start(self) -> "grpc.CallIterator[pb.GenerateResponse]":
-        return self._session.start_turn(self._request)
+        take(self._life.attempt_turn(self._request), self._stub)
+        stream: grpc.CallIterator[pb.GenerateResponse] = self._stub.Generate(self._request)
+        return stream
 
-    def failed(self) -> None:
-        self._session.turn_failed()
 
-    def finished(self, answer: Answer) -> None:
-        self._session.turn_finished(answer)
+def take(steps: Steps[Result], stub: pb_grpc.SessionStub) -> Result:
+    """Takes the steps of an operation with blocking calls. Raises ClientError."""
+    came: Any = None
+    failed: ClientError | None = None
+    while True:
+        try:
+            step = steps.send(came) if failed is None else steps.throw(failed)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        came, failed = None, None
+        try:
+            match step:
+                case Call(method, request):
+                    came = call(getattr(stub, method), request)
+                case Pause(seconds):
+                    time.sleep(seconds)
+                case ReadTurn(AnswerStream() as turn):
+                    turn.result()
+        except ClientError as error:
+            failed = error
 
 
 def call(method: Any, request: Any) -> Any:

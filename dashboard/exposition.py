@@ -10,11 +10,16 @@ from itertools import chain
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from ..engine.messages import Finished, Rejected, TokenOut
+from ..engine.messages import Evicted, Finished, PeersChanged, Rejected, RoomEnded, Submit, TokenOut
 from .cache_metrics import cache_families
+from .engine_metrics import engine_families
+from .eviction_metrics import EvictionMetrics
+from .fault_metrics import FaultMetrics
 from .field_names import translated
 from .node_report import NodeReport
 from .request_metrics import RequestMetrics
+from .room_metrics import RoomMetrics
+from .told import Told
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,13 +30,30 @@ class Exposition:
     def __init__(self, dialect: str = "none") -> None:
         self._registry = CollectorRegistry()
         self._requests = RequestMetrics(self._registry)
+        self._rooms = RoomMetrics(self._registry)
+        self._evictions = EvictionMetrics(self._registry)
+        self._faults = FaultMetrics(self._registry)
         self._dialect = dialect
 
-    def observe(self, message: TokenOut | Finished | Rejected) -> None:
-        self._requests.observe(message)
+    def observe(self, message: Told) -> None:
+        match message:
+            case TokenOut() | Finished() | Rejected():
+                self._requests.observe(message)
+            case RoomEnded():
+                self._rooms.observe(message)
+            case Evicted():
+                self._evictions.observe(message)
+            case Submit() | PeersChanged():
+                pass
+            case _:
+                self._faults.observe(message)
+
+    def families(self, report: NodeReport) -> list[Metric]:
+        """All that is told, under our own names."""
+        return [*self._registry.collect(), *cache_families(report), *engine_families(report)]
 
     def text(self, report: NodeReport) -> bytes:
-        families = [*self._registry.collect(), *cache_families(report)]
+        families = self.families(report)
         return generate_latest(_Families(chain(families, translated(families, self._dialect))))
 
 

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..engine.messages import StatsReply
+from ..transfer.sender_counters import SenderCounters
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """prefill_nodes: by state. windows: those sent here, by what became of them."""
+    """prefill_nodes: by state. windows: those sent here, by what became of them. sent: of a node
+    that hands on."""
 
     stats: StatsReply
     prefill_nodes: Mapping[str, int] = field(default_factory=dict)
     windows: Mapping[str, int] = field(default_factory=dict)
+    sent: SenderCounters | None = None

@@ -8,14 +8,11 @@ usages that clients got.
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from ..engine.messages import Finished, HitBreakdown, Rejected, TokenOut, Usage
+from .life_spans import prefilled_seconds, queued_seconds
+from .time_buckets import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN
 
 UNSCHEDULED = "unscheduled"
 """Cause of the prompt tokens of requests that ended before their prompt was looked up."""
-
-_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
-_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
-_REQUEST = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
-_EXPOSED = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 
 class RequestMetrics:
@@ -40,14 +37,18 @@ class RequestMetrics:
         )
         self._transferred = counter("handover_bytes", "Bytes that hand-overs brought here.")
         self._first_token = histogram(
-            "time_to_first_token", "From arrival to the first token.", _FIRST_TOKEN
+            "time_to_first_token", "From arrival to the first token.", FIRST_TOKEN
         )
         self._per_token = histogram(
-            "time_per_output_token", "Mean over a request's tokens after the first.", _TOKEN
+            "time_per_output_token", "Mean over a request's tokens after the first.", TOKEN
         )
-        self._request = histogram("request_duration", "From arrival to the end.", _REQUEST)
+        self._request = histogram("request_duration", "From arrival to the end.", REQUEST)
+        self._queue = histogram(
+            "queue", "Waiting, here or for a prefill node, before the prompt was computed.", QUEUE
+        )
+        self._prefill = histogram("prefill", "Computing or receiving the prompt.", PREFILL)
         self._exposed = histogram(
-            "handover_exposed", "Transfer time after the forward's end.", _EXPOSED
+            "handover_exposed", "Transfer time after the forward's end.", EXPOSED
         )
 
     def observe(self, message: TokenOut | Finished | Rejected) -> None:
@@ -56,9 +57,12 @@ class RequestMetrics:
                 self._generated.inc()
             case Rejected(error=error):
                 self._rejected.labels(error.kind.value).inc()
-            case Finished(reason=reason, usage=usage):
+            case Finished(reason=reason, usage=usage, life=life):
                 self._finished.labels(reason.value).inc()
                 self._observe_usage(usage)
+                self._queue.observe(queued_seconds(life))
+                if usage.hit is not None:
+                    self._prefill.observe(prefilled_seconds(life))
 
     def _observe_usage(self, usage: Usage) -> None:
         self._prompt.inc(usage.prompt_tokens)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..engine.config import option
 from ..front.etcd import Etcd
+from ..transfer.transports.choice import KINDS
 from .etcd_membership import EtcdMembership
 from .membership import FileMembership, FixedMembership, Membership, check_target
 
@@ -12,6 +13,9 @@ from .membership import FileMembership, FixedMembership, Membership, check_targe
 @dataclass(frozen=True)
 class DecodeConfig:
     name: str = option("decode", "how prefill nodes see this node")
+    transport: str = option(
+        "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS
+    )
     prefill: str = option("", "prefill nodes, HOST:PORT separated by commas; none: prefill here")
     prefill_file: str = option(
         "", "file with a prefill node's HOST:PORT a line; nodes come and go as it changes"
@@ -21,8 +25,13 @@ class DecodeConfig:
     prefill_ca: str = option(
         "", "PEM file: prefill nodes must show a certificate signed by these; none: plain text"
     )
+    lease_seconds: float = option(
+        2.0, "what a prefill node pulls is posted until that long after a beat last heard this node"
+    )
 
     def __post_init__(self) -> None:
+        if not self.lease_seconds > 0:
+            raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")
         if sum(map(bool, (self.prefill, self.prefill_file, self.etcd))) > 1:
             raise ValueError("prefill, prefill_file and etcd exclude each other: give one of them")
         if not self.etcd_prefix:

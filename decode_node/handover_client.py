@@ -20,14 +20,17 @@ from ..engine import messages as m
 from ..transfer.contract import Contract
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.receiver import Receiver
+from ..transfer.sender import Sender
+from ..transfer.severing import Severing
 from ..transfer.transports.base import Transport
+from ..transfer.writer_life import WriterLife
 from .attempts import Attempts
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
 from .membership import Membership
+from .outgoing_pulls import OutgoingPulls
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
-from .severing import Severing
 
 
 class HandoverClient:
@@ -35,6 +38,7 @@ class HandoverClient:
         self,
         post: Callable[[m.Inbox], None],
         receiver: Receiver,
+        sender: Sender,
         transport: Transport,
         contract: Contract,
         node: NodeIdentity,
@@ -48,6 +52,7 @@ class HandoverClient:
         self._transport = transport
         self._loop = loop
         self._settings = settings or HandoverSettings()
+        self._pulls = OutgoingPulls(post, sender)
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
         self._attempts = Attempts()
         self._severing = Severing(transport, receiver, self._lose_all)
@@ -63,6 +68,7 @@ class HandoverClient:
                 transport.retry_seconds,
                 transport.settle_seconds,
                 self._settings,
+                sender,
                 self._links_changed,
                 credentials,
             )
@@ -94,6 +100,7 @@ class HandoverClient:
             _, fencing = await asyncio.wait(self._tasks, timeout=self._settings.patience)
             for task in fencing:
                 task.cancel()
+        await self._pulls.stop(self._settings.patience)
         if self._following is not None:
             self._following.cancel()
         await self._links.stop()
@@ -120,6 +127,8 @@ class HandoverClient:
                 else:
                     # Cancelled while RemoteDone was under way: everything was flushed.
                     self._post(m.WriterFenced(message.room))
+            case m.PullPinned() | m.PullRefused():
+                self._pulls.deliver(message)
             case m.HandoverDeclined():
                 if (room := self._rooms.get(message.room)) is not None:
                     room.put(message)
@@ -128,7 +137,13 @@ class HandoverClient:
         chosen = self._choose(self._attempts.tried(wanted.request_id))
         if chosen is None:
             self._attempts.over(wanted.request_id)
-            self._post(m.HandoverLost(wanted.ticket.room, "no prefill node is connected"))
+            self._post(
+                m.HandoverLost(
+                    wanted.ticket.room,
+                    "no prefill node is connected",
+                    cause=m.LossCause.NO_NODE,
+                )
+            )
             return
         link, connection = chosen
         self._attempts.begun(wanted.request_id, link.target)
@@ -140,7 +155,8 @@ class HandoverClient:
             self._receiver,
             self._transport.retry_seconds,
             self._settings,
-            partial(self._severing.end, connection),
+            partial(self._severing.end, connection.writer),
+            self._pulls.begin,
         )
         self._rooms[room.room] = room
         task = self._loop.create_task(self._run(room), name=f"room-{room.room}")
@@ -179,9 +195,9 @@ class HandoverClient:
     def _end_idle_links(self) -> None:
         self._links.end_idle(room.connection for room in self._rooms.values())
 
-    def _lose_all(self) -> list[PrefillConnection]:
+    def _lose_all(self) -> list[WriterLife]:
         self._links.lose_all()
-        return [room.connection for room in self._rooms.values()]
+        return [room.connection.writer for room in self._rooms.values()]
 
     def _links_changed(self) -> None:
         available = self._links.available

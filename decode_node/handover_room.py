@@ -19,7 +19,7 @@ import grpc
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
-from ..transfer.errors import TransferError
+from ..transfer.errors import DigestMismatch, TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.fence import FenceReason
 from ..transfer.outgoing import Drain
@@ -30,11 +30,13 @@ from ..transfer.protocol import (
     receiver_machine,
 )
 from ..transfer.receiver import Receiver
+from ..transfer.timeline import Phase, PhaseClock
 from ..transfer.wire import drain_from_wire, windows_from_wire
 from . import handover_wire as wire
 from .handover_settings import HandoverSettings
+from .outgoing_pull import OutgoingPull, Say
 from .prefill_link import PrefillConnection, PrefillLink
-from .writer_fence import WriterFence
+from .writer_fence import DrainRequest
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,13 @@ class StreamBroke:
 
 
 @dataclass(frozen=True)
+class _Say:
+    """A pull's word for the stream."""
+
+    message: pb.ReceiverMessage
+
+
+@dataclass(frozen=True)
 class _Verified:
     failure: Exception | None
 
@@ -72,8 +81,12 @@ RoomEvent = (
     | m.HandoverCancelled
     | _Opened
     | StreamBroke
+    | _Say
     | _Verified
 )
+
+
+BeginPull: TypeAlias = Callable[[m.PullGrant, PrefillConnection, Say], OutgoingPull]
 
 
 class IncomingHandover:
@@ -87,7 +100,9 @@ class IncomingHandover:
         retry_seconds: float,
         settings: HandoverSettings,
         sever: Callable[[FenceReason], Awaitable[None]],
+        begin_pull: BeginPull,
     ) -> None:
+        """begin_pull: serves what the prefill node pulls of this room; outlives it."""
         self.room = wanted.ticket.room
         self.request_id = wanted.request_id
         self.generation = wanted.ticket.generation
@@ -99,10 +114,12 @@ class IncomingHandover:
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self.put(_Opened())
         self._machine = receiver_machine()
+        self._phases = PhaseClock()
         self._report: pb.Report | None = None
-        self._fence = WriterFence(
-            self.room, self.generation, link, connection, retry_seconds, settings, sever
-        )
+        self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
+        self._fence = self._drain_request.fence(retry_seconds, sever)
+        self._begin_pull = begin_pull
+        self._pull: OutgoingPull | None = None
         self._verifying: asyncio.Task[None] | None = None
 
     def put(self, event: RoomEvent) -> None:
@@ -123,12 +140,18 @@ class IncomingHandover:
                 await self._take(call, await self._next())
             if self._machine.state is ReceiverState.QUARANTINED:
                 self._receiver.forget(self.room)
-                await self._fence.hold(lambda: self._ask_to_drain(call))
+                await self._fence.hold(
+                    lambda: self._drain_request.until_answered(
+                        self._fence, lambda: self._ask_to_drain(call)
+                    )
+                )
                 self._machine.apply(ReceiverEvent.FENCED)
                 self._post(m.WriterFenced(self.room))
         finally:
             if self._verifying is not None:
                 await self._verifying
+            if self._pull is not None:
+                self._pull.stop("its room is over")
             self._receiver.forget(self.room)
             watcher.cancel()
             reader.cancel()
@@ -189,23 +212,25 @@ class IncomingHandover:
                 case m.HandoverGranted(grant=grant):
                     await self._grant(call, grant)
                 case m.HandoverDeclined():
-                    self._lose("no room to receive it now")
+                    self._lose("no room to receive it now", m.LossCause.NO_ROOM)
                 case m.HandoverCancelled():
                     self._machine.apply(ReceiverEvent.LOSE)
                 case StreamBroke(reason=reason):
                     # After Done nothing more comes, and nothing more is needed.
                     if self._machine.state is not ReceiverState.VERIFYING:
                         self._lose(reason)
+                case _Say(message=message):
+                    await self._write(call, message)
                 case _Verified(failure=failure):
                     self._verified(failure)
         except IllegalTransition as error:
             log.warning("room %d: %s", self.room, error)
-            self._lose(str(error))
+            self._lose(str(error), m.LossCause.PROTOCOL)
         except Exception as error:
             # A defect in one room must still end it and fence what it granted.
             log.exception("room %d broke", self.room)
             if self._machine.state in _LIVE:
-                self._lose(f"internal error: {error!r}")
+                self._lose(f"internal error: {error!r}", m.LossCause.PROTOCOL)
 
     async def _reserve(self, call: Stream) -> None:
         self._machine.apply(ReceiverEvent.RESERVE)
@@ -220,10 +245,22 @@ class IncomingHandover:
             case "accepted":
                 self._machine.apply(ReceiverEvent.ACCEPTED)
                 reach(Place.RECEIVER_ON_ACCEPTED)
+                self._phases.mark(Phase.ACCEPTED)
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
-                self._post(m.HandoverLost(self.room, f"refused: {message.refused.reason}"))
+                self._post(
+                    m.HandoverLost(
+                        self.room,
+                        f"refused: {message.refused.reason}",
+                        cause=m.LossCause.REFUSED,
+                    )
+                )
+            case "pull":
+                self._serve_pull(message.pull)
+            case "stop_pull":
+                if self._pull is not None:
+                    self._pull.stop("the prefill node does not wait any longer")
             case "ready":
                 self._ready(message.ready)
             case "done":
@@ -236,6 +273,15 @@ class IncomingHandover:
                 self._lose("the prefill node ended the room")
             case _:
                 self._lose("the prefill node sent a message of another version")
+
+    def _serve_pull(self, pull: pb.Pull) -> None:
+        if self._pull is not None or self._machine.state is not ReceiverState.RESERVED:
+            self._lose("the prefill node pulls twice, or too late")
+            return
+        grant = wire.pull_from_wire(self.room, pull)
+        self._pull = self._begin_pull(
+            grant, self.connection, lambda message: self.put(_Say(message))
+        )
 
     async def _grant(
         self,
@@ -255,6 +301,7 @@ class IncomingHandover:
             self._fence.acknowledge(Drain.DRAINED)
             self._lose(str(error))
             return
+        self._phases.mark(Phase.GRANTED)
         await self._write(call, wire.grant(grant))
         reach(Place.RECEIVER_AFTER_GRANT)
 
@@ -264,6 +311,7 @@ class IncomingHandover:
             self._lose(f"ready of generation {ready.generation}, not {self.generation}")
             return
         reach(Place.RECEIVER_ON_READY)
+        self._phases.mark(Phase.READY)
         self._post(wire.ready_from_wire(self.room, ready, self.connection.node.name))
 
     def _done(self, done: pb.Done) -> None:
@@ -271,6 +319,7 @@ class IncomingHandover:
         if done.generation != self.generation:
             self._lose(f"done of generation {done.generation}, not {self.generation}")
             return
+        self._phases.mark(Phase.DONE)
         # It is said after every window was flushed, which is what a drain would say.
         self._fence.acknowledge(Drain.DRAINED)
         self._report = done.report
@@ -297,19 +346,22 @@ class IncomingHandover:
 
     def _verified(self, failure: Exception | None) -> None:
         if failure is not None:
-            self._lose(str(failure))
+            digest = isinstance(failure, DigestMismatch)
+            self._lose(str(failure), m.LossCause.DIGEST if digest else m.LossCause.MISSING)
             return
         assert self._report is not None
-        done = m.RemoteDone(self.room, wire.report_from_wire(self._report))
+        self._phases.mark(Phase.VERIFIED)
+        received = self._receiver.track(self.room, self._phases)
+        done = m.RemoteDone(self.room, wire.report_from_wire(self._report, received))
         reach(Place.RECEIVER_BEFORE_COMMIT)
         self._machine.apply(ReceiverEvent.VERIFIED)
         self._post(done)
         reach(Place.RECEIVER_AFTER_COMMIT)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, cause: m.LossCause = m.LossCause.STREAM) -> None:
         self._machine.apply(ReceiverEvent.LOSE)
         log.warning("room %d is lost: %s", self.room, reason)
-        self._post(m.HandoverLost(self.room, reason))
+        self._post(m.HandoverLost(self.room, reason, cause=cause))
 
     async def _ask_to_drain(self, call: Stream) -> None:
         """Abort on the stream; read what was under way until the reply, or until the stream

@@ -1,7 +1,13 @@
 """Engine messages of a hand-over to and from protobuf, as the decode node needs them."""
 
 from ..engine import messages as m
+from ..engine.losses import Eviction, LostState
 from ..proto import handover_pb2 as pb
+from ..transfer.outgoing import Drain
+from ..transfer.report import SendReport
+from ..transfer.timeline import HandoverTimeline, ReceiverTrack
+from ..transfer.timeline_wire import sender_track_from_wire
+from ..transfer.wire import drain_to_wire, windows_to_wire
 
 
 def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
@@ -25,6 +31,7 @@ def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
                 ),
                 salt=ticket.salt,
                 marks=ticket.marks,
+                offered=ticket.offered,
             ),
             prompt=wanted.prompt.tolist(),
         )
@@ -61,16 +68,76 @@ def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.Rem
             checkpoint_source=(
                 hit.checkpoint_source if hit.HasField("checkpoint_source") else None
             ),
+            lost=_lost(hit.lost) if hit.HasField("lost") else None,
         ),
         prefilled_on=prefilled_on,
+        tail_seconds=ready.tail_seconds if ready.HasField("tail_seconds") else None,
+        pulled=pulled_from_wire(ready.pulled) if ready.HasField("pulled") else None,
+        route=route_from_wire(ready.route) if ready.HasField("route") else None,
     )
 
 
-def report_from_wire(report: pb.Report) -> m.TransferReport:
+def pulled_from_wire(pulled: pb.Pulled) -> m.PullReport:
+    return m.PullReport(pulled.tokens, pulled.bytes, pulled.seconds)
+
+
+def route_from_wire(route: pb.Route) -> m.RouteReport:
+    return m.RouteReport(route.choice, dict(route.estimates))
+
+
+def pull_from_wire(room: m.RoomId, pull: pb.Pull) -> m.PullGrant:
+    return m.PullGrant(
+        room, pull.generation, pull.tokens, pull.first_page, tuple(pull.pages), pull.slot
+    )
+
+
+def pull_done(generation: int, report: SendReport) -> pb.ReceiverMessage:
+    return pb.ReceiverMessage(
+        pull_done=pb.PullDone(
+            generation=generation,
+            windows=windows_to_wire(report.digests),
+            report=pb.Report(
+                bytes=report.bytes,
+                windows=report.windows,
+                pages=report.pages,
+                hidden_seconds=report.hidden_seconds,
+                exposed_seconds=report.exposed_seconds,
+            ),
+        )
+    )
+
+
+def pull_failed(generation: int, reason: str, drain: Drain) -> pb.ReceiverMessage:
+    return pb.ReceiverMessage(
+        pull_failed=pb.PullFailed(generation=generation, reason=reason, drain=drain_to_wire(drain))
+    )
+
+
+def report_from_wire(report: pb.Report, received: ReceiverTrack) -> m.TransferReport:
     return m.TransferReport(
         bytes=report.bytes,
         windows=report.windows,
         pages=report.pages,
         hidden_seconds=report.hidden_seconds,
         exposed_seconds=report.exposed_seconds,
+        timeline=HandoverTimeline(sender_track_from_wire(report.track), received),
+    )
+
+
+def _lost(lost: pb.LostState) -> LostState:
+    if not lost.HasField("eviction"):
+        return LostState(lost.tokens, lost.slabs_since)
+    told = lost.eviction
+    return LostState(
+        lost.tokens,
+        lost.slabs_since,
+        Eviction(
+            told.sequence,
+            told.kind,
+            told.checkpoint_kind if told.HasField("checkpoint_kind") else None,
+            told.tokens,
+            told.slabs,
+            told.score if told.HasField("score") else None,
+            told.taken_by if told.HasField("taken_by") else None,
+        ),
     )

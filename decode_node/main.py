@@ -13,7 +13,7 @@ from ..front.lifecycle import StopRequest, announce_ready
 from ..front.text_codec import TextCodec
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
-from ..transfer.transports.nixl import NixlTransport, nixl_memory
+from ..transfer.transports.choice import build_transport
 from .config import DecodeConfig
 from .node import DecodeNode
 
@@ -32,14 +32,14 @@ async def run(engine_config: EngineConfig, front_config: FrontConfig, config: De
     parts = build_parts(engine_config)
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
-    transport = NixlTransport(config.name, *nixl_memory(parts.arena.bytes.device))
+    transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
         plane = DataPlane.over(
             parts.arena.bytes,
             parts.layout,
             weights_digest(engine_config.model),
             transport,
-            "nixl",
+            config.transport,
             config.name,
         )
         node = DecodeNode(engine_config, front_config, config, parts, plane, codec)

@@ -1,6 +1,7 @@
 """A decode node: the front door's services, an engine, its receiver and the links to prefill nodes.
 
-Owns the receiver and the node. Life: startup, then whatever the daemon waits for, then shutdown.
+Owns receiver, sender (of what prefill nodes pull) and the node. Life: startup, then whatever the
+daemon waits for, then shutdown.
 """
 
 import asyncio
@@ -9,9 +10,9 @@ from functools import partial
 
 import grpc
 
-from ..engine.build import EngineParts, build_engine
+from ..engine.build import EngineParts, build_early_start, build_engine
 from ..engine.config import EngineConfig
-from ..engine.messages import Outbox
+from ..engine.messages import EarlyStepEnded, Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.handover_status import HandoverStatus
@@ -23,6 +24,8 @@ from ..front.tls import ClientTls
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
 from ..transfer.receiver import Receiver
+from ..transfer.sender import Sender, SenderSettings
+from ..transfer.steps import StepCounter
 from .config import DecodeConfig
 from .handover_client import HandoverClient
 from .handover_settings import HandoverSettings
@@ -53,7 +56,20 @@ class DecodeNode:
         on_fresh: FreshIds = leave_as_is,
     ) -> None:
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
+        self._sender = Sender(
+            parts.layout,
+            plane.transport,
+            plane.digester,
+            # What is pulled from here was computed long ago: no tick is waited for.
+            StepCounter(),
+            parts.arena.slabs,
+            SenderSettings(lease_seconds=config.lease_seconds),
+        )
         engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
+        self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
+        engine = build_engine(
+            engine_config, Role.DECODE, parts, on_fresh=on_fresh, early=self._early
+        )
         self.front = Node(
             engine,
             front_config,
@@ -64,10 +80,12 @@ class DecodeNode:
                 model=served_model(engine_config.model, front_config, engine, codec),
             ),
             status=self._status,
+            about={"node": config.name, "role": "decode"},
         )
         self.links = HandoverClient(
             self.front.post,
             self._receiver,
+            self._sender,
             plane.transport,
             plane.contract,
             plane.node,
@@ -76,6 +94,9 @@ class DecodeNode:
             settings,
             prefill_credentials(front_config, config),
         )
+
+    def _step_ended(self) -> None:
+        self.front.post(EarlyStepEnded())
 
     def _handover(self, message: Outbox) -> None:
         self.links.deliver(message)
@@ -88,6 +109,8 @@ class DecodeNode:
     async def startup(self) -> str:
         """Returns HOST:PORT."""
         self._receiver.start()
+        self._sender.start()
+        await asyncio.to_thread(self._early.prepare)
         await self.links.start()
         return await self.front.startup()
 
@@ -96,4 +119,6 @@ class DecodeNode:
         await self.front.refuse_and_drain()
         await self.links.stop()
         await self.front.stop()
+        await asyncio.to_thread(self._sender.stop)
+        await asyncio.to_thread(self._early.close)
         await asyncio.to_thread(self._receiver.stop)

@@ -2,6 +2,8 @@
 again.
 
 Owns the channel and the connection that lives now. Knows no rooms. Thread rule: the event loop.
+Both sides may write to the other one: a beat asks for the prefill node's lease and is answered by a
+renewal, a renewal asks for ours and is answered by the beat that says it was heard.
 Invariants: a beat is answered only on a connection that is alive, and after lost() none ever is, so
 the sender's lease runs out; a connection that broke is never used again, a new one has a new name.
 """
@@ -18,10 +20,12 @@ from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer.contract import Contract, ContractMismatch, Difference
 from ..transfer.errors import TransferError
-from ..transfer.fence import Evidence, LeaseExpired, WriterDead
+from ..transfer.fence import Evidence
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.outgoing import Drain
-from ..transfer.wire import drain_from_wire, node_from_wire, node_to_wire
+from ..transfer.sender import Sender
+from ..transfer.wire import drain_from_wire, drain_to_wire, node_from_wire, node_to_wire
+from ..transfer.writer_life import WriterLife
 from .handover_settings import HandoverSettings
 
 log = logging.getLogger(__name__)
@@ -50,13 +54,11 @@ class PrefillConnection:
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.lost = asyncio.Event()
-        self.margin = connected.lease_seconds + retry_seconds
-        """How long after our last answer the sender may still write."""
-        self.severed = False
-        """Whether the transport broke all that led here after this connection was lost. Endpoints
-        do not come back by themselves, so its sender has none left."""
-        self._answered = time.monotonic()
-        self._dead = WriterDead.watch(self.node.process, settle_seconds)
+        self.writer = WriterLife(
+            self.node.process, connected.lease_seconds, retry_seconds, settle_seconds
+        )
+        """The prefill node, which writes what it hands over."""
+        self._drained: list[pb.DrainedPull] = []
 
     @property
     def alive(self) -> bool:
@@ -64,15 +66,27 @@ class PrefillConnection:
 
     def answering(self) -> None:
         """Call when a beat has come and before it is answered."""
-        self._answered = time.monotonic()
+        self.writer.answering()
+
+    def end(self) -> None:
+        """No beat is answered any more. Idempotent."""
+        self.lost.set()
+        self.writer.lose()
 
     def evidence(self) -> list[Evidence]:
         """Of the writer's death and of its lease's end."""
-        expired = LeaseExpired(self._last_renewal, self.margin)
-        return [expired] if self._dead is None else [self._dead, expired]
+        return self.writer.evidence()
 
-    def _last_renewal(self) -> float | None:
-        return None if self.alive else self._answered
+    def drained(self, room: int, generation: int, drain: Drain) -> None:
+        """A pull that this node sent has ended: the next renewal says so."""
+        self._drained.append(
+            pb.DrainedPull(room=room, generation=generation, drain=drain_to_wire(drain))
+        )
+
+    def renewal(self, sequence: int) -> pb.Renewal:
+        """What has drained since the last one goes with it."""
+        drained, self._drained = self._drained, []
+        return pb.Renewal(connection_id=self.id, sequence=sequence, drained=drained)
 
 
 class PrefillLink:
@@ -84,11 +98,12 @@ class PrefillLink:
         retry_seconds: float,
         settle_seconds: float,
         settings: HandoverSettings,
+        sender: Sender,
         on_change: Callable[[], None],
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """retry_seconds, settle_seconds: the transport's. on_change: the connection came or
-        went."""
+        """retry_seconds, settle_seconds: the transport's. sender: writes what the prefill node
+        pulls. on_change: the connection came or went."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -96,11 +111,14 @@ class PrefillLink:
         self.tried = asyncio.Event()
         """The first attempt to connect is over, one way or the other."""
         self._name: str | None = None
+        self._last: str | None = None
+        """The latest connection's name."""
         self._contract = contract
         self._node = node
         self._retry_seconds = retry_seconds
         self._settle_seconds = settle_seconds
         self._settings = settings
+        self._sender = sender
         self._on_change = on_change
         self._credentials = credentials
 
@@ -127,6 +145,7 @@ class PrefillLink:
                     pause = self._settings.retry_first
                     await self._live(connection)
             await asyncio.sleep(pause)
+            await self._let_go()
             pause = min(2 * pause, self._settings.retry_last)
 
     def _channel(self) -> grpc.aio.Channel:
@@ -135,9 +154,14 @@ class PrefillLink:
         return grpc.aio.secure_channel(self.target, self._credentials, options=_CHANNEL_OPTIONS)
 
     async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
-        """Raises ContractMismatch, AioRpcError."""
+        """Raises ContractMismatch, AioRpcError, TransportError."""
+        asked_at = time.monotonic()
         answer: pb.ConnectResponse = await stub.Connect(
-            pb.ConnectRequest(node=node_to_wire(self._node), contract=self._contract.flat()),
+            pb.ConnectRequest(
+                node=node_to_wire(self._node),
+                contract=self._contract.flat(),
+                lease_seconds=self._sender.settings.lease_seconds,
+            ),
             timeout=self._settings.connect,
         )
         if answer.WhichOneof("result") != "connected":
@@ -148,7 +172,14 @@ class PrefillLink:
             )
             raise ContractMismatch(self.refused)
         self.refused = ()
-        return PrefillConnection(answer.connected, stub, self._retry_seconds, self._settle_seconds)
+        connection = PrefillConnection(
+            answer.connected, stub, self._retry_seconds, self._settle_seconds
+        )
+        node = connection.node
+        await asyncio.to_thread(
+            self._sender.connect, connection.id, node.transport_metadata, node.slabs, asked_at
+        )
+        return connection
 
     def _explain(self, error: Exception) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
@@ -157,9 +188,21 @@ class PrefillLink:
         else:
             log.warning("prefill node %s: %s", self.target, error)
 
+    async def _let_go(self) -> None:
+        """Transports share what leads to one process: a new endpoint must not inherit the old one's
+        broken part."""
+        deadline = time.monotonic() + self._settings.silence
+        while (
+            self._last is not None
+            and self._sender.has_endpoint(self._last)
+            and time.monotonic() < deadline
+        ):
+            await asyncio.sleep(0.01)
+
     async def _live(self, connection: PrefillConnection) -> None:
         self.connection = connection
         self._name = connection.node.name
+        self._last = connection.id
         log.info("prefill node %s (%s) is connected", connection.node.name, self.target)
         beating = asyncio.create_task(self._beat(connection))
         dropping = asyncio.create_task(connection.lost.wait())
@@ -170,22 +213,28 @@ class PrefillLink:
         finally:
             beating.cancel()
             dropping.cancel()
-            connection.lost.set()
+            connection.end()
             self.connection = None
+            self._sender.disconnect(connection.id)
             log.info("prefill node %s (%s) is lost", connection.node.name, self.target)
             self._on_change()
 
     async def _beat(self, connection: PrefillConnection) -> None:
         """Answer beats until they stop."""
         call = connection.stub.Heartbeat()
+        asked = {0: time.monotonic()}
         try:
-            await call.write(pb.Renewal(connection_id=connection.id, sequence=0))
+            await call.write(connection.renewal(0))
             while connection.alive:
                 beat = await asyncio.wait_for(call.read(), self._settings.silence)
                 if not isinstance(beat, pb.Beat):
                     return
+                if (asked_at := asked.get(beat.heard)) is not None:
+                    self._sender.renew(connection.id, asked_at)
+                asked = {s: at for s, at in asked.items() if s >= beat.heard}
+                asked[beat.sequence] = time.monotonic()
                 connection.answering()
-                await call.write(pb.Renewal(connection_id=connection.id, sequence=beat.sequence))
+                await call.write(connection.renewal(beat.sequence))
         except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
             log.debug("heartbeat of %s: %r", self.target, error)
         finally:

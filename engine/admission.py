@@ -1,13 +1,19 @@
 """How a waiting request gets what it needs: a lease here, or a prefill node's. A refusal changes
 nothing."""
 
+import time
 from collections.abc import Callable
 
+from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from .checkpoints import plan_checkpoints
 from .config import EngineConfig
+from .eviction_ledger import EvictionLedger
 from .hit import breakdown
-from .messages import Outbox, PrefillAccepted
+from .messages import Outbox, PrefillAccepted, RouteReport
+from .pulls import Pulls
+from .rate_meter import RateMeter
+from .rates import Choice, Rates, Verdict, where, whether_to_pull
 from .request import AwaitingGrant, Prefilling, Progress, Request
 from .role import Role
 from .take_over import TakeOver
@@ -22,12 +28,18 @@ class Admission:
         config: EngineConfig,
         role: Role,
         take_over: TakeOver,
+        pulls: Pulls,
+        ledger: EvictionLedger,
+        meter: RateMeter,
         emit: Callable[[Outbox], None],
     ) -> None:
         self._cache = cache
         self._config = config
         self._role = role
         self._take_over = take_over
+        self._pulls = pulls
+        self._ledger = ledger
+        self._meter = meter
         self._emit = emit
 
     def admit(self, request: Request) -> bool:
@@ -55,12 +67,35 @@ class Admission:
         if not self._take_over.prefill_available or request.handover_lost or request.output:
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
-        if match.prompt_tokens - match.usable_tokens <= self._config.local_prefill_tokens:
+        verdict = where(
+            self._rates(),
+            match.prompt_tokens - match.usable_tokens,
+            self._state_bytes(match.kv_tokens, match.prompt_tokens),
+            self._config.local_prefill_tokens,
+        )
+        request.route = report(verdict)
+        if verdict.choice is Choice.HERE:
             return False
         self._take_over.reserve(request, match)
         return True
 
+    def _rates(self) -> Rates:
+        """What may decide now; nothing measured where the constants are to."""
+        if self._config.route == "fixed":
+            return Rates()
+        rates = self._meter.rates()
+        self._meter.judged()
+        return rates
+
+    def _state_bytes(self, held: int, tokens: int) -> int:
+        """Of the pages of `tokens` that a side lacks which holds KV of `held`, and of the state."""
+        layout = self._cache.arena.layout
+        pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
+        return pages * layout.page_bytes + layout.slot_bytes
+
     def _lease_for_sender(self, request: Request) -> bool:
+        if self._pull_pays(request) and self._pulls.begin(request):
+            return True
         lease = self._cache.lease(
             request.prompt,
             salt=request.salt,
@@ -71,11 +106,26 @@ class Admission:
         )
         if lease is None:
             return False
-        request.hit = breakdown(lease.match)
+        request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
         request.move(AwaitingGrant(lease))
         assert request.ticket is not None
         self._emit(PrefillAccepted(request.ticket.room))
         return True
+
+    def _pull_pays(self, request: Request) -> bool:
+        assert request.ticket is not None
+        offered = request.ticket.offered
+        if request.pull_tried or not offered:
+            return False
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        verdict = whether_to_pull(
+            self._rates(),
+            offered - match.usable_tokens,
+            self._state_bytes(min(match.kv_tokens, offered), offered),
+            self._config.pull_tokens,
+        )
+        request.route = report(verdict)
+        return verdict.choice is Choice.PULLED
 
     def _lease_here(self, request: Request) -> bool:
         lease = self._cache.lease(
@@ -89,7 +139,12 @@ class Admission:
         if lease is None:
             return False
         if request.hit is None:
-            request.hit = breakdown(lease.match)
+            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
+        request.started = time.monotonic(), lease.cached_tokens
         planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
         request.move(Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned))
         return True
+
+
+def report(verdict: Verdict) -> RouteReport:
+    return RouteReport(verdict.choice.value, verdict.estimates)

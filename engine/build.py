@@ -4,6 +4,7 @@ The device is chosen here, once: on a GPU the model gets Triton's operators and 
 Only then are those modules imported, so that a machine without Triton never needs them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from ..pycache.prefix_cache import FreshIds, HybridPrefixCache, leave_as_is
 from ..transfer.sender import Sender
 from ..transfer.steps import StepCounter
 from .config import EngineConfig, EngineConfigError
+from .early_start import Barriers, EarlyStart
+from .early_step import EarlySteps
 from .engine import Engine
 from .role import Role
 from .runner import HostRunner, Runner
@@ -47,6 +50,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     if not config.model:
         raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
     device = torch_device(config)
+    use_device(device)
     model_config = ModelConfig.load(config.model)
     arena = build_arena(config, model_config, device)
     weights = load_weights(config.model, model_config, getattr(torch, config.dtype), device)
@@ -62,6 +66,12 @@ def torch_device(config: EngineConfig) -> torch.device:
             "install a CUDA build of torch, or give --device cpu"
         )
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Let streams, graphs and kernels that this thread makes from now on be this GPU's."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def build_arena(config: EngineConfig, model: ModelConfig, device: torch.device) -> Arena:
@@ -98,8 +108,10 @@ def build_engine(
     parts: EngineParts,
     sender: Sender | None = None,
     on_fresh: FreshIds = leave_as_is,
+    early: EarlyStart | None = None,
 ) -> Engine:
-    """REQUIRES: sender is given exactly for Role.PREFILL and counts parts.steps."""
+    """REQUIRES: sender is given exactly for Role.PREFILL and counts parts.steps; early for
+    Role.DECODE only."""
     flops = PrefillFlops.for_model(parts.model_config)
     cache = HybridPrefixCache(
         parts.arena,
@@ -117,7 +129,23 @@ def build_engine(
         eos_ids=parts.model_config.eos_ids,
         tool_call_ids=read_tool_call_ids(Path(config.model)),
         sender=sender,
+        early=early,
     )
+
+
+def build_early_start(
+    parts: EngineParts, barriers: Barriers, on_end: Callable[[], None]
+) -> EarlyStart:
+    """on_end: called on the thread of the steps after each; must return at once."""
+    model = parts.model
+    if parts.arena.bytes.device.type == "cpu":
+        return EarlyStart(EarlySteps(model, parts.arena, on_end), barriers)
+    from ..model.triton_operators import TritonBackend
+
+    # Of its own: forwards of one back end share streams.
+    backend = TritonBackend(model.config, model.weights.dtype, parts.arena.bytes.device)
+    apart = Qwen35Model(model.config, model.weights, backend)
+    return EarlyStart(EarlySteps(apart, parts.arena, on_end, backend.prepare), barriers)
 
 
 def build_runner(config: EngineConfig, parts: EngineParts, *, hands_on: bool) -> Runner:

@@ -40,8 +40,17 @@ class EngineConfig:
         "prompt tokens in one forward; a multiple of 64",
         aliases=("--max-num-batched-tokens", "--chunked-prefill-size"),
     )
+    route: str = option(
+        "learnt",
+        "what decides where a prompt is computed, and whether a prefill node pulls: rates, once "
+        "some are measured, or always the two numbers of tokens that follow",
+        ("learnt", "fixed"),
+    )
     local_prefill_tokens: int = option(
         128, "decode role: uncached suffixes up to this long are prefilled here"
+    )
+    pull_tokens: int = option(
+        32, "prefill role: so many tokens that the decode node has in advance are fetched from it"
     )
     cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
     threads: int = option(1, "CPU threads of the forward")
@@ -54,6 +63,8 @@ class EngineConfig:
                 raise EngineConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.local_prefill_tokens < 0:
             raise EngineConfigError("local_prefill_tokens must be 0 or more")
+        if self.pull_tokens < 1:
+            raise EngineConfigError(f"pull_tokens must be at least 1, not {self.pull_tokens}")
         if self.prefill_chunk_tokens < 64 or self.prefill_chunk_tokens % 64:
             raise EngineConfigError(
                 "prefill_chunk_tokens must be a positive multiple of 64, "

@@ -41,7 +41,13 @@ class _Part:
 class DeviceFlight:
     work: Sequence[Work]
     parts: Sequence[_Part]
+    before: torch.cuda.Event
+    started: torch.cuda.Event
     ended: torch.cuda.Event
+
+    @property
+    def idle_seconds(self) -> float:
+        return float(self.before.elapsed_time(self.started)) / 1000
 
     def land(self) -> list[Sampled | None]:
         self.ended.synchronize()
@@ -80,6 +86,7 @@ class DeviceRunner:
             model, backend, arena, self._answers, self._table.table, self._lanes
         )
         self._warm_up()
+        self._ended = _recorded(timed=True)
 
     def _warm_up(self) -> None:
         """Let the kernels of prompts be compiled for every kind of length before a client waits.
@@ -113,11 +120,13 @@ class DeviceRunner:
         answers = [item for item in work if item.decodes]
         prompts = [item for item in work if not item.decodes]
         parts = []
+        before, started = self._ended, _recorded(timed=True)
         if answers:
             parts.append(self._decode(answers))
         if prompts:
             parts.append(self._prefill(prompts))
-        return DeviceFlight(work, parts, _recorded())
+        self._ended = _recorded(timed=True)
+        return DeviceFlight(work, parts, before, started, self._ended)
 
     def _decode(self, work: Sequence[Work]) -> _Part:
         rows = self._table.seat(work)
@@ -156,9 +165,9 @@ class DeviceRunner:
         return host.pin_memory().to(self._arena.bytes.device, non_blocking=True)
 
 
-def _recorded() -> torch.cuda.Event:
+def _recorded(*, timed: bool = False) -> torch.cuda.Event:
     """An event behind everything that the current stream was given."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     event.record()
     return event
 

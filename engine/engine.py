@@ -18,7 +18,12 @@ from ..transfer.sender import Sender
 from . import messages as m
 from .admission import Admission
 from .config import EngineConfig
+from .early_start import EarlyStart
+from .eviction_ledger import EvictionLedger
 from .hand_on import HandOn
+from .offers import Offers
+from .pulls import Pulls
+from .rate_meter import RateMeter
 from .request import (
     Aborted,
     Active,
@@ -33,11 +38,16 @@ from .role import Role
 from .runner import Flight, Runner
 from .scheduler import Scheduler, Work
 from .stats import stats_reply
+from .step_times import StepTimes
 from .take_over import TakeOver
+from .tree_query import tree_reply
 from .turn_hint import turn_hint
 from .turns import keep_state
 
 log = logging.getLogger(__name__)
+
+# Checking walks the tree, about 12 us a node: who asks often must not stop the loop for it.
+_NODES_CHECKED_AT_ONCE = 256
 
 
 class Engine:
@@ -59,10 +69,12 @@ class Engine:
         eos_ids: Sequence[int],
         tool_call_ids: frozenset[int] = frozenset(),
         sender: Sender | None = None,
+        early: EarlyStart | None = None,
     ) -> None:
         self._role = role
         self._cache = cache
         self._runner = runner
+        self._early = early
         self._max_position = max_position
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
@@ -72,11 +84,20 @@ class Engine:
         self._draining = False
         self._drains: list[int] = []
         self._flight: Flight | None = None
+        self._follows = False
+        self._integrity = "ok"
+        self._times = StepTimes()
+        self._ledger = EvictionLedger(cache, self._lessees)
         emit = self._outbox.append
-        self._take_over = TakeOver(cache, runner, emit, count(1))
-        self._admission = Admission(cache, config, role, self._take_over, emit)
+        self._meter = RateMeter()
+        self._take_over = TakeOver(cache, runner, self._ledger, emit, count(1), self._meter, early)
+        self._pulls = Pulls(cache, runner, emit, count(1), self._meter)
+        self._offers = Offers(cache, runner, emit)
+        self._admission = Admission(
+            cache, config, role, self._take_over, self._pulls, self._ledger, self._meter, emit
+        )
         self._scheduler = Scheduler(cache, config, self._admit)
-        self._hand_on = None if sender is None else HandOn(cache, sender, emit)
+        self._hand_on = None if sender is None else HandOn(cache, sender, emit, self._meter)
 
     def prepare(self) -> None:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
@@ -84,24 +105,34 @@ class Engine:
 
     def step(self) -> bool:
         """Launch a forward and land the one before; False when there was neither."""
+        began = time.perf_counter()
         self._take_over.grant_waiting()
+        self._offers.tell_sources()
+        self._pulls.tell_grants()
         work = self._scheduler.schedule()
+        self._ledger.collect()
         if self._hand_on is not None:
             self._hand_on.tell_positions(self._scheduler.waiting)
             self._hand_on.plan_windows(work, self._runner.ticks)
         before, self._flight = self._flight, None
+        follows, self._follows = self._follows, before is not None
         try:
             if work:
                 self._flight = self._runner.launch(work)
         except Exception as error:
-            self._land(before)
+            self._land(before, follows)
             self._fail(work, error)
         else:
-            self._land(before)
+            self._land(before, follows)
+        self._tell_evictions()
+        if work:
+            self._times.steps.add(time.perf_counter() - began)
         self._answer_drains()
-        return bool(work) or before is not None or self._take_over.granting
+        waits = self._take_over.granting or self._offers.waiting or self._pulls.granting
+        return bool(work) or before is not None or waits
 
-    def _land(self, flight: Flight | None) -> None:
+    def _land(self, flight: Flight | None, follows: bool) -> None:
+        """follows: it was launched before the one before had landed."""
         if flight is None:
             return
         try:
@@ -109,6 +140,8 @@ class Engine:
         except Exception as error:
             self._fail(flight.work, error)
         else:
+            if follows:
+                self._times.idle.add(flight.idle_seconds)
             self._commit(flight.work, sampled)
 
     def _fail(self, work: Sequence[Work], error: Exception) -> None:
@@ -123,6 +156,24 @@ class Engine:
         failure = m.RequestError(m.ErrorKind.INTERNAL, f"the forward failed: {error}")
         for request in live:
             self._reject(request, failure)
+
+    def _tell_evictions(self) -> None:
+        evictions = self._ledger.take_untold()
+        if evictions:
+            self._outbox.append(m.Evicted(evictions))
+
+    def _lessees(self) -> dict[int, m.RequestId]:
+        """Who holds which lease."""
+        held = {}
+        for request in self._everyone():
+            lease = getattr(request.state, "lease", None)
+            if lease is not None:
+                held[lease.id] = request.id
+        return held
+
+    def _everyone(self) -> list[Request]:
+        rooms = [] if self._hand_on is None else self._hand_on.requests
+        return [*self._requests.values(), *rooms]
 
     def take_outbox(self) -> list[m.Outbox]:
         """Everything said since the last call, in order."""
@@ -154,6 +205,9 @@ class Engine:
         request.output.append(sampled.token)
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
+            if request.started is not None:
+                at, cached = request.started
+                self._meter.here.add(len(request.prompt) - cached, request.first_token_at - at)
         index = len(request.output) - 1
         self._outbox.append(
             m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index)
@@ -161,14 +215,27 @@ class Engine:
         if isinstance(request.state, Decoding):
             self._finish_if_over(request)
 
+    def _decode(self, request: Request, second: Sampled | None) -> None:
+        """Go on with a request that a hand-over brought; `second`: drawn by its early step."""
+        self._scheduler.start(request)
+        if second is None:
+            self._finish_if_over(request)
+        else:
+            self._on_token(request, second)
+
+    def _finish_reason(self, request: Request) -> m.FinishReason | None:
+        """Why the last token of the output is the answer's last; None where it is not."""
+        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
+            return m.FinishReason.STOP
+        if len(request.output) >= request.sampling.max_new_tokens:
+            return m.FinishReason.LENGTH
+        return None
+
     def _finish_if_over(self, request: Request) -> None:
         state = request.state
         assert isinstance(state, Decoding)
-        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
-            reason = m.FinishReason.STOP
-        elif len(request.output) >= request.sampling.max_new_tokens:
-            reason = m.FinishReason.LENGTH
-        else:
+        reason = self._finish_reason(request)
+        if reason is None:
             return
         hint = turn_hint(request.output, reason, self._tool_call_ids)
         keep_state(self._cache, request, state, hint)
@@ -179,7 +246,9 @@ class Engine:
     def _end(self, request: Request, reason: m.FinishReason) -> None:
         self._scheduler.drop(request)
         del self._requests[request.id]
-        self._outbox.append(m.Finished(request.id, reason, self._usage(request)))
+        self._outbox.append(
+            m.Finished(request.id, reason, self._usage(request), tuple(request.life))
+        )
 
     def _usage(self, request: Request) -> m.Usage:
         now = time.monotonic()
@@ -193,6 +262,8 @@ class Engine:
             local_fallback=request.handover_lost,
             time_to_first_token=(now if first is None else first) - request.created,
             seconds=now - request.created,
+            pulled=request.pulled,
+            route=request.route,
         )
 
     def _admit(self, request: Request) -> bool:
@@ -229,6 +300,8 @@ class Engine:
                 self._cache.close_cursor(cursor)
             case m.StatsQuery(query_id):
                 self._outbox.append(self._stats(query_id))
+            case m.CountersQuery(query_id):
+                self._outbox.append(self._counters(query_id))
             case m.FlushCache(query_id):
                 self._outbox.append(m.FlushReply(query_id, self._cache.flush()))
             case m.WatchCache(query_id, stream):
@@ -237,6 +310,8 @@ class Engine:
                 self._outbox.append(m.EventsReply(query_id, self._cache.drain_events(watch)))
             case m.EndWatch(watch):
                 self._cache.unwatch(watch)
+            case m.TreeQuery():
+                self._outbox.append(tree_reply(self._cache, message))
             case m.Drain(query_id):
                 self._draining = True
                 self._drains.append(query_id)
@@ -252,17 +327,31 @@ class Engine:
                 ready = self._take_over.ready(message)
                 if ready is not None:
                     self._on_token(*ready)
+                    if self._finish_reason(ready[0]) is None:
+                        self._take_over.start_early(ready[0], message)
             case m.RemoteDone():
-                request = self._take_over.done(message)
-                if request is not None:
-                    self._scheduler.start(request)
-                    self._finish_if_over(request)
+                done = self._take_over.done(message)
+                if done is not None:
+                    self._decode(*done)
+            case m.EarlyStepEnded():
+                for joined in self._take_over.join():
+                    self._decode(*joined)
             case m.HandoverLost():
                 request = self._take_over.lost(message)
                 if request is not None:
                     self._scheduler.requeue(request)
             case m.WriterFenced():
                 self._take_over.fenced(message)
+            case m.PullAsked(room):
+                self._offers.asked(message, self._take_over.awaiting(room))
+            case m.PullEnd():
+                self._offers.end(message)
+            case m.PullCommitted() | m.PullLost():
+                request = self._pulls.over(message)
+                if request is not None:
+                    self._scheduler.requeue(request)
+            case m.PullFenced():
+                self._pulls.fenced(message)
             case m.PrefillReserve() | m.PrefillStart() | m.PrefillEnd():
                 self._handle_room(message)
 
@@ -347,15 +436,23 @@ class Engine:
         self._end(request, m.FinishReason.ABORT)
 
     def _stats(self, query_id: int) -> m.StatsReply:
-        integrity = "ok"
+        self._integrity = "ok"
         try:
             self._cache.check_integrity()
         except IntegrityError as error:
-            integrity = str(error)
-        requests = list(self._requests.values())
-        if self._hand_on is not None:
-            requests += self._hand_on.requests
-        return stats_reply(query_id, self._cache.stats(), requests, integrity)
+            self._integrity = str(error)
+        return self._told_counters(query_id)
+
+    def _counters(self, query_id: int) -> m.StatsReply:
+        if self._cache.stats().nodes <= _NODES_CHECKED_AT_ONCE:
+            return self._stats(query_id)
+        return self._told_counters(query_id)
+
+    def _told_counters(self, query_id: int) -> m.StatsReply:
+        early = {} if self._early is None else self._early.counters
+        return stats_reply(
+            query_id, self._cache, self._everyone(), self._integrity, self._times.report(), early
+        )
 
     def _answer_drains(self) -> None:
         busy = self._requests or (self._hand_on is not None and self._hand_on.requests)

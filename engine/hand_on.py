@@ -5,6 +5,7 @@ Owns rooms; a room's lease is let go only by end(), which its daemon posts after
 drained, so that no window ever reads a page that has a new owner.
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ..model.sampler import Sampled
@@ -14,6 +15,7 @@ from ..transfer.sender import Sender
 from ..transfer.windows import ForwardPlan
 from . import messages as m
 from .checkpoints import plan_checkpoints
+from .rate_meter import RateMeter
 from .request import (
     Aborted,
     Active,
@@ -22,6 +24,7 @@ from .request import (
     HandingOver,
     Prefilling,
     Progress,
+    Pulling,
     Request,
     Waiting,
 )
@@ -30,11 +33,16 @@ from .scheduler import Work
 
 class HandOn:
     def __init__(
-        self, cache: HybridPrefixCache, sender: Sender, emit: Callable[[m.Outbox], None]
+        self,
+        cache: HybridPrefixCache,
+        sender: Sender,
+        emit: Callable[[m.Outbox], None],
+        meter: RateMeter,
     ) -> None:
         self._cache = cache
         self._sender = sender
         self._emit = emit
+        self._meter = meter
         self._rooms: dict[m.RoomId, Request] = {}
         self._positions: dict[m.RoomId, int] = {}
 
@@ -77,6 +85,7 @@ class HandOn:
         if request is None or not isinstance(request.state, AwaitingGrant):
             return None
         lease = request.state.lease
+        request.started = time.monotonic(), lease.cached_tokens
         request.move(
             Prefilling(
                 lease,
@@ -117,6 +126,9 @@ class HandOn:
         assert isinstance(state, Prefilling) and request.ticket is not None
         assert request.hit is not None
         request.move(HandingOver(state.lease))
+        if request.started is not None:
+            at, cached = request.started
+            self._meter.here.add(request.length - cached, time.monotonic() - at)
         self._emit(
             m.PrefillToken(
                 request.ticket.room,
@@ -124,6 +136,8 @@ class HandOn:
                 sampled.logprob,
                 sampled.margin,
                 request.hit,
+                request.pulled,
+                request.route,
             )
         )
 
@@ -145,6 +159,15 @@ class HandOn:
             case AwaitingGrant(lease) | Active(lease=lease):
                 self._cache.release(lease)
                 request.move(Aborted())
-            case Waiting():
+            case Waiting() | Pulling():
                 request.move(Aborted())
+        self._emit(
+            m.RoomEnded(
+                message.room,
+                len(request.prompt),
+                request.hit,
+                isinstance(request.state, Finished),
+                tuple(request.life),
+            )
+        )
         return request

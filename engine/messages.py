@@ -6,7 +6,7 @@ front and by room (a 63-bit id) in a hand-over; the decode engine knows both, th
 only rooms.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
@@ -14,11 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.sampling import SamplingParams
-from ..pycache._cpp_cache import EventBatch
+from ..pycache._cpp_cache import EventBatch, TreeView
+from ..transfer.timeline import HandoverTimeline
+from .life import LifeMark
+from .losses import Eviction, LostState
+from .step_times import StepReport
 
 RequestId = NewType("RequestId", str)
 RoomId = NewType("RoomId", int)
 Tokens = NDArray[np.int32]
+NodeName = tuple[int, int]
+"""Of a node of the cache's tree, as long as it lives."""
 
 
 class FinishReason(Enum):
@@ -36,6 +42,18 @@ class ErrorKind(Enum):
     INTERNAL = "internal"
 
 
+class LossCause(Enum):
+    """Why a hand-over was lost."""
+
+    REFUSED = "refused"
+    NO_NODE = "no_node"
+    NO_ROOM = "no_room"
+    STREAM = "stream"
+    MISSING = "missing"
+    DIGEST = "digest"
+    PROTOCOL = "protocol"
+
+
 @dataclass(frozen=True)
 class RequestError:
     kind: ErrorKind
@@ -45,13 +63,14 @@ class RequestError:
 @dataclass(frozen=True)
 class HitBreakdown:
     """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
-    it."""
+    it. lost: the evicted state that would have served it best."""
 
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: dict[str, int]
     checkpoint_source: str | None
+    lost: LostState | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +78,7 @@ class TransferReport:
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
     hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
-    its end.
+    its end. timeline: both sides' tracks; None where only the sums were told.
     """
 
     bytes: int
@@ -67,6 +86,27 @@ class TransferReport:
     pages: int
     hidden_seconds: float
     exposed_seconds: float
+    timeline: HandoverTimeline | None = None
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
+    of which it then had KV and state. seconds: from the ask to the commit, on its clock."""
+
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RouteReport:
+    """Why a prompt was computed where it was. choice: "here", "there" or "there, with a pull".
+    estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
+    (of what was offered); empty where constants decided (engine/rates.py)."""
+
+    choice: str
+    estimates: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -86,13 +126,16 @@ class Usage:
     local_fallback: bool
     time_to_first_token: float
     seconds: float
+    pulled: PullReport | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
 class Submit:
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
-    marks are token counts at which the client wants a checkpoint (role boundaries).
+    marks are token counts at which the client wants a checkpoint (role boundaries). session: what
+    operators may call the conversation; the engine does not look at it.
     """
 
     request_id: RequestId
@@ -101,6 +144,7 @@ class Submit:
     salt: bytes = b""
     cursor: int | None = None
     marks: tuple[int, ...] = ()
+    session: str | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +178,13 @@ class StatsQuery:
 
 
 @dataclass(frozen=True)
+class CountersQuery:
+    """As StatsQuery, in constant time: of a large cache `integrity` is what was found last."""
+
+    query_id: int
+
+
+@dataclass(frozen=True)
 class FlushCache:
     query_id: int
 
@@ -160,6 +211,18 @@ class EndWatch:
 
 
 @dataclass(frozen=True)
+class TreeQuery:
+    """The `limit` heaviest subtrees of what the cache holds, answered by TreeReply. `under`: below
+    that node only. `prefix`: below the deepest node that holds KV of these tokens under `salt`."""
+
+    query_id: int
+    limit: int
+    under: NodeName | None = None
+    prefix: Tokens | None = None
+    salt: bytes = b""
+
+
+@dataclass(frozen=True)
 class Drain:
     """Refuse new requests; answered once everything in flight has ended."""
 
@@ -169,7 +232,7 @@ class Drain:
 @dataclass(frozen=True)
 class Ticket:
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
-    state."""
+    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none."""
 
     room: RoomId
     generation: int
@@ -177,6 +240,7 @@ class Ticket:
     sampling: SamplingParams
     salt: bytes
     marks: tuple[int, ...] = ()
+    offered: int = 0
 
 
 @dataclass(frozen=True)
@@ -187,6 +251,28 @@ class Grant:
     room: RoomId
     generation: int
     first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PullGrant:
+    """The prefill node's page and slot ids for what the ticket offered. pages[i] is logical page
+    first_page + i, up to the last page of `tokens`. generation: the prefill engine's own count."""
+
+    room: RoomId
+    generation: int
+    tokens: int
+    first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PullSource:
+    """The decode node's ids that hold it, as PullGrant numbers them."""
+
+    room: RoomId
     pages: tuple[int, ...]
     slot: int
 
@@ -216,6 +302,46 @@ class PrefillEnd:
 
 
 @dataclass(frozen=True)
+class PullCommitted:
+    """(prefill) Every window of the pull landed and every digest matched."""
+
+    room: RoomId
+    report: PullReport
+
+
+@dataclass(frozen=True)
+class PullLost:
+    """(prefill) The prompt is computed without it; granted ids are quarantined until
+    PullFenced."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullFenced:
+    """(prefill) The pull's writer can write no more: quarantined ids are free."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PullAsked:
+    """(decode) The prefill node pulls what the room's ticket offered: pin it; answered by
+    PullPinned or PullRefused."""
+
+    room: RoomId
+    tokens: int
+    first_page: int
+
+
+@dataclass(frozen=True)
+class PullEnd:
+    """(decode) The pull is over and its sender has drained: let go."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
 class PeersChanged:
     """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
     locally."""
@@ -233,7 +359,9 @@ class GrantWanted:
 
 @dataclass(frozen=True)
 class RemoteReady:
-    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop."""
+    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
+    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
+    tell."""
 
     room: RoomId
     token: int
@@ -241,6 +369,9 @@ class RemoteReady:
     margin: float
     hit: HitBreakdown
     prefilled_on: str
+    pulled: PullReport | None = None
+    tail_seconds: float | None = None
+    route: RouteReport | None = None
 
 
 @dataclass(frozen=True)
@@ -252,6 +383,11 @@ class RemoteDone:
 
 
 @dataclass(frozen=True)
+class EarlyStepEnded:
+    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
+
+
+@dataclass(frozen=True)
 class HandoverLost:
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
@@ -259,6 +395,7 @@ class HandoverLost:
     room: RoomId
     reason: str
     elsewhere: bool = False
+    cause: LossCause = LossCause.STREAM
 
 
 @dataclass(frozen=True)
@@ -281,9 +418,12 @@ class TokenOut:
 
 @dataclass(frozen=True)
 class Finished:
+    """life: the states that the request went through."""
+
     request_id: RequestId
     reason: FinishReason
     usage: Usage
+    life: tuple[LifeMark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -300,8 +440,10 @@ class CursorOpened:
 
 @dataclass(frozen=True)
 class StatsReply:
-    """pages, slots: free, working, tree, granted, quarantined, total, pinned. The rest are
-    counters."""
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
+    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
+    counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
+    without shadows. policy: the one that is followed. slab_pages: of one slab."""
 
     query_id: int
     pages: dict[str, int]
@@ -311,6 +453,11 @@ class StatsReply:
     lost: dict[str, int]
     requests: dict[str, int]
     integrity: str = "ok"
+    policy: str = ""
+    policies: dict[str, float] = field(default_factory=dict)
+    slab_pages: int = 1
+    steps: StepReport | None = None
+    early: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -332,8 +479,35 @@ class EventsReply:
 
 
 @dataclass(frozen=True)
+class TreeReply:
+    """view: parents before children; None where what was asked for is not in the tree."""
+
+    query_id: int
+    view: TreeView | None
+
+
+@dataclass(frozen=True)
 class Drained:
     query_id: int
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What the cache gave up since it was last told, oldest first."""
+
+    evictions: tuple[Eviction, ...]
+
+
+@dataclass(frozen=True)
+class RoomEnded:
+    """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
+    handed_on: its prompt was computed to the end."""
+
+    room: RoomId
+    prompt_tokens: int
+    hit: HitBreakdown | None
+    handed_on: bool
+    life: tuple[LifeMark, ...]
 
 
 @dataclass(frozen=True)
@@ -364,6 +538,31 @@ class PrefillToken:
     logprob: float
     margin: float
     hit: HitBreakdown
+    pulled: PullReport | None = None
+    route: RouteReport | None = None
+
+
+@dataclass(frozen=True)
+class PullWanted:
+    """(prefill) Ask the decode node for what the ticket offered, into these ids; answered by
+    PullCommitted, or PullLost and then PullFenced."""
+
+    grant: PullGrant
+
+
+@dataclass(frozen=True)
+class PullPinned:
+    """(decode) Pinned and at rest: may be sent."""
+
+    source: PullSource
+
+
+@dataclass(frozen=True)
+class PullRefused:
+    """(decode) It is here no more."""
+
+    room: RoomId
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -402,18 +601,26 @@ Inbox = (
     | ForkCursor
     | CloseCursor
     | StatsQuery
+    | CountersQuery
     | FlushCache
     | WatchCache
     | ReadEvents
     | EndWatch
+    | TreeQuery
     | Drain
     | PrefillReserve
     | PrefillStart
     | PrefillEnd
+    | PullCommitted
+    | PullLost
+    | PullFenced
+    | PullAsked
+    | PullEnd
     | PeersChanged
     | GrantWanted
     | RemoteReady
     | RemoteDone
+    | EarlyStepEnded
     | HandoverLost
     | WriterFenced
 )
@@ -426,11 +633,17 @@ Outbox = (
     | FlushReply
     | WatchOpened
     | EventsReply
+    | TreeReply
     | Drained
+    | Evicted
+    | RoomEnded
     | PrefillQueued
     | PrefillAccepted
     | PrefillRefused
     | PrefillToken
+    | PullWanted
+    | PullPinned
+    | PullRefused
     | HandoverWanted
     | HandoverGranted
     | HandoverDeclined

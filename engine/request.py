@@ -2,7 +2,8 @@
 
 Waiting -> Prefilling -> Decoding -> Finished is the straight line. On a decode node a long prompt
 goes Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Waiting -> AwaitingGrant
--> Prefilling -> HandingOver -> Finished. Retracted gives everything back and waits again.
+-> Prefilling -> HandingOver -> Finished, with a Pulling and back to Waiting before it where the
+receiver had more than this node. Retracted gives everything back and waits again.
 """
 
 import time
@@ -14,7 +15,18 @@ from ..model.sampling import SamplingParams
 from ..pycache._cpp_cache import Lease
 from ..pycache.layout import PAGE_TOKENS
 from .checkpoints import PlannedCheckpoint
-from .messages import Grant, HitBreakdown, RequestId, RoomId, Ticket, Tokens, TransferReport
+from .life import LifeMark, marked
+from .messages import (
+    Grant,
+    HitBreakdown,
+    PullReport,
+    RequestId,
+    RoomId,
+    RouteReport,
+    Ticket,
+    Tokens,
+    TransferReport,
+)
 
 
 class IllegalMove(Exception):
@@ -31,6 +43,11 @@ class AwaitingPrefill:
     """(decode) A prefill node has the prompt; holds nothing here."""
 
     room: RoomId
+
+
+@dataclass(frozen=True)
+class Pulling:
+    """(prefill) What the receiver offered is on its way here; the request itself holds nothing."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +161,7 @@ class Aborted:
 State = (
     Waiting
     | AwaitingPrefill
+    | Pulling
     | Receiving
     | AwaitingGrant
     | Prefilling
@@ -155,8 +173,9 @@ State = (
 )
 
 MOVES: dict[type, tuple[type, ...]] = {
-    Waiting: (AwaitingPrefill, AwaitingGrant, Prefilling, Aborted, Finished),
+    Waiting: (AwaitingPrefill, AwaitingGrant, Pulling, Prefilling, Aborted, Finished),
     AwaitingPrefill: (Receiving, Waiting, Aborted),
+    Pulling: (Waiting, Aborted),
     Receiving: (Decoding, Waiting, Aborted),
     AwaitingGrant: (Prefilling, Aborted),
     Prefilling: (Decoding, HandingOver, Retracted, Finished, Aborted),
@@ -183,12 +202,18 @@ class Request:
     state: State = field(default_factory=Waiting)
     hit: HitBreakdown | None = None
     transfer: TransferReport | None = None
+    pulled: PullReport | None = None
+    pull_tried: bool = False
+    route: RouteReport | None = None
+    asked_at: float | None = None  # of a prefill node
+    started: tuple[float, int] | None = None  # when it was leased to be computed, from which token
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
     suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
+    life: list[LifeMark] = field(default_factory=list)
 
     def move(self, state: State) -> None:
         if type(state) not in MOVES[type(self.state)]:
@@ -196,6 +221,7 @@ class Request:
                 f"request {self.id}: {type(self.state).__name__} -> {type(state).__name__}"
             )
         self.state = state
+        marked(self.life, LifeMark(type(state).__name__, time.monotonic() - self.created))
 
     @property
     def length(self) -> int:

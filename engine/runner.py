@@ -5,6 +5,7 @@ the CPU, a launch computes at once, and everything else is as on a GPU: a drawn 
 lane until it has landed, and the next forward takes it from there.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +25,11 @@ class Flight(Protocol):
 
     @property
     def work(self) -> Sequence[Work]: ...
+
+    @property
+    def idle_seconds(self) -> float:
+        """From the end of the forward before to the start of this one, on the device. REQUIRES: it
+        has landed."""
 
     def land(self) -> list[Sampled | None]:
         """Wait for the end. One result a work item, None where no token was to be drawn.
@@ -73,6 +79,7 @@ class LayerTicks:
 class HostFlight:
     work: Sequence[Work]
     drawn: list[Sampled | None]
+    idle_seconds: float
 
     def land(self) -> list[Sampled | None]:
         return self.drawn
@@ -87,6 +94,7 @@ class HostRunner:
         self._steps = steps
         self._hooks = LayerTicks(steps)
         self._lanes: dict[int, int] = {}
+        self._ended_at = time.perf_counter()
 
     @property
     def ticks(self) -> int:
@@ -99,6 +107,7 @@ class HostRunner:
         return lambda: True
 
     def launch(self, work: Sequence[Work]) -> HostFlight:
+        idle = time.perf_counter() - self._ended_at
         batch = Batch.pack([self._slice(item) for item in work])
         with torch.inference_mode():
             logits = self._model.forward(batch, self._arena, self._hooks)
@@ -113,7 +122,8 @@ class HostRunner:
             for row, token in zip(rows, drawn, strict=True):
                 results[row] = token
                 self._lanes[work[row].lane] = token.token
-        return HostFlight(work, results)
+        self._ended_at = time.perf_counter()
+        return HostFlight(work, results, idle)
 
     def _slice(self, item: Work) -> SequenceSlice:
         tokens = item.known_tokens

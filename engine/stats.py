@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from ..pycache._cpp_cache import PoolCounts, TreeStats
+from ..pycache._cpp_cache import PoolCounts
+from ..pycache.prefix_cache import HybridPrefixCache
 from .messages import StatsReply
 from .request import Request
+from .step_times import StepReport
 
 
 def _pool(counts: PoolCounts) -> dict[str, int]:
@@ -21,8 +23,14 @@ def _pool(counts: PoolCounts) -> dict[str, int]:
 
 
 def stats_reply(
-    query_id: int, stats: TreeStats, requests: Iterable[Request], integrity: str
+    query_id: int,
+    cache: HybridPrefixCache,
+    requests: Iterable[Request],
+    integrity: str,
+    steps: StepReport,
+    early: dict[str, int],
 ) -> StatsReply:
+    stats = cache.stats()
     return StatsReply(
         query_id=query_id,
         pages=_pool(stats.pages),
@@ -48,4 +56,9 @@ def stats_reply(
         lost=stats.lost.as_dict(),
         requests=dict(Counter(type(request.state).__name__ for request in requests)),
         integrity=integrity,
+        policy=cache.policy,
+        policies=stats.policies,
+        slab_pages=cache.arena.layout.pages_per_slab,
+        steps=steps,
+        early=early,
     )

@@ -6,6 +6,7 @@ is one event; what it returns the engine goes on with. Messages of rooms that ar
 """
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -14,7 +15,10 @@ from ..pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
 from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
+from .early_start import EarlyStart
+from .eviction_ledger import EvictionLedger
 from .hit import breakdown
+from .rate_meter import RateMeter
 from .request import (
     Aborted,
     AwaitingPrefill,
@@ -32,16 +36,25 @@ class TakeOver:
         self,
         cache: HybridPrefixCache,
         runner: Runner,
+        ledger: EvictionLedger,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
+        meter: RateMeter,
+        early: EarlyStart | None = None,
     ) -> None:
+        """early: what may decode before a prompt has landed, if anything."""
         self._cache = cache
         self._runner = runner
+        self._ledger = ledger
         self._emit = emit
         self._generations = generations
+        self._early = early
+        self._meter = meter
         self._rooms: dict[m.RoomId, Request] = {}
         self._wanting: dict[m.RoomId, Request] = {}
         self._quarantined: dict[m.RoomId, int] = {}
+        self._done: dict[m.RoomId, m.RemoteDone] = {}
+        self._fenced: set[m.RoomId] = set()
         self._grants: deque[tuple[Passed, m.Grant]] = deque()
         self.prefill_available = False
 
@@ -54,11 +67,19 @@ class TakeOver:
             sampling=request.sampling,
             salt=request.salt,
             marks=request.marks,
+            offered=match.usable_tokens,
         )
         request.ticket = ticket
+        request.asked_at = time.monotonic()
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = request
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt))
+
+    def awaiting(self, room: m.RoomId) -> Request | None:
+        """The request that a prefill node has and that was granted nothing yet."""
+        request = self._rooms.get(room)
+        awaits = request is not None and isinstance(request.state, AwaitingPrefill)
+        return request if awaits else None
 
     def grant_wanted(self, message: m.GrantWanted) -> None:
         request = self._rooms.get(message.room)
@@ -126,23 +147,60 @@ class TakeOver:
             return None
         request.hit = message.hit
         request.prefilled_on = message.prefilled_on
+        request.pulled = message.pulled
+        request.route = joined(request.route, message.route)
+        computed = message.hit.prompt_tokens - message.hit.usable_tokens
+        if request.asked_at is not None and computed > 0:
+            self._meter.there.add(computed, time.monotonic() - request.asked_at)
         return request, Sampled(message.token, message.logprob, message.margin)
 
-    def done(self, message: m.RemoteDone) -> Request | None:
+    def done(self, message: m.RemoteDone) -> tuple[Request, Sampled | None] | None:
         """Every window landed and matched: the prompt's pages enter the tree, the request
-        decodes."""
+        decodes. Where a step of it runs, join() does this after it."""
         request = self._rooms.get(message.room)
         if request is None or not isinstance(request.state, Receiving) or not request.output:
             return None
+        if self._early is not None and self._early.busy(message.room):
+            self._done[message.room] = message
+            return None
+        return self._commit(request, message)
+
+    def start_early(self, request: Request, message: m.RemoteReady) -> None:
+        """The first token is out and not the last: decode the next one while windows land, where
+        that is worth it."""
+        if self._early is not None and isinstance(request.state, Receiving):
+            lease = request.state.lease
+            self._early.consider(message.room, request, lease, message.tail_seconds)
+
+    def join(self) -> list[tuple[Request, Sampled | None]]:
+        """Requests that are done and whose step has ended since; what was fenced meanwhile is
+        freed."""
+        if self._early is None:
+            return []
+        for room in [room for room in self._fenced if not self._early.busy(room)]:
+            self._fenced.remove(room)
+            self._free(room)
+        ended = [room for room in self._done if not self._early.busy(room)]
+        return [self._commit(self._rooms[room], self._done.pop(room)) for room in ended]
+
+    def _commit(self, request: Request, message: m.RemoteDone) -> tuple[Request, Sampled | None]:
+        """The request decodes; with the token that its early step drew, if there was one."""
+        assert isinstance(request.state, Receiving)
         del self._rooms[message.room]
         lease = request.state.lease
-        request.transfer = message.transfer
+        sampled = None if self._early is None else self._early.take(message.room)
+        sent = request.transfer = message.transfer
+        if sent.bytes:
+            self._meter.sent.add(sent.bytes, sent.hidden_seconds + sent.exposed_seconds)
         self._cache.settle(lease)
         whole = len(request.prompt) // PAGE_TOKENS * PAGE_TOKENS
         if whole:
             self._cache.publish(lease, whole, None, CheckpointKind.PROMPT_END)
-        request.move(Decoding(lease, Progress(len(request.prompt))))
-        return request
+        length = len(request.prompt)
+        # A step has forwarded the first token and left the state behind it in the other slot.
+        progress = Progress(length) if sampled is None else Progress(length + 1, slot=1)
+        request.move(Decoding(lease, progress))
+        return request, sampled
 
     def lost(self, message: m.HandoverLost) -> Request | None:
         """Another prefill node is asked, or the prompt is prefilled here; what was granted waits
@@ -156,7 +214,7 @@ class TakeOver:
         if request.output:
             # The first token is out and will be part of the next lease; the client's prompt is not.
             match = self._cache.match(request.prompt, request.salt, request.cursor)
-            request.hit = breakdown(match)
+            request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())
         return request
 
@@ -170,11 +228,30 @@ class TakeOver:
     def _forget(self, room: m.RoomId) -> Request | None:
         request = self._rooms.pop(room, None)
         self._wanting.pop(room, None)
+        self._done.pop(room, None)
+        if self._early is not None:
+            self._early.withdraw(room)
         if request is not None and isinstance(request.state, Receiving):
             self._quarantined[room] = self._cache.quarantine(request.state.lease)
         return request
 
     def fenced(self, message: m.WriterFenced) -> None:
-        quarantine = self._quarantined.pop(message.room, None)
+        if self._early is not None and self._early.busy(message.room):
+            # The sender writes no more, the step does for a layer more.
+            self._fenced.add(message.room)
+        else:
+            self._free(message.room)
+
+    def _free(self, room: m.RoomId) -> None:
+        if self._early is not None:
+            self._early.forget(room)
+        quarantine = self._quarantined.pop(room, None)
         if quarantine is not None:
             self._cache.free_quarantined(quarantine)
+
+
+def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
+    """What this node judged, and then the prefill node."""
+    if here is None or there is None:
+        return here
+    return m.RouteReport(there.choice, {**here.estimates, **there.estimates})

@@ -6,11 +6,14 @@ from contextlib import aclosing
 from ..engine.messages import Rejected
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
+from ..transfer.timeline_wire import timeline_to_wire
 from .answer_stream import finished_message
 from .engine_client import EngineClient
-from .errors import CallContext, UnknownRequest, refusals
+from .errors import CallContext, UnknownNode, UnknownRequest, refusals
 from .handover_status import HandoverStatus, HandoverStatusSource
+from .loss_messages import eviction_message
 from .session_store import SessionStore
+from .tree_messages import tree_message, tree_question
 from .watch_messages import parts_of
 
 # How often an idle watch asks the engine again: a router may be so far behind.
@@ -62,7 +65,26 @@ class AdminService(pb_grpc.CacheAdminServicer):
             response.rejected = ended.end.error.message
         else:
             response.finished.CopyFrom(finished_message(ended.end))
+            response.life.extend(
+                pb.LifeMark(state=mark.state, at_seconds=mark.at) for mark in ended.end.life
+            )
+            took = self._engine.ended.took(request.request_id)
+            response.took.extend(eviction_message(eviction) for eviction in took)
+            transfer = ended.end.usage.transfer
+            if transfer is not None and transfer.timeline is not None:
+                response.handover.CopyFrom(timeline_to_wire(transfer.timeline))
         return response
+
+    async def Tree(self, request: pb.TreeRequest, context: CallContext) -> pb.TreeResponse:
+        async with refusals(context):
+            asked = tree_question(request)
+            view = await self._engine.tree(asked.limit, asked.under, asked.prefix, asked.salt)
+            if view is None:
+                raise UnknownNode(
+                    "the tree holds nothing there any more: ask from the top, without under or "
+                    "prefix"
+                )
+        return tree_message(view)
 
     async def Flush(self, request: pb.FlushRequest, context: CallContext) -> pb.FlushResponse:
         async with refusals(context):

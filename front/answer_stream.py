@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..engine import messages as m
 from ..proto import inference_pb2 as pb
+from .loss_messages import lost_message
 from .tokenizer import IncrementalDetokenizer
 
 REQUEST_ID_KEY = "tasuki-request-id"
@@ -75,6 +76,7 @@ def usage_message(usage: m.Usage) -> pb.Usage:
                 usable_tokens=usage.hit.usable_tokens,
                 causes=usage.hit.causes,
                 checkpoint_source=usage.hit.checkpoint_source,
+                lost=None if usage.hit.lost is None else lost_message(usage.hit.lost),
             )
         )
     if usage.transfer is not None:
@@ -87,6 +89,16 @@ def usage_message(usage: m.Usage) -> pb.Usage:
                 exposed_seconds=usage.transfer.exposed_seconds,
             )
         )
+    if usage.pulled is not None:
+        message.pulled.CopyFrom(
+            pb.Pulled(
+                tokens=usage.pulled.tokens,
+                bytes=usage.pulled.bytes,
+                seconds=usage.pulled.seconds,
+            )
+        )
+    if usage.route is not None:
+        message.route.CopyFrom(pb.Route(choice=usage.route.choice, estimates=usage.route.estimates))
     return message
 
 

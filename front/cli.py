@@ -20,6 +20,7 @@ COMMANDS = {
     "decode": ("decode_node.main", "a decode daemon, the front door of a pair"),
     "bench": ("bench.main", "how near the hardware's floor kernels and models run"),
     "explain": ("client.explain", "one request's story: what was cached, what was not and why"),
+    "top": ("client.top", "a node's hits, arena and faults, live in the terminal"),
     "doctor": ("client.doctor", "what would keep a daemon from working here, and the mend"),
     "replay-trace": ("replay.main", "hit rate of the cache on a trace, and its misses by cause"),
 }

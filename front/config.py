@@ -21,6 +21,7 @@ class FrontConfig:
     metrics_compat: str = option(
         "none", "other names for /metrics to offer beside its own", DIALECTS
     )
+    metrics: str = option("on", "count and remember what requests were told", ("on", "off"))
     served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
     tls_cert: str = option("", "PEM file: the certificate chain of gRPC and HTTP; none: plain text")
     tls_key: str = option("", "PEM file: the private key of tls_cert")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ..engine.messages import (
     Abort,
     CloseCursor,
+    CountersQuery,
     CursorOpened,
     Drain,
     Drained,
@@ -27,6 +28,7 @@ from ..engine.messages import (
     FlushReply,
     ForkCursor,
     Inbox,
+    NodeName,
     OpenCursor,
     Outbox,
     ReadEvents,
@@ -37,18 +39,24 @@ from ..engine.messages import (
     StatsReply,
     Submit,
     TokenOut,
+    Tokens,
+    TreeQuery,
+    TreeReply,
     WatchCache,
     WatchOpened,
 )
-from ..pycache._cpp_cache import EventBatch
+from ..pycache._cpp_cache import EventBatch, TreeView
 from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
 from .request_log import RequestLog
 
-Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | Drained
-ReplyT = TypeVar("ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, Drained)
+Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | TreeReply | Drained
+ReplyT = TypeVar(
+    "ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, TreeReply, Drained
+)
 
 
-def _unobserved(message: TokenOut | Finished | Rejected) -> None:
+def unobserved(message: object) -> None:
+    """Nobody listens."""
     return None
 
 
@@ -59,13 +67,13 @@ class EngineClient:
         loop: asyncio.AbstractEventLoop,
         handover: Callable[[Outbox], None] | None = None,
         queue_limit: int = 4096,
-        observe: Callable[[TokenOut | Finished | Rejected], None] = _unobserved,
+        observe: Callable[[Submit | TokenOut | Finished | Rejected], None] = unobserved,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
-        queue_limit: tokens that may wait for one reader. observe: sees what requests are told, on
-        the event loop.
+        queue_limit: tokens that may wait for one reader. observe: sees what requests ask and are
+        told, on the event loop.
         """
         self._post = post
         self._loop = loop
@@ -114,6 +122,7 @@ class EngineClient:
                 f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
             )
         stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
+        self._observe(submit)
         self._post(submit)
         try:
             while True:
@@ -135,9 +144,26 @@ class EngineClient:
     async def stats(self) -> StatsReply:
         return await self._query(StatsReply, StatsQuery)
 
+    async def counters(self) -> StatsReply:
+        """As stats(), at no cost that grows with the cache."""
+        return await self._query(StatsReply, CountersQuery)
+
     async def flush(self) -> int:
         """Returns how many pages and checkpoints were dropped."""
         return (await self._query(FlushReply, FlushCache)).dropped
+
+    async def tree(
+        self,
+        limit: int,
+        under: NodeName | None = None,
+        prefix: Tokens | None = None,
+        salt: bytes = b"",
+    ) -> TreeView | None:
+        """As TreeQuery and TreeReply say."""
+        reply = await self._query(
+            TreeReply, lambda query: TreeQuery(query, limit, under, prefix, salt)
+        )
+        return reply.view
 
     async def watch(self, stream: str, poll_seconds: float) -> AsyncGenerator[EventBatch, None]:
         """The cache's events as batches, a snapshot first; none that tell nothing. `stream`: all

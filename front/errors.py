@@ -10,6 +10,7 @@
 | RequestRejected(INTERNAL) | INTERNAL | internal |
 | UnknownSession | NOT_FOUND | unknown_session |
 | UnknownRequest | NOT_FOUND | unknown_request |
+| UnknownNode | NOT_FOUND | unknown_node |
 | SessionBusy | FAILED_PRECONDITION | session_busy |
 | SessionLimit | RESOURCE_EXHAUSTED | session_limit |
 | DuplicateRequest | ALREADY_EXISTS | duplicate_request |
@@ -81,6 +82,11 @@ class UnknownSession(FrontError):
 class UnknownRequest(FrontError):
     status = grpc.StatusCode.NOT_FOUND
     kind = "unknown_request"
+
+
+class UnknownNode(FrontError):
+    status = grpc.StatusCode.NOT_FOUND
+    kind = "unknown_node"
 
 
 class SessionBusy(FrontError):

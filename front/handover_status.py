@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from ..proto import inference_pb2 as pb
 from ..transfer.contract import Difference
+from ..transfer.sender_counters import SenderCounters
 
 
 class PrefillNodeState(Enum):
@@ -49,10 +50,11 @@ class PrefillNodeStatus:
 
 @dataclass(frozen=True)
 class HandoverStatus:
-    """windows: those sent here, counted by what became of them."""
+    """windows: those sent here, counted by what became of them. sent: of a node that hands on."""
 
     prefill_nodes: tuple[PrefillNodeStatus, ...] = ()
     windows: Mapping[str, int] = field(default_factory=dict)
+    sent: SenderCounters | None = None
 
 
 HandoverStatusSource: TypeAlias = Callable[[], HandoverStatus]

@@ -10,7 +10,9 @@ from aiohttp.typedefs import Middleware
 from .http_errors import HttpRefusal
 
 # Probes carry no secrets.
-_OPEN_PATHS = frozenset({"/health", "/ready"})
+_OPEN_PATHS = frozenset({"/health", "/ready", "/"})
+# The page without its data.
+_OPEN_FOLDER = "/page/"
 
 
 def require_key(api_key: str) -> Middleware:
@@ -23,7 +25,8 @@ def require_key(api_key: str) -> Middleware:
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         allowed = not api_key or hmac.compare_digest(given, wanted)
-        if not allowed and request.path not in _OPEN_PATHS:
+        is_open = request.path in _OPEN_PATHS or request.path.startswith(_OPEN_FOLDER)
+        if not allowed and not is_open:
             raise HttpRefusal(
                 401, "invalid_api_key", "send this node's key as `Authorization: Bearer KEY`"
             )

@@ -3,6 +3,7 @@
 Knows no messages and no JSON shapes. One event loop's thread.
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,12 +44,14 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """salt isolates tenants; marks are token counts at which a checkpoint is wanted."""
+    """salt isolates tenants; marks are token counts at which a checkpoint is wanted. session: what
+    operators may call the conversation."""
 
     request_id: RequestId
     tokens: Tokens
     marks: tuple[int, ...]
     salt: bytes
+    session: str | None
 
 
 def read_prompt_request(
@@ -63,11 +66,13 @@ def read_prompt_request(
     if not len(tokens):
         raise InvalidField("prompt", "is empty: send at least one token")
     check_length("prompt", len(tokens), model.codec)
-    fields.text("prompt_cache_key")
-    fields.fields("metadata").text("x-session-id")
+    key = fields.text("prompt_cache_key")
+    named = fields.fields("metadata").text("x-session-id") or key
+    # Clients put into it what they like: operators are shown that it is the same, not what it is.
+    session = named and f"key {hashlib.sha256(named.encode()).hexdigest()[:8]}"
     salt = read_salt((fields.text("cache_salt") or "").encode())
     request_id = read_request_id(request.headers.get(REQUEST_ID_HEADER, ""))
-    return PromptRequest(request_id, tokens, marks, salt)
+    return PromptRequest(request_id, tokens, marks, salt, session or None)
 
 
 async def answer(
@@ -84,6 +89,7 @@ async def answer(
         sampling=options.sampling,
         salt=prompt.salt,
         marks=prompt.marks,
+        session=prompt.session,
     )
     items = text_answer(
         engine.generate(submit),

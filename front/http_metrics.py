@@ -10,6 +10,14 @@ from .engine_client import EngineClient
 from .handover_status import HandoverStatusSource
 
 
+async def node_report(engine: EngineClient, handover: HandoverStatusSource) -> NodeReport:
+    """What the node counts, now."""
+    stats = await engine.counters()
+    status = handover()
+    states = Counter(node.state.value for node in status.prefill_nodes)
+    return NodeReport(stats, states, status.windows, status.sent)
+
+
 class MetricsHandler:
     """Asks the engine for its counters at each scrape."""
 
@@ -21,10 +29,7 @@ class MetricsHandler:
         self._handover = handover
 
     async def handle(self, request: web.Request) -> web.Response:
-        stats = await self._engine.stats()
-        handover = self._handover()
-        states = Counter(node.state.value for node in handover.prefill_nodes)
-        report = NodeReport(stats, states, handover.windows)
+        report = await node_report(self._engine, self._handover)
         return web.Response(
             body=self._exposition.text(report), headers={"Content-Type": CONTENT_TYPE}
         )

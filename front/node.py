@@ -6,26 +6,49 @@ then whatever the daemon waits for, then shutdown, once each.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 
 from ..dashboard.exposition import Exposition
+from ..dashboard.page_files import load_page
+from ..dashboard.told import Told
+from ..dashboard.tree_view import tree_view
 from ..engine.engine import Engine
-from ..engine.messages import Inbox, Outbox
+from ..engine.messages import (
+    Evicted,
+    HandoverCancelled,
+    HandoverLost,
+    Inbox,
+    Outbox,
+    PeersChanged,
+    RoomEnded,
+    WriterFenced,
+)
 from ..engine.thread import EngineThread
 from .config import FrontConfig
-from .engine_client import EngineClient
+from .engine_client import EngineClient, unobserved
+from .errors import UnknownNode
 from .handover_status import HandoverStatus, HandoverStatusSource
-from .http_metrics import MetricsHandler
+from .http_dashboard import DashboardHandlers, DashboardSource
+from .http_metrics import MetricsHandler, node_report
 from .http_server import HttpServer, start_http_server
+from .node_recorder import NodeRecorder
 from .server import BindError, Server, Service, start_server
 from .tls import TlsError
+from .tree_messages import read_node_name
+from .version import package_version
 
 log = logging.getLogger(__name__)
 
 # What answers already made may take to reach their clients once the engine is empty.
 _LAST_WRITES_SECONDS = 1.0
+_FUSED = {"node": "serve", "role": "fused"}
+# As many as a page can draw.
+_TREE_NODES = 512
 
 
 def no_routes(engine: EngineClient) -> Sequence[web.RouteDef]:
@@ -44,18 +67,35 @@ class Node:
         handover: Callable[[Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
         status: HandoverStatusSource = HandoverStatus,
+        about: Mapping[str, str] = _FUSED,
     ) -> None:
         """services, routes: what this role serves over its engine by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread. status: of the hand-overs
-        behind this node."""
+        behind this node. about: what its page says of it, `node` (its name) and `role`."""
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
-        self.engine = EngineClient(self.post, self._loop, handover, observe=exposition.observe)
-        self._thread = EngineThread(engine, self.engine.deliver, self._engine_lost)
+        self._exposition = exposition
+        self._recorder = NodeRecorder(time.time)
+        self._sampling: asyncio.Task[None] | None = None
+        self._observe = self._record if config.metrics == "on" else unobserved
+        self.engine = EngineClient(self.post, self._loop, handover, observe=self._observe)
+        self._thread = EngineThread(engine, self._deliver, self._engine_lost)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
-        self._routes = [web.get("/metrics", metrics.handle), *routes(self.engine)]
+        self._report = partial(node_report, self.engine, status)
+        source = DashboardSource(
+            self._recorder.history,
+            self._recorder.now,
+            self._tree,
+            {**about, "version": package_version()},
+        )
+        dashboard = DashboardHandlers(source, load_page())
+        self._routes = [
+            web.get("/metrics", metrics.handle),
+            *dashboard.routes(),
+            *routes(self.engine),
+        ]
         self._server: Server | None = None
         self._http: HttpServer | None = None
 
@@ -64,7 +104,30 @@ class Node:
 
     def post(self, message: Inbox) -> None:
         """To the engine, from any thread."""
+        if isinstance(message, HandoverLost | WriterFenced | PeersChanged):
+            self._loop.call_soon_threadsafe(self._observe, message)
         self._thread.post(message)
+
+    def _record(self, message: Told) -> None:
+        self._exposition.observe(message)
+        self._recorder.observe(message)
+
+    async def _tree(self, under: str | None) -> list[dict[str, Any]]:
+        """Raises InvalidField, UnknownNode."""
+        name = None if under is None else read_node_name(under)
+        view = await self.engine.tree(_TREE_NODES, name)
+        if view is None:
+            raise UnknownNode("the tree holds that node no more: look from the top")
+        return tree_view(view)
+
+    def _deliver(self, message: Outbox) -> None:
+        """On the engine's thread. What is only for the record goes no further."""
+        if isinstance(message, Evicted | RoomEnded | HandoverCancelled):
+            self._loop.call_soon_threadsafe(self._observe, message)
+        if isinstance(message, Evicted):
+            self._loop.call_soon_threadsafe(self.engine.ended.evicted, message)
+        if not isinstance(message, Evicted | RoomEnded):
+            self.engine.deliver(message)
 
     @property
     def http_address(self) -> str | None:
@@ -85,6 +148,8 @@ class Node:
             await self._server.drain(0)
             raise
         await asyncio.to_thread(self._thread.start)
+        if self._config.metrics == "on":
+            self._sampling = self._loop.create_task(self._recorder.sample(self._report))
         return self._server.address
 
     async def _start_http(self) -> None:
@@ -116,6 +181,8 @@ class Node:
 
     async def stop(self) -> None:
         """End the servers, then the engine. What is still in flight is cut."""
+        if self._sampling is not None:
+            self._sampling.cancel()
         if self._http is not None:
             await self._http.drain()
         if self._server is not None:

@@ -73,6 +73,7 @@ class SessionService(pb_grpc.SessionServicer):
                     salt=session.salt,
                     cursor=await self._store.cursor(session),
                     marks=session.log.marks,
+                    session=session.label,
                 )
                 events = self._engine.generate(submit)
                 answer = await write_tokens(events, context.write, self._codec.detokenizer())

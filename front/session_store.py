@@ -6,6 +6,7 @@ finish is taken back; one turn at a time per session; every cursor opened is clo
 vouches for tokens of its log alone, so it ends with a turn that is taken back.
 """
 
+import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ class Tail(Enum):
 @dataclass
 class Session:
     """busy: a turn is being answered, and nothing else may touch the log until it ends. cursor:
-    None until the next turn, after one that was taken back."""
+    None until the next turn, after one that was taken back. label: what operators may call it, as
+    its id is a secret."""
 
     id: SessionId
     log: TokenLog
@@ -41,6 +43,7 @@ class Session:
     cursor: int | None
     tail: Tail
     last_used: float
+    label: str
     busy: bool = False
 
 
@@ -89,6 +92,7 @@ class SessionStore:
         self._idle_seconds = idle_seconds
         self._sessions: dict[SessionId, Session] = {}
         self._opening = 0
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -155,7 +159,9 @@ class SessionStore:
 
     def _add(self, log: TokenLog, salt: bytes, cursor: int, tail: Tail) -> Session:
         session_id = SessionId(secrets.token_hex(16))
-        session = Session(session_id, log, salt, cursor, tail, self._clock())
+        session = Session(
+            session_id, log, salt, cursor, tail, self._clock(), f"session {next(self._numbers)}"
+        )
         self._sessions[session_id] = session
         return session
 

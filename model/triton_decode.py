@@ -26,19 +26,16 @@ from .weights import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 class DecodeScratch:
     """What decode steps of up to `batch` rows share: launches that use it share a stream.
 
-    attention: partial results. arrivals [batch * key_heads] int32 zeros. owners [batch] int32:
-    0, 1, ...
+    attention: partial results. owners [batch] int32: 0, 1, ...
     """
 
     attention: DecodeWorkspace
-    arrivals: Tensor
     owners: Tensor
 
     @staticmethod
     def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeScratch":
         return DecodeScratch(
             attention=DecodeWorkspace.of(config, batch, device),
-            arrivals=torch.zeros(batch * config.key_heads, dtype=torch.int32, device=device),
             owners=torch.arange(batch, dtype=torch.int32, device=device),
         )
 
@@ -89,7 +86,6 @@ class TritonDecode:
             batch.read_slots,
             batch.write_slots,
             batch.rows,
-            self._scratch.arrivals,
         )
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:

@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 
 from ..engine.config import option
+from ..transfer.transports.choice import KINDS
 
 
 @dataclass(frozen=True)
 class PrefillConfig:
     name: str = option("prefill", "how decode nodes and their clients see this node")
-    layers_per_window: int = option(1, "layers that are sent together")
+    transport: str = option(
+        "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS
+    )
+    layers_per_window: int | None = option(
+        None, "layers that are sent together; none: as many as suit the link's measured speed"
+    )
     etcd: str = option("", "etcd's URL, as http://127.0.0.1:2379, to register there; none: do not")
     etcd_prefix: str = option("/tasuki/prefill/", "the key is this and the name")
     advertise: str = option("", "HOST:PORT under which decode nodes reach this one; none: bind's")
@@ -17,7 +23,7 @@ class PrefillConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.layers_per_window < 1:
+        if self.layers_per_window is not None and self.layers_per_window < 1:
             raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
         if not self.lease_seconds > 0:
             raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")

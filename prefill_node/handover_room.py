@@ -26,7 +26,9 @@ from ..transfer.protocol import (
 )
 from ..transfer.report import SendReport
 from ..transfer.sender import Sender
+from ..transfer.timeline import Phase, PhaseClock, sender_track
 from . import handover_wire as wire
+from .incoming_pull import IncomingPull, Say
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,13 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class PullHeard:
+    """What the receiver says of the pull that it sends."""
+
+    message: pb.PullDone | pb.PullFailed
+
+
+@dataclass(frozen=True)
 class _Drained:
     drain: Drain
 
@@ -61,12 +70,17 @@ RoomEvent = (
     | m.PrefillRefused
     | m.PrefillToken
     | m.Grant
+    | m.PullWanted
+    | PullHeard
     | RoomEnd
     | AbortAsked
     | ReceiverLost
     | Stopped
     | _Drained
 )
+
+
+BeginPull = Callable[[m.PullGrant, str, Say], IncomingPull | None]
 
 
 class OutgoingHandover:
@@ -77,7 +91,9 @@ class OutgoingHandover:
         post: Callable[[m.Inbox], None],
         sender: Sender,
         progress_seconds: float,
+        begin_pull: BeginPull,
     ) -> None:
+        """begin_pull: fetches what the ticket offers; outlives the room."""
         self.room = reserve.ticket.room
         self.generation = reserve.ticket.generation
         self.connection = connection
@@ -90,9 +106,12 @@ class OutgoingHandover:
         self._post = post
         self._sender = sender
         self._progress_seconds = progress_seconds
+        self._begin_pull = begin_pull
+        self._pull: IncomingPull | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[RoomEvent] = asyncio.Queue()
         self._machine = sender_machine()
+        self._phases = PhaseClock()
         self._position = 0
         self._report: SendReport | None = None
         self._failure: str | None = None
@@ -100,6 +119,11 @@ class OutgoingHandover:
     def put(self, event: RoomEvent) -> None:
         """Events of a room that is over are dropped with it."""
         self._events.put_nowait(event)
+
+    def pulls_not_begun(self) -> list[m.PullGrant]:
+        """What the engine wanted too late for this room to ask; call after run()."""
+        events = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return [event.grant for event in events if isinstance(event, m.PullWanted)]
 
     async def run(self) -> None:
         """From Reserve to the end."""
@@ -118,6 +142,8 @@ class OutgoingHandover:
             if isinstance(event, _Drained | RoomBroke):
                 drain = event.drain
             self._take(event)
+        if self._pull is not None:
+            self._pull.lose("its room is over")
         self._post(m.PrefillEnd(self.room))
         self.outgoing.put_nowait(None)
         self.ended.set_result(drain)
@@ -141,7 +167,14 @@ class OutgoingHandover:
                     self._say(wire.queued(position))
             case m.PrefillAccepted():
                 if self._machine.apply(SenderEvent.ACCEPT) is SenderState.ACCEPTED:
+                    self._phases.mark(Phase.ACCEPTED)
                     self._say(wire.accepted())
+            case m.PullWanted(grant=grant):
+                # Where the room drains by now the pull is lost by run() at once.
+                self._pull = self._begin_pull(grant, self.connection, self._say)
+            case PullHeard(message=message):
+                if self._pull is not None:
+                    self._pull.put(message)
             case m.PrefillRefused(error=error):
                 self._refuse(error)
             case m.Grant():
@@ -151,7 +184,7 @@ class OutgoingHandover:
             case RoomSent(report=report):
                 self._report = report
                 if self._machine.apply(SenderEvent.FLUSHED) is SenderState.DONE:
-                    self._say(wire.done(self.generation, report))
+                    self._say_done(report)
             case RoomBroke(reason=reason, drain=drain):
                 self.endpoint_failed = event.endpoint_failed
                 self._failure = self._failure or reason
@@ -190,16 +223,22 @@ class OutgoingHandover:
         except TransferError as error:
             self._stop(str(error))
             return
+        self._phases.mark(Phase.GRANTED)
         self._post(m.PrefillStart(grant))
 
     def _produced(self, token: m.PrefillToken) -> None:
         state = self._machine.apply(SenderEvent.TOKEN)
         if state is SenderState.DRAINING:
             return
-        self._say(wire.ready(self.generation, token))
+        self._phases.mark(Phase.READY)
+        self._say(wire.ready(self.generation, token, self._sender.tail_seconds(self.room)))
         if state is SenderState.DONE:
             assert self._report is not None
-            self._say(wire.done(self.generation, self._report))
+            self._say_done(self._report)
+
+    def _say_done(self, report: SendReport) -> None:
+        self._phases.mark(Phase.DONE)
+        self._say(wire.done(self.generation, report, sender_track(report, self._phases)))
 
     def _stop(self, failure: str | None) -> None:
         """Begin to drain; `failure` is this side's reason, None where the receiver wanted it."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -25,10 +25,16 @@ from ..transfer.errors import TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.outgoing import Drain
+from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
-from ..transfer.wire import drain_to_wire, node_from_wire, node_to_wire
+from ..transfer.severing import Severing
+from ..transfer.transports.base import Transport
+from ..transfer.wire import drain_from_wire, drain_to_wire, node_from_wire, node_to_wire
+from ..transfer.writer_life import WriterLife
 from . import handover_wire as wire
-from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost, Stopped
+from .handover_room import AbortAsked, OutgoingHandover, PullHeard, ReceiverLost, Stopped
+from .incoming_pull import PullLimits
+from .incoming_pulls import IncomingPulls
 from .receiver_connections import ReceiverConnections
 
 log = logging.getLogger(__name__)
@@ -49,11 +55,14 @@ _AFTER_TELLING = {
 @dataclass(frozen=True)
 class HandoverServiceSettings:
     """beat_seconds: between two beats. silence_seconds: a receiver that answers none for that long
-    is gone. progress_seconds: between two repetitions of Queued."""
+    is gone. progress_seconds: between two repetitions of Queued. patience_seconds: a lost pull that
+    is not fenced by then gives up the connection, so that its writer's lease runs out."""
 
     beat_seconds: float = 0.2
     silence_seconds: float = 1.0
     progress_seconds: float = 1.0
+    patience_seconds: float = 10.0
+    pull: PullLimits = field(default_factory=PullLimits)
 
 
 class HandoverService(handover_pb2_grpc.HandoverServicer):
@@ -61,6 +70,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self,
         post: Callable[[m.Inbox], None],
         sender: Sender,
+        receiver: Receiver,
+        transport: Transport,
         contract: Contract,
         node: NodeIdentity,
         loop: asyncio.AbstractEventLoop,
@@ -78,6 +89,18 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._settings.beat_seconds,
             self._settings.silence_seconds,
             self._lose_connection,
+            self._pull_drained,
+            transport.retry_seconds,
+            transport.settle_seconds,
+        )
+        self._pulls = IncomingPulls(
+            post,
+            receiver,
+            self._connections,
+            transport.retry_seconds,
+            self._settings.patience_seconds,
+            Severing(transport, receiver, self._lose_all).end,
+            self._settings.pull,
         )
         self._rooms: dict[int, OutgoingHandover] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,6 +121,12 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 room = self._rooms.get(message.room)
                 if room is not None:
                     room.put(message)
+            case m.PullWanted(grant=grant):
+                room = self._rooms.get(grant.room)
+                if room is not None:
+                    room.put(message)
+                else:
+                    self._pulls.refuse(grant.room)
 
     async def stop(self, reason: str = "the prefill node shuts down") -> None:
         """Give up every room, wait until all have drained, forget connections."""
@@ -105,6 +134,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             room.put(Stopped(reason))
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._pulls.stop()
         self._connections.drop_all()
 
     # Connections
@@ -128,7 +158,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 )
             )
         try:
-            name = await self._connections.add(node_from_wire(request.node))
+            name = await self._connections.add(node_from_wire(request.node), request.lease_seconds)
         except TransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"transport: {error}")
             raise AssertionError("abort raises") from error
@@ -161,6 +191,13 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         for room in self._rooms.values():
             if room.connection == name:
                 room.put(ReceiverLost())
+
+    def _pull_drained(self, drained: pb.DrainedPull) -> None:
+        self._pulls.acknowledge(drained.room, drained.generation, drain_from_wire(drained.drain))
+
+    def _lose_all(self) -> list[WriterLife]:
+        self._connections.drop_all()
+        return self._pulls.writers
 
     # Rooms
 
@@ -216,6 +253,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._post,
             self._sender,
             self._settings.progress_seconds,
+            self._pulls.begin,
         )
         self._rooms[ticket.room] = room
         # The room outlives its stream: it must drain when the stream breaks.
@@ -229,6 +267,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await room.run()
         finally:
             del self._rooms[room.room]
+            for grant in room.pulls_not_begun():
+                self._pulls.refuse(grant.room)
             if not room.ended.done():
                 room.ended.set_result(Drain.FORCED)
             drain = room.ended.result()
@@ -254,6 +294,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                         room.put(wire.grant_from_wire(room.room, message.grant))
                     case "abort":
                         room.put(AbortAsked())
+                    case "pull_done":
+                        room.put(PullHeard(message.pull_done))
+                    case "pull_failed":
+                        room.put(PullHeard(message.pull_failed))
                     case other:
                         room.put(Stopped(f"{other} is not expected on a room that is open"))
         except InvalidRequest as error:

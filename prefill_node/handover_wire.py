@@ -1,12 +1,17 @@
 """Engine messages of a hand-over to and from protobuf, as the prefill node needs them."""
 
+from dataclasses import asdict
+
 import numpy as np
 
 from ..engine import messages as m
+from ..engine.losses import LostState
 from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
+from ..transfer.timeline import SenderTrack
+from ..transfer.timeline_wire import sender_track_to_wire
 from ..transfer.wire import drain_to_wire, windows_to_wire
 
 _ERROR_KINDS = {
@@ -30,6 +35,10 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
         raise InvalidReserve(f"ticket.generation {ticket.generation} is not in [0, 2^63)")
     if not reserve.prompt:
         raise InvalidReserve("prompt is empty: give at least one token")
+    if ticket.offered >= len(reserve.prompt):
+        raise InvalidReserve(
+            f"ticket.offered {ticket.offered} is not less than the prompt's {len(reserve.prompt)}"
+        )
     wire = ticket.sampling
     try:
         sampling = SamplingParams(
@@ -51,6 +60,7 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             sampling=sampling,
             salt=ticket.salt,
             marks=tuple(ticket.marks),
+            offered=ticket.offered,
         ),
         np.array(reserve.prompt, dtype=np.int32),
     )
@@ -73,7 +83,7 @@ def refused(error: m.RequestError) -> pb.SenderMessage:
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
 
 
-def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
+def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
     hit = token.hit
     return pb.SenderMessage(
         ready=pb.Ready(
@@ -81,18 +91,46 @@ def ready(generation: int, token: m.PrefillToken) -> pb.SenderMessage:
             token=token.token,
             logprob=token.logprob,
             margin=token.margin,
+            tail_seconds=tail_seconds,
             hit=pb.Hit(
                 prompt_tokens=hit.prompt_tokens,
                 kv_tokens=hit.kv_tokens,
                 usable_tokens=hit.usable_tokens,
                 causes=hit.causes,
                 checkpoint_source=hit.checkpoint_source,
+                lost=None if hit.lost is None else _lost(hit.lost),
             ),
+            pulled=None if token.pulled is None else pulled(token.pulled),
+            route=None if token.route is None else route(token.route),
         )
     )
 
 
-def done(generation: int, report: SendReport) -> pb.SenderMessage:
+def pulled(report: m.PullReport) -> pb.Pulled:
+    return pb.Pulled(tokens=report.tokens, bytes=report.bytes, seconds=report.seconds)
+
+
+def route(report: m.RouteReport) -> pb.Route:
+    return pb.Route(choice=report.choice, estimates=report.estimates)
+
+
+def pull(grant: m.PullGrant) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        pull=pb.Pull(
+            generation=grant.generation,
+            tokens=grant.tokens,
+            first_page=grant.first_page,
+            pages=grant.pages,
+            slot=grant.slot,
+        )
+    )
+
+
+def stop_pull(generation: int) -> pb.SenderMessage:
+    return pb.SenderMessage(stop_pull=pb.StopPull(generation=generation))
+
+
+def done(generation: int, report: SendReport, track: SenderTrack) -> pb.SenderMessage:
     return pb.SenderMessage(
         done=pb.Done(
             generation=generation,
@@ -103,6 +141,7 @@ def done(generation: int, report: SendReport) -> pb.SenderMessage:
                 pages=report.pages,
                 hidden_seconds=report.hidden_seconds,
                 exposed_seconds=report.exposed_seconds,
+                track=sender_track_to_wire(track),
             ),
         )
     )
@@ -114,3 +153,12 @@ def failed(reason: str, drain: Drain) -> pb.SenderMessage:
 
 def aborted(drain: Drain) -> pb.SenderMessage:
     return pb.SenderMessage(aborted=pb.Aborted(drain=drain_to_wire(drain)))
+
+
+def _lost(lost: LostState) -> pb.LostState:
+    eviction = lost.eviction
+    return pb.LostState(
+        tokens=lost.tokens,
+        slabs_since=lost.slabs_since,
+        eviction=None if eviction is None else pb.Eviction(**asdict(eviction)),
+    )

@@ -11,7 +11,7 @@ from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
-from ..transfer.transports.nixl import NixlTransport, nixl_memory
+from ..transfer.transports.choice import build_transport
 from .config import PrefillConfig
 from .node import PrefillNode
 
@@ -30,14 +30,14 @@ async def run(
 ) -> None:
     """Startup, main loop, drain."""
     parts = build_parts(engine_config)
-    transport = NixlTransport(config.name, *nixl_memory(parts.arena.bytes.device))
+    transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
         plane = DataPlane.over(
             parts.arena.bytes,
             parts.layout,
             weights_digest(engine_config.model),
             transport,
-            "nixl",
+            config.transport,
             config.name,
         )
         node = PrefillNode(engine_config, front_config, config, parts, plane)

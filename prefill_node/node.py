@@ -1,6 +1,7 @@
 """A prefill node: an engine that stops after the first token, its sender, the Handover service.
 
-Owns the sender and the node. Life: startup, then whatever the daemon waits for, then shutdown.
+Owns sender, receiver (of what is pulled) and the node. Life: startup, then whatever the daemon
+waits for, then shutdown.
 """
 
 import asyncio
@@ -13,12 +14,14 @@ from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.etcd import Etcd
+from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
 from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
+from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender, SenderSettings
 from .config import PrefillConfig
 from .handover_service import HandoverService
@@ -66,18 +69,23 @@ class PrefillNode:
             parts.arena.slabs,
             settings,
         )
+        self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
         engine = build_engine(engine_config, Role.PREFILL, parts, self._sender, on_fresh)
         self.front = Node(
             engine,
             front_config,
             lambda client: (admin_service(client, store=None),),
             handover=self._handover,
+            status=self._status,
+            about={"node": config.name, "role": "prefill"},
         )
         self._config = config
         self._registration: Registration | None = None
         self._service = HandoverService(
             self.front.post,
             self._sender,
+            self._receiver,
+            plane.transport,
             plane.contract,
             plane.node,
             asyncio.get_running_loop(),
@@ -86,9 +94,13 @@ class PrefillNode:
     def _handover(self, message: Outbox) -> None:
         self._service.deliver(message)
 
+    def _status(self) -> HandoverStatus:
+        return HandoverStatus(sent=self._sender.counters)
+
     async def startup(self) -> str:
         """Returns HOST:PORT."""
         self._sender.start()
+        self._receiver.start()
         register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
         address = await self.front.startup([Service("tasuki.handover.v1.Handover", register)])
         if self._config.etcd:
@@ -108,3 +120,4 @@ class PrefillNode:
         await self._service.stop()
         await self.front.stop()
         await asyncio.to_thread(self._sender.stop)
+        await asyncio.to_thread(self._receiver.stop)

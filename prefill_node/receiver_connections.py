@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ..proto import handover_pb2 as pb
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.sender import Sender
+from ..transfer.writer_life import WriterLife
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,11 @@ _POLL_SECONDS = 0.01
 class _Connection:
     node: NodeIdentity
     heard: float
+    writer: WriterLife
     asked: dict[int, float] = field(default_factory=dict)
     """Beats not answered yet, and when they were sent."""
+    renewal: int = 0
+    """The last one that was heard."""
     beating: bool = False
 
 
@@ -38,13 +42,20 @@ class ReceiverConnections:
         beat_seconds: float,
         silence_seconds: float,
         on_lost: Callable[[str], None],
+        on_drained: Callable[[pb.DrainedPull], None],
+        retry_seconds: float,
+        settle_seconds: float,
     ) -> None:
-        """on_lost: called with a connection's name once, before the sender lets go of it."""
+        """on_lost: called with a connection's name once, before the sender lets go of it.
+        on_drained: a renewal said it. retry_seconds, settle_seconds: the transport's."""
         self._prefix = f"{epoch.hex()}-"
         self._sender = sender
         self._beat_seconds = beat_seconds
         self._silence_seconds = silence_seconds
         self._on_lost = on_lost
+        self._on_drained = on_drained
+        self._retry_seconds = retry_seconds
+        self._settle_seconds = settle_seconds
         self._connections: dict[str, _Connection] = {}
         self._issued = 0
         self._names: dict[bytes, list[str]] = {}
@@ -61,14 +72,21 @@ class ReceiverConnections:
     def nodes(self) -> list[str]:
         return [connection.node.name for connection in self._connections.values()]
 
-    async def add(self, node: NodeIdentity) -> str:
-        """The new connection's name. Raises TransportError."""
+    def writer(self, name: str) -> WriterLife | None:
+        """The receiver as a writer of what is pulled from it; None where it is gone."""
+        connection = self._connections.get(name)
+        return None if connection is None else connection.writer
+
+    async def add(self, node: NodeIdentity, lease_seconds: float) -> str:
+        """The new connection's name. lease_seconds: the receiver's as a writer. Raises
+        TransportError."""
         await self._end_others(node)
         self._issued += 1
         name = f"{self._prefix}{self._issued}"
         self._names.setdefault(node.epoch, []).append(name)
         await asyncio.to_thread(self._sender.connect, name, node.transport_metadata, node.slabs)
-        self._connections[name] = _Connection(node, time.monotonic())
+        writer = WriterLife(node.process, lease_seconds, self._retry_seconds, self._settle_seconds)
+        self._connections[name] = _Connection(node, time.monotonic(), writer)
         # A receiver that connects and never beats must not stay connected.
         loop = asyncio.get_running_loop()
         loop.call_later(self._silence_seconds, self._expect_beating, name)
@@ -119,7 +137,8 @@ class ReceiverConnections:
                     break
                 sequence += 1
                 connection.asked[sequence] = now
-                yield pb.Beat(sequence=sequence)
+                connection.writer.answering()
+                yield pb.Beat(sequence=sequence, heard=connection.renewal)
                 await asyncio.wait({reader}, timeout=self._beat_seconds)
         finally:
             reader.cancel()
@@ -129,6 +148,9 @@ class ReceiverConnections:
         self, name: str, connection: _Connection, renewals: AsyncIterator[pb.Renewal]
     ) -> None:
         async for renewal in renewals:
+            connection.renewal = max(connection.renewal, renewal.sequence)
+            for drained in renewal.drained:
+                self._on_drained(drained)
             asked = connection.asked.pop(renewal.sequence, None)
             if asked is None:
                 continue
@@ -143,6 +165,7 @@ class ReceiverConnections:
         if connection is None:
             return
         log.info("receiver %s is gone", connection.node.name)
+        connection.writer.lose()
         self._on_lost(name)
         self._sender.disconnect(name)
 

@@ -1,3 +1,4 @@
+from tasuki.proto import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -29,7 +30,7 @@ DRAIN_DRAINED: Drain
 DRAIN_FORCED: Drain
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("node", "contract")
+    __slots__ = ("node", "contract", "lease_seconds")
     class ContractEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -39,9 +40,11 @@ class ConnectRequest(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     node: Node
     contract: _containers.ScalarMap[str, str]
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., contract: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    lease_seconds: float
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., contract: _Optional[_Mapping[str, str]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("connected", "refused")
@@ -106,31 +109,49 @@ class Difference(_message.Message):
     def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("sequence",)
+    __slots__ = ("sequence", "heard")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+    heard: int
+    def __init__(self, sequence: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Renewal(_message.Message):
-    __slots__ = ("connection_id", "sequence")
+    __slots__ = ("connection_id", "sequence", "drained")
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     connection_id: str
     sequence: int
-    def __init__(self, connection_id: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+    drained: _containers.RepeatedCompositeFieldContainer[DrainedPull]
+    def __init__(self, connection_id: _Optional[str] = ..., sequence: _Optional[int] = ..., drained: _Optional[_Iterable[_Union[DrainedPull, _Mapping]]] = ...) -> None: ...
+
+class DrainedPull(_message.Message):
+    __slots__ = ("room", "generation", "drain")
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    room: int
+    generation: int
+    drain: Drain
+    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., drain: _Optional[_Union[Drain, str]] = ...) -> None: ...
 
 class ReceiverMessage(_message.Message):
-    __slots__ = ("reserve", "grant", "abort")
+    __slots__ = ("reserve", "grant", "abort", "pull_done", "pull_failed")
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    PULL_DONE_FIELD_NUMBER: _ClassVar[int]
+    PULL_FAILED_FIELD_NUMBER: _ClassVar[int]
     reserve: Reserve
     grant: Grant
     abort: Abort
-    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+    pull_done: PullDone
+    pull_failed: PullFailed
+    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., pull_done: _Optional[_Union[PullDone, _Mapping]] = ..., pull_failed: _Optional[_Union[PullFailed, _Mapping]] = ...) -> None: ...
 
 class SenderMessage(_message.Message):
-    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted")
+    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted", "pull", "stop_pull")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +159,8 @@ class SenderMessage(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    STOP_PULL_FIELD_NUMBER: _ClassVar[int]
     queued: Queued
     accepted: Accepted
     refused: Refused
@@ -145,7 +168,9 @@ class SenderMessage(_message.Message):
     done: Done
     failed: Failed
     aborted: Aborted
-    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ...) -> None: ...
+    pull: Pull
+    stop_pull: StopPull
+    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("connection_id", "ticket", "prompt")
@@ -158,20 +183,22 @@ class Reserve(_message.Message):
     def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks")
+    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KV_MATCHED_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_FIELD_NUMBER: _ClassVar[int]
     room: int
     generation: int
     kv_matched: int
     sampling: Sampling
     salt: bytes
     marks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ...) -> None: ...
+    offered: int
+    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos")
@@ -228,21 +255,27 @@ class Refused(_message.Message):
     def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("generation", "token", "logprob", "margin", "hit")
+    __slots__ = ("generation", "token", "logprob", "margin", "hit", "pulled", "tail_seconds", "route")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    TAIL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     token: int
     logprob: float
     margin: float
     hit: Hit
-    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ...) -> None: ...
+    pulled: Pulled
+    tail_seconds: float
+    route: Route
+    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., tail_seconds: _Optional[float] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
 
 class Hit(_message.Message):
-    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source")
+    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost")
     class CausesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -255,12 +288,42 @@ class Hit(_message.Message):
     USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CAUSES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: _containers.ScalarMap[str, int]
     checkpoint_source: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ...) -> None: ...
+    lost: LostState
+    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ...) -> None: ...
+
+class LostState(_message.Message):
+    __slots__ = ("tokens", "slabs_since", "eviction")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_SINCE_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    slabs_since: float
+    eviction: Eviction
+    def __init__(self, tokens: _Optional[int] = ..., slabs_since: _Optional[float] = ..., eviction: _Optional[_Union[Eviction, _Mapping]] = ...) -> None: ...
+
+class Eviction(_message.Message):
+    __slots__ = ("sequence", "kind", "checkpoint_kind", "tokens", "slabs", "score", "taken_by")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_KIND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BY_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    kind: str
+    checkpoint_kind: str
+    tokens: int
+    slabs: float
+    score: float
+    taken_by: str
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., checkpoint_kind: _Optional[str] = ..., tokens: _Optional[int] = ..., slabs: _Optional[float] = ..., score: _Optional[float] = ..., taken_by: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("generation", "windows", "report")
@@ -291,18 +354,85 @@ class Window(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., first_page: _Optional[int] = ..., pages: _Optional[int] = ..., carries_state: bool = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds")
+    __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds", "track")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRACK_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     windows: int
     pages: int
     hidden_seconds: float
     exposed_seconds: float
-    def __init__(self, bytes: _Optional[int] = ..., windows: _Optional[int] = ..., pages: _Optional[int] = ..., hidden_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
+    track: _timeline_pb2.SenderTrack
+    def __init__(self, bytes: _Optional[int] = ..., windows: _Optional[int] = ..., pages: _Optional[int] = ..., hidden_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., track: _Optional[_Union[_timeline_pb2.SenderTrack, _Mapping]] = ...) -> None: ...
+
+class Pull(_message.Message):
+    __slots__ = ("generation", "tokens", "first_page", "pages", "slot")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    tokens: int
+    first_page: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    slot: int
+    def __init__(self, generation: _Optional[int] = ..., tokens: _Optional[int] = ..., first_page: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ...) -> None: ...
+
+class StopPull(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class PullDone(_message.Message):
+    __slots__ = ("generation", "windows", "report")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    windows: _containers.RepeatedCompositeFieldContainer[Window]
+    report: Report
+    def __init__(self, generation: _Optional[int] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+
+class PullFailed(_message.Message):
+    __slots__ = ("generation", "reason", "drain")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    reason: str
+    drain: Drain
+    def __init__(self, generation: _Optional[int] = ..., reason: _Optional[str] = ..., drain: _Optional[_Union[Drain, str]] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("choice", "estimates")
+    class EstimatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    choice: str
+    estimates: _containers.ScalarMap[str, float]
+    def __init__(self, choice: _Optional[str] = ..., estimates: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Pulled(_message.Message):
+    __slots__ = ("tokens", "bytes", "seconds")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    bytes: int
+    seconds: float
+    def __init__(self, tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("reason", "drain")

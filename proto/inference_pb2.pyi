@@ -1,3 +1,4 @@
+from tasuki.proto import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -113,7 +114,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "hit", "transfer", "prefilled_on", "local_fallback", "time_to_first_token_seconds", "seconds")
+    __slots__ = ("prompt_tokens", "completion_tokens", "hit", "transfer", "prefilled_on", "local_fallback", "time_to_first_token_seconds", "seconds", "pulled", "route")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +123,8 @@ class Usage(_message.Message):
     LOCAL_FALLBACK_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     hit: HitBreakdown
@@ -130,10 +133,37 @@ class Usage(_message.Message):
     local_fallback: bool
     time_to_first_token_seconds: float
     seconds: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+    pulled: Pulled
+    route: Route
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+
+class Pulled(_message.Message):
+    __slots__ = ("tokens", "bytes", "seconds")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    bytes: int
+    seconds: float
+    def __init__(self, tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("choice", "estimates")
+    class EstimatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    choice: str
+    estimates: _containers.ScalarMap[str, float]
+    def __init__(self, choice: _Optional[str] = ..., estimates: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class HitBreakdown(_message.Message):
-    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source")
+    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost")
     class CausesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -146,12 +176,50 @@ class HitBreakdown(_message.Message):
     USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CAUSES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: _containers.ScalarMap[str, int]
     checkpoint_source: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ...) -> None: ...
+    lost: LostState
+    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ...) -> None: ...
+
+class LostState(_message.Message):
+    __slots__ = ("tokens", "slabs_since", "eviction")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_SINCE_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    slabs_since: float
+    eviction: Eviction
+    def __init__(self, tokens: _Optional[int] = ..., slabs_since: _Optional[float] = ..., eviction: _Optional[_Union[Eviction, _Mapping]] = ...) -> None: ...
+
+class Eviction(_message.Message):
+    __slots__ = ("sequence", "kind", "checkpoint_kind", "tokens", "slabs", "score", "taken_by")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_KIND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLABS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BY_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    kind: str
+    checkpoint_kind: str
+    tokens: int
+    slabs: float
+    score: float
+    taken_by: str
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., checkpoint_kind: _Optional[str] = ..., tokens: _Optional[int] = ..., slabs: _Optional[float] = ..., score: _Optional[float] = ..., taken_by: _Optional[str] = ...) -> None: ...
+
+class LifeMark(_message.Message):
+    __slots__ = ("state", "at_seconds")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    at_seconds: float
+    def __init__(self, state: _Optional[str] = ..., at_seconds: _Optional[float] = ...) -> None: ...
 
 class TransferReport(_message.Message):
     __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds")
@@ -342,6 +410,64 @@ class ContractDifference(_message.Message):
     theirs: str
     def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
 
+class TreeRequest(_message.Message):
+    __slots__ = ("limit", "under", "prefix", "cache_salt")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    UNDER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    under: str
+    prefix: TokenIds
+    cache_salt: bytes
+    def __init__(self, limit: _Optional[int] = ..., under: _Optional[str] = ..., prefix: _Optional[_Union[TokenIds, _Mapping]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+
+class TreeResponse(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[TreeNode]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ...) -> None: ...
+
+class TreeNode(_message.Message):
+    __slots__ = ("name", "above", "depth", "tokens", "children", "state", "tails", "leases", "state_pins", "protected", "unused", "standing", "hidden")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    STATE_PINS_FIELD_NUMBER: _ClassVar[int]
+    PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    above: int
+    depth: int
+    tokens: int
+    children: int
+    state: str
+    tails: int
+    leases: int
+    state_pins: int
+    protected: bool
+    unused: int
+    standing: TreeStanding
+    hidden: TreeStanding
+    def __init__(self, name: _Optional[str] = ..., above: _Optional[int] = ..., depth: _Optional[int] = ..., tokens: _Optional[int] = ..., children: _Optional[int] = ..., state: _Optional[str] = ..., tails: _Optional[int] = ..., leases: _Optional[int] = ..., state_pins: _Optional[int] = ..., protected: bool = ..., unused: _Optional[int] = ..., standing: _Optional[_Union[TreeStanding, _Mapping]] = ..., hidden: _Optional[_Union[TreeStanding, _Mapping]] = ...) -> None: ...
+
+class TreeStanding(_message.Message):
+    __slots__ = ("tokens", "nodes", "checkpoints")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    nodes: int
+    checkpoints: int
+    def __init__(self, tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., checkpoints: _Optional[int] = ...) -> None: ...
+
 class FlushRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -359,16 +485,22 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "ended_seconds_ago", "finished", "rejected")
+    __slots__ = ("request_id", "ended_seconds_ago", "finished", "rejected", "handover", "life", "took")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENDED_SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    TOOK_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ended_seconds_ago: float
     finished: Finished
     rejected: str
-    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ...) -> None: ...
+    handover: _timeline_pb2.HandoverTimeline
+    life: _containers.RepeatedCompositeFieldContainer[LifeMark]
+    took: _containers.RepeatedCompositeFieldContainer[Eviction]
+    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ..., handover: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ..., life: _Optional[_Iterable[_Union[LifeMark, _Mapping]]] = ..., took: _Optional[_Iterable[_Union[Eviction, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

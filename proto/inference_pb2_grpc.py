@@ -412,6 +412,11 @@ class CacheAdminStub(object):
                 request_serializer=tasuki_dot_proto_dot_inference__pb2.StatsRequest.SerializeToString,
                 response_deserializer=tasuki_dot_proto_dot_inference__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.Tree = channel.unary_unary(
+                '/tasuki.v1.CacheAdmin/Tree',
+                request_serializer=tasuki_dot_proto_dot_inference__pb2.TreeRequest.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_inference__pb2.TreeResponse.FromString,
+                _registered_method=True)
         self.Flush = channel.unary_unary(
                 '/tasuki.v1.CacheAdmin/Flush',
                 request_serializer=tasuki_dot_proto_dot_inference__pb2.FlushRequest.SerializeToString,
@@ -440,6 +445,14 @@ class CacheAdminServicer(object):
 
     def Stats(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tree(self, request, context):
+        """What the cache's tree holds, in at most `limit` nodes. NOT_FOUND where `under` is gone or nothing of `prefix`
+        is held.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -479,6 +492,11 @@ def add_CacheAdminServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=tasuki_dot_proto_dot_inference__pb2.StatsRequest.FromString,
                     response_serializer=tasuki_dot_proto_dot_inference__pb2.StatsResponse.SerializeToString,
+            ),
+            'Tree': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tree,
+                    request_deserializer=tasuki_dot_proto_dot_inference__pb2.TreeRequest.FromString,
+                    response_serializer=tasuki_dot_proto_dot_inference__pb2.TreeResponse.SerializeToString,
             ),
             'Flush': grpc.unary_unary_rpc_method_handler(
                     servicer.Flush,
@@ -529,6 +547,33 @@ class CacheAdmin(object):
             '/tasuki.v1.CacheAdmin/Stats',
             tasuki_dot_proto_dot_inference__pb2.StatsRequest.SerializeToString,
             tasuki_dot_proto_dot_inference__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.v1.CacheAdmin/Tree',
+            tasuki_dot_proto_dot_inference__pb2.TreeRequest.SerializeToString,
+            tasuki_dot_proto_dot_inference__pb2.TreeResponse.FromString,
             options,
             channel_credentials,
             insecure,

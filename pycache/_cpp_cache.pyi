@@ -78,6 +78,44 @@ class Causes:
     def in_flight(self) -> int: ...
     def as_dict(self) -> dict[str, int]: ...
 
+class LostState:
+    """The deepest state of a prompt that is gone, and what took it."""
+
+    @property
+    def eviction(self) -> int:
+        """Sequence number of the Eviction."""
+    @property
+    def boundary(self) -> int:
+        """Tokens that it covered."""
+    @property
+    def pages_since(self) -> int:
+        """Freed by that eviction and all later ones: an arena larger by as much had kept it, as far
+        as evictions go by age."""
+
+class Eviction:
+    """One decision of the policy."""
+
+    @property
+    def sequence(self) -> int:
+        """1, 2, 3, ... over the tree's life."""
+    @property
+    def kind(self) -> str:
+        """pages, checkpoint or tail."""
+    @property
+    def checkpoint_kind(self) -> CheckpointKind | None: ...
+    @property
+    def boundary(self) -> int:
+        """Tokens from the root to its end."""
+    @property
+    def pages(self) -> int:
+        """Freed; of a state those its slot is worth."""
+    @property
+    def score(self) -> float | None:
+        """What the policy held it to be worth, a page; None of one that goes by age."""
+    @property
+    def lease(self) -> int | None:
+        """That needed the room; None: a flush."""
+
 class Match:
     """A read-only answer of the tree; holds nothing."""
 
@@ -98,6 +136,9 @@ class Match:
         anywhere."""
     @property
     def causes(self) -> Causes: ...
+    @property
+    def lost(self) -> LostState | None:
+        """The deepest state of the prompt that was evicted, where its eviction is remembered."""
     @property
     def interior_tokens(self) -> list[int]:
         """Of a lease's match: where states inside a long first-seen prompt would pay."""
@@ -127,6 +168,10 @@ class Lease:
     def tail_copy(self) -> tuple[int, int] | None:
         """(tree page, own page) to copy before the first forward, where cached_tokens is inside a
         page."""
+    @property
+    def source_page(self) -> int | None:
+        """The tree's page that holds the tokens after the last whole page of cached_tokens; None
+        where there are none."""
     @property
     def shared_pages(self) -> int:
         """The first so many of pages belong to the tree (pinned, read-only)."""
@@ -199,6 +244,10 @@ class TreeStats:
     @property
     def lost(self) -> Causes:
         """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
+    @property
+    def policies(self) -> dict[str, float]:
+        """Of auto: what each candidate would have saved of late, prefill of one token is 1; the
+        last thousand requests of the sample count most."""
 
 class EventGap:
     """The watcher was too slow: its stream's events first_lost..resync_from are not told one by
@@ -246,6 +295,64 @@ class EventBatch:
     def gap(self) -> EventGap | None: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[CacheEvent]: ...
+
+class Standing:
+    """What of a subtree, its top included, is resident."""
+
+    @property
+    def tokens(self) -> int:
+        """Of whole pages."""
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def states(self) -> int: ...
+
+class ViewedNode:
+    @property
+    def name(self) -> tuple[int, int] | None:
+        """For view(under=...), as long as the node lives. None: all namespaces together."""
+    @property
+    def above(self) -> int | None:
+        """Its parent's place in the view; None of the first."""
+    @property
+    def depth(self) -> int:
+        """Tokens from the root to its end."""
+    @property
+    def tokens(self) -> int:
+        """Of its own run, a multiple of PAGE_TOKENS."""
+    @property
+    def children(self) -> int:
+        """Resident ones, in the view or not."""
+    @property
+    def state(self) -> CheckpointKind | None:
+        """The checkpoint at its end."""
+    @property
+    def tails(self) -> int:
+        """States inside the page that follows."""
+    @property
+    def leases(self) -> int:
+        """Requests that stand here."""
+    @property
+    def state_pins(self) -> int:
+        """Requests that fork from its states."""
+    @property
+    def is_protected(self) -> bool:
+        """A request stands here or below."""
+    @property
+    def unused(self) -> int:
+        """Mutating calls since its pages were last used."""
+    @property
+    def standing(self) -> Standing:
+        """It and all below."""
+    @property
+    def hidden(self) -> Standing:
+        """What is below it and not in the view."""
+
+class TreeView:
+    """Parents come before their children. A value: iterate it on any thread, at any time."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[ViewedNode]: ...
 
 def prefix_hashes(tokens: NDArray[np.int32], salt: bytes = b"") -> list[bytes]:
     """The names that events give to the prefixes of tokens under that salt: of nothing, of each
@@ -309,6 +416,10 @@ class HybridTree:
         - 1,
         whether or not a state stands there; nothing is forked: the state arrives in
         working_slots[0]."""
+    def lease_to_send(self, tokens: NDArray[np.int32], *, salt: bytes = b"") -> Lease | None:
+        """Pin what is usable of the prompt, to be read by a sender: pages up to the last whole one,
+        source_page and cow_source_slot. Takes no page and no slot; counts as no request. None:
+        nothing is usable."""
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
         """More own pages, all or nothing."""
     def append(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
@@ -356,6 +467,15 @@ class HybridTree:
         """What happened since the last call; first, and after a gap, what stands."""
     def unwatch(self, watch: int) -> None: ...
 
+    # views
+    def view(self, limit: int, under: tuple[int, int] | None = None) -> TreeView | None:
+        """The `limit` heaviest subtrees, in tokens, of the tree or of the node of that name; None
+        where it is gone. Decides nothing. Until 262,144 changes came without a view, each change
+        counts its ancestors; the first view counts the tree."""
+    def node_at(self, tokens: NDArray[np.int32], salt: bytes = b"") -> tuple[int, int] | None:
+        """The deepest node that holds KV of the tokens, leaving one of them; None: the salt has
+        nothing."""
+
     # maintenance
     def drain_moves(self) -> list[tuple[int, int]]:
         """Pages (from, to) whose KV the tree moved to empty a slab, in order. Copy them at once
@@ -364,5 +484,7 @@ class HybridTree:
     def advance_to(self, now_ms: int) -> None:
         """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
         is never told lets a second pass with every request."""
+    def drain_evictions(self) -> list[Eviction]:
+        """Those since the last call, oldest first; at most 4096 are remembered."""
     def flush(self) -> int:
         """Evict everything unpinned; returns nodes dropped. Ghosts go too."""

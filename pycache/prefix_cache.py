@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from ._cpp_cache import (
     CheckpointKind,
     EventBatch,
+    Eviction,
     HybridTree,
     Lease,
     Match,
     TreeConfig,
     TreeStats,
+    TreeView,
 )
 from .arena import Arena
 from .copies import copy_page, copy_slot, zero_slot
@@ -144,6 +146,11 @@ class HybridPrefixCache:
         self._tree.grant(lease)
         return lease
 
+    def lease_to_send(self, tokens: NDArray[np.int32], *, salt: bytes) -> Lease | None:
+        """Lease to be read by a sender: what is usable of the prompt is pinned, nothing is
+        taken."""
+        return self._tree.lease_to_send(tokens, salt=salt)
+
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
         held = len(lease.pages)
         extended = self._tree.extend(lease, capacity_tokens)
@@ -204,8 +211,24 @@ class HybridPrefixCache:
     def unwatch(self, watch: int) -> None:
         self._tree.unwatch(watch)
 
+    def view(self, limit: int, under: tuple[int, int] | None = None) -> TreeView | None:
+        """What stands, in `limit` nodes; None where `under` is gone (HybridTree.view)."""
+        return self._tree.view(limit, under)
+
+    def node_at(self, tokens: NDArray[np.int32], salt: bytes) -> tuple[int, int] | None:
+        return self._tree.node_at(tokens, salt)
+
     def flush(self) -> int:
         return self._tree.flush()
+
+    def drain_evictions(self) -> list[Eviction]:
+        """Those decided since the last call, oldest first."""
+        return self._tree.drain_evictions()
+
+    @property
+    def policy(self) -> str:
+        """The policy that is followed now."""
+        return self._tree.policy
 
     def stats(self) -> TreeStats:
         return self._tree.stats()

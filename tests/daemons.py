@@ -36,6 +36,8 @@ def flags(
         *("--device", device),
         *("--model", str(embedded_model() if model is None else model)),
         *("--dtype", dtype, "--arena-mib", str(arena_mib)),
+        # What goes where must not depend on how fast this machine is.
+        *("--route", "fixed"),
     ]
 
 

@@ -8,6 +8,7 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_engine, build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.early_start import EarlyStart
 from tasuki.engine.engine import Engine
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
@@ -43,9 +44,12 @@ class Lone:
         role: Role = Role.FUSED,
         parts: EngineParts | None = None,
         sender: Sender | None = None,
+        early: EarlyStart | None = None,
     ) -> None:
         self.parts = parts or build_parts(config)
-        self.engine: Engine = build_engine(config, role, self.parts, sender, on_fresh=poison)
+        self.engine: Engine = build_engine(
+            config, role, self.parts, sender, on_fresh=poison, early=early
+        )
         self.said: list[m.Outbox] = []
 
     def post(self, message: m.Inbox) -> None:

@@ -130,15 +130,20 @@ async def nodes(
     sender: SenderSettings | None = None,
     limits: HandoverSettings = LIMITS,
     decode_contract: Callable[[Contract], Contract] = lambda contract: contract,
+    back_faults: Faults = no_faults,
 ) -> AsyncIterator[Nodes]:
     loop = asyncio.get_running_loop()
     settings = sender or SenderSettings(lease_seconds=1.0)
-    with loopback_pair(slabs=SLABS, faults=faults, settings=settings) as pair:
+    with loopback_pair(
+        slabs=SLABS, faults=faults, settings=settings, back_faults=back_faults
+    ) as pair:
         contract = Contract("weights", pair.source.layout)
         prefill, decode = Inbound(), Inbound()
         service = HandoverService(
             prefill.post,
             pair.sender,
+            pair.back_receiver,
+            pair.source.transport,
             contract,
             NodeIdentity.new("prefill-0", "loopback", pair.source.transport, pair.source.slabs),
             loop,
@@ -151,6 +156,7 @@ async def nodes(
         client = HandoverClient(
             decode.post,
             pair.receiver,
+            pair.back_sender,
             pair.target.transport,
             decode_contract(contract),
             NodeIdentity.new("decode-0", "loopback", pair.target.transport, pair.target.slabs),

@@ -96,6 +96,9 @@ class Pair:
     receiver: Receiver
     steps: StepCounter
     ends: Ends
+    back_sender: Sender
+    """The return path: from target to source."""
+    back_receiver: Receiver
 
     def run(self, room: int, plans: list[Callable[[int], ForwardPlan]]) -> None:
         """Plan and tick each forward through all its layers."""
@@ -129,6 +132,7 @@ def loopback_pair(
     faults: Faults = no_faults,
     settings: SenderSettings | None = None,
     seed: int = 0,
+    back_faults: Faults = no_faults,
 ) -> Iterator[Pair]:
     """The source full of random bytes, the target of poison; "peer" is connected and renewed
     once."""
@@ -145,21 +149,27 @@ def loopback_pair(
     target = Node(
         layout,
         slabs,
-        LoopbackTransport(fabric, "target"),
+        LoopbackTransport(fabric, "target", back_faults),
         np.full(size, POISON, dtype=np.uint8),
     )
     steps = StepCounter()
     sender = Sender(layout, source.transport, source.digester, steps, slabs, settings)
     receiver = Receiver(layout, target.transport, target.digester, slabs)
+    back_sender = Sender(layout, target.transport, target.digester, StepCounter(), slabs, settings)
+    back_receiver = Receiver(layout, source.transport, source.digester, slabs)
     sender.connect("peer", target.transport.metadata(), slabs)
-    sender.start()
-    receiver.start()
+    back_sender.connect("peer", source.transport.metadata(), slabs)
+    threads = (sender, receiver, back_sender, back_receiver)
+    for thread in threads:
+        thread.start()
     try:
-        yield Pair(source, target, fabric, sender, receiver, steps, Ends())
+        yield Pair(
+            source, target, fabric, sender, receiver, steps, Ends(), back_sender, back_receiver
+        )
     finally:
         fabric.let_go()
-        sender.stop()
-        receiver.stop()
+        for thread in threads:
+            thread.stop()
         source.transport.close()
         target.transport.close()
 

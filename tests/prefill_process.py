@@ -13,6 +13,7 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.contract import Contract
 from tasuki.transfer.digest import WindowDigester
 from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.receiver import Receiver
 from tasuki.transfer.sender import Sender
 from tasuki.transfer.steps import StepCounter
 from tasuki.transfer.transports.nixl import NixlTransport
@@ -54,7 +55,9 @@ async def serve(channel: Connection, script: Script) -> None:
     transport.register(memory.ctypes.data, memory.size)
     steps = StepCounter()
     sender = Sender(layout, transport, WindowDigester(memory, layout), steps, SLABS)
+    receiver = Receiver(layout, transport, WindowDigester(memory, layout), SLABS)
     sender.start()
+    receiver.start()
 
     def engine(message: m.Inbox) -> None:
         channel.send(type(message).__name__)
@@ -72,6 +75,8 @@ async def serve(channel: Connection, script: Script) -> None:
     service = HandoverService(
         engine,
         sender,
+        receiver,
+        transport,
         Contract("weights", layout),
         NodeIdentity.new("prefill-0", "nixl", transport, SLABS),
         loop,
@@ -85,4 +90,5 @@ async def serve(channel: Connection, script: Script) -> None:
     await service.stop()
     await server.stop(0)
     sender.stop()
+    receiver.stop()
     transport.close()

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 LEVEL = {
     "client": 7,
     "replay": 6,
-    "bench": 6,
+    "bench": 7,
     "prefill_node": 6,
     "decode_node": 6,
     "front": 5,

@@ -2,12 +2,16 @@
 
 import pytest
 from tasuki.client.errors import ClientError
-from tasuki.client.explain import main
+from tasuki.client.explain import main, story
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
+from tasuki.engine.losses import Eviction, LostState
+from tasuki.front.answer_stream import finished_message
+from tasuki.front.loss_messages import eviction_message
 from tasuki.front.request_log import RequestLog
 from tasuki.front.text_codec import TextCodec
+from tasuki.proto import inference_pb2 as pb
 
 from tests.front_fixtures import running_front, usage
 
@@ -57,3 +61,34 @@ def test_the_log_forgets_the_oldest_and_keeps_the_last_of_an_id() -> None:
     found = log.find("a")
     assert found is not None and found[1] == 8.0
     assert isinstance(found[0].end, m.Finished) and found[0].end.usage.completion_tokens == 2
+
+
+def test_what_was_lost_to_whom_and_what_was_given_up_for_it() -> None:
+    thief = Eviction(9, "checkpoint", "turn_end", 640, 1.0, 0.25, "thief")
+    victims = [Eviction(n, "pages", None, 64 * n, 0.5, None, "me") for n in range(12)]
+    hit = m.HitBreakdown(
+        900, 700, 128, {"checkpoint_evicted": 512, "new": 260}, None, LostState(640, 3.5, thief)
+    )
+    usage = m.Usage(900, 5, hit, None, "local", False, 0.2, 1.0)
+    end = m.Finished(m.RequestId("me"), m.FinishReason.STOP, usage)
+    told = pb.ExplainResponse(
+        request_id="me",
+        finished=finished_message(end),
+        life=[pb.LifeMark(state="Prefilling", at_seconds=0.1)],
+        took=[eviction_message(victim) for victim in victims],
+    )
+    said = "\n".join(story(told))
+    assert "a state of 640 tokens, taken by thief, held to be worth 2.50e-01 a page" in said
+    assert "3.5 slots were given up since" in said
+    assert "took     12 places" in said and "and 2 more" in said
+    assert "pages at 64 tokens, 0.50 slots\n" in said
+    assert "life     Waiting 100.0 ms" in said
+
+
+def test_the_log_remembers_for_whom_room_was_made() -> None:
+    log = RequestLog(lambda: 0.0, capacity=1)
+    log.evicted(m.Evicted((Eviction(1, "tail", None, 70, 1.0, None, "a"),)))
+    log.evicted(m.Evicted((Eviction(2, "tail", None, 71, 1.0, None, None),)))
+    assert [eviction.sequence for eviction in log.took("a")] == [1] and log.took("b") == ()
+    log.evicted(m.Evicted((Eviction(3, "tail", None, 72, 1.0, None, "b"),)))
+    assert log.took("a") == ()

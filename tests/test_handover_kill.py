@@ -20,6 +20,8 @@ from tasuki.transfer.contract import Contract
 from tasuki.transfer.digest import WindowDigester
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.receiver import Receiver
+from tasuki.transfer.sender import Sender
+from tasuki.transfer.steps import StepCounter
 from tasuki.transfer.transports.nixl import NixlTransport
 
 from tests.handover_nodes import SLABS, Inbound, grant_of, wanted
@@ -64,13 +66,16 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
     transport = NixlTransport("decode")
     transport.register(memory.ctypes.data, memory.size)
     receiver = Receiver(layout, transport, WindowDigester(memory, layout), SLABS)
+    sender = Sender(layout, transport, WindowDigester(memory, layout), StepCounter(), SLABS)
     receiver.start()
+    sender.start()
     node = Decode(process, memory, receiver)
     try:
         port = await asyncio.wait_for(asyncio.to_thread(channel.recv), 60)
         node.client = HandoverClient(
             node.inbound.post,
             receiver,
+            sender,
             transport,
             Contract("weights", layout),
             NodeIdentity.new("decode-0", "nixl", transport, SLABS),
@@ -88,6 +93,7 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
         if process.exitcode is None:
             process.kill()
             process.join()
+        sender.stop()
         receiver.stop()
         transport.close()
         channel.close()

@@ -47,7 +47,18 @@ def test_a_room_goes_from_reserve_to_done() -> None:
             local, slot = both.compute(ROOM)
             both.say_token(ROOM)
             ready = await both.decode.wait(m.RemoteReady)
-            assert ready == m.RemoteReady(m.RoomId(ROOM), 42, -0.5, 1.25, HIT, "prefill-0")
+            assert isinstance(ready, m.RemoteReady)
+            assert ready == m.RemoteReady(
+                m.RoomId(ROOM),
+                42,
+                -0.5,
+                1.25,
+                HIT,
+                "prefill-0",
+                tail_seconds=ready.tail_seconds,
+            )
+            # None where the token was told before the first window was flushed.
+            assert ready.tail_seconds is None or 0 <= ready.tail_seconds < 5
             done = await both.decode.wait(m.RemoteDone)
             assert isinstance(done, m.RemoteDone)
             layout = both.pair.source.layout

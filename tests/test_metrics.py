@@ -4,13 +4,23 @@ import shutil
 import subprocess
 import urllib.request
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tasuki.client.prompt import Prompt
 from tasuki.dashboard.exposition import Exposition
+from tasuki.dashboard.fault_metrics import FaultMetrics
+from tasuki.dashboard.metrics_reference import reference
 from tasuki.dashboard.node_report import NodeReport
 from tasuki.engine import messages as m
+from tasuki.engine.life import LifeMark
+from tasuki.engine.step_times import StepTimes
+from tasuki.transfer.outgoing import Drain, RoomBroke, RoomSent
+from tasuki.transfer.report import SendReport
+from tasuki.transfer.sender_counters import SenderCounters
 
 from tests.daemons import Node, flags, random_prompt, until
 
@@ -36,6 +46,9 @@ REPORT = NodeReport(
         tree={name: index for index, name in enumerate(TREE, 10)},
         lost={"new": 3, "checkpoint_evicted": 4},
         requests={"Decoding": 2, "Waiting": 5},
+        policy="lru",
+        policies={"lru": 10.0, "value": 20.0},
+        steps=StepTimes().report(),
     ),
     {"connected": 1},
     {"landed": 7},
@@ -86,13 +99,16 @@ def test_requests_are_told_as_their_clients_were() -> None:
 
 def test_the_cache_is_told_as_it_counts() -> None:
     seen = samples(exposition().text(REPORT))
-    owners = ("free", "working", "tree", "granted", "quarantined")
+    owners = ("free", "working", "pinned", "evictable", "in_transfer", "quarantined")
     assert sum(seen[f"tasuki_cache_pages{{owner={owner}}}"] for owner in owners) == POOL["total"]
     assert seen["tasuki_cache_evictions_total{kind=checkpoint}"] == 16
     assert seen["tasuki_cache_lost_tokens_total{cause=checkpoint_evicted}"] == 4
     assert seen["tasuki_requests{state=Waiting}"] == 5
     assert seen["tasuki_handover_windows_total{outcome=landed}"] == 7
     assert seen["tasuki_cache_integrity"] == 1
+    assert seen["tasuki_cache_policy_saved_tokens{policy=value}"] == 20
+    assert seen["tasuki_cache_policy_followed{policy=lru}"] == 1
+    assert seen["tasuki_engine_step_seconds_bucket{le=+Inf}"] == 0
 
 
 @pytest.mark.parametrize(
@@ -145,6 +161,43 @@ def test_prometheus_accepts_every_name(dialect: str) -> None:
     # The other engines chose names with colons, which promtool wants for recording rules only.
     ours = [line for line in complaints if line.startswith("tasuki")]
     assert not ours and (dialect != "none" or checked.returncode == 0), complaints
+
+
+def test_the_reference_names_every_metric() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+    assert page == reference(), "run python -m tasuki.dashboard.metrics_reference > docs/metrics.md"
+
+
+def test_faults_and_fences_are_counted() -> None:
+    now = [0.0]
+    faults = FaultMetrics(registry := CollectorRegistry(), lambda: now[0])
+    room = m.RoomId(7)
+    faults.observe(m.HandoverLost(room, "bad bytes", cause=m.LossCause.DIGEST))
+    now[0] = 0.5
+    faults.observe(m.WriterFenced(room))
+    faults.observe(m.WriterFenced(room))
+    seen = samples(generate_latest(registry))
+    assert seen["tasuki_handovers_lost_total{cause=digest}"] == 1
+    assert seen["tasuki_handovers_lost_total{cause=stream}"] == 0
+    assert (seen["tasuki_fence_seconds_count"], seen["tasuki_fence_seconds_sum"]) == (1, 0.5)
+
+
+def test_a_prefill_node_tells_of_its_rooms_and_its_sending() -> None:
+    told = exposition()
+    life = (LifeMark("AwaitingGrant", 0.1), LifeMark("Prefilling", 0.3))
+    ends = (*life, LifeMark("HandingOver", 0.8), LifeMark("Finished", 0.9))
+    told.observe(m.RoomEnded(m.RoomId(1), 100, HIT, True, ends))
+    told.observe(m.RoomEnded(m.RoomId(2), 100, HIT, False, (*life, LifeMark("Aborted", 0.4))))
+    sent = SenderCounters()
+    sent.count(RoomSent(1, SendReport(4096, 3, 2, 0.5, 0.25, (), ())))
+    sent.count(RoomBroke(2, "lease", Drain.FORCED, False))
+    seen = samples(told.text(replace(REPORT, sent=sent)))
+    assert seen["tasuki_rooms_ended_total{outcome=handed_on}"] == 1
+    assert seen["tasuki_room_queue_seconds_sum"] == pytest.approx(0.6)
+    assert seen["tasuki_room_prefill_seconds_sum"] == pytest.approx(0.5)
+    assert seen["tasuki_handover_sent_rooms_total{outcome=forced}"] == 1
+    assert seen["tasuki_handover_sent_bytes_total"] == 4096
+    assert seen["tasuki_handover_sent_seconds_total{when=exposed}"] == 0.25
 
 
 def test_a_daemon_counts_what_its_clients_were_told() -> None:

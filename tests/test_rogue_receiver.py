@@ -29,7 +29,7 @@ ENDS = ("done", "failed", "refused", "aborted")
 
 @pytest.fixture(scope="module")
 def prefill() -> Iterator[Node]:
-    node = Node("prefill", *flags(arena_mib=16)).wait_ready()
+    node = Node("prefill", *flags(arena_mib=16), "--transport", "nixl").wait_ready()
     yield node
     node.assert_at_rest()
     assert node.stop() == 0

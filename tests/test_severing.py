@@ -5,8 +5,8 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from tasuki.decode_node.severing import Severing
 from tasuki.transfer.fence import FenceReason
+from tasuki.transfer.severing import Severing
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 
 

@@ -18,6 +18,7 @@ from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, PlanError
 from tasuki.transfer.rendezvous import Rendezvous, Side
 from tasuki.transfer.report import WindowTiming, split_time
 from tasuki.transfer.steps import StepCounter
+from tasuki.transfer.window_sizes import fixed_runs
 from tasuki.transfer.windows import ForwardPlan, WindowHeader, cut
 
 from tests.loopback_pair import small_layout
@@ -43,7 +44,7 @@ def test_steps_wake_waiters_and_remember_times() -> None:
 
 @given(layers=st.integers(1, 12), size=st.integers(1, 13), tick=st.integers(0, 99))
 def test_windows_cover_every_layer_once_in_order(layers: int, size: int, tick: int) -> None:
-    windows = cut(ForwardPlan(tick, 3, (8, 9), None), layers, size, first_sequence=5)
+    windows = cut(ForwardPlan(tick, 3, (8, 9), None), fixed_runs(layers, size), first_sequence=5)
     covered = [layer for w in windows for layer in range(w.header.first_layer, w.header.end_layer)]
     assert covered == list(range(layers))
     assert [w.header.sequence for w in windows] == list(range(5, 5 + len(windows)))
@@ -52,7 +53,7 @@ def test_windows_cover_every_layer_once_in_order(layers: int, size: int, tick: i
 
 def test_windows_of_no_layers_are_refused() -> None:
     with pytest.raises(PlanError, match="layers_per_window"):
-        cut(ForwardPlan(0, 0, (), None), 4, 0, 0)
+        fixed_runs(4, 0)
 
 
 @given(
@@ -262,9 +263,9 @@ def test_rendezvous_meets_in_either_order_and_expires() -> None:
 def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:
     hidden, exposed = split_time(
         [
-            WindowTiming(0, finished=1.0, begun=1.0, flushed=3.0),
-            WindowTiming(1, finished=2.0, begun=2.0, flushed=4.0),
-            WindowTiming(2, finished=6.0, begun=6.5, flushed=7.0),
+            WindowTiming(0, (1.0,), begun=1.0, posted=1.0, flushed=3.0, bytes=8),
+            WindowTiming(1, (1.5, 2.0), begun=2.0, posted=2.5, flushed=4.0, bytes=8),
+            WindowTiming(2, (6.0,), begun=6.5, posted=6.5, flushed=7.0, bytes=8),
         ]
     )
     assert (hidden, exposed) == (3.0, 1.0)

@@ -26,7 +26,7 @@ SIZE = 1 << 22
 
 def target(channel: Connection) -> None:
     """Answers "notes N": the first N notifications; "bytes A B": that part of its memory;
-    "close"."""
+    "connect METADATA" and "put": whether a write to that peer landed or failed; "close"."""
     transport = NixlTransport("target")
     memory = np.zeros(SIZE, dtype=np.uint8)
     transport.register(memory.ctypes.data, memory.size)
@@ -46,9 +46,25 @@ def target(channel: Connection) -> None:
             notes = []
         elif command == "bytes":
             channel.send_bytes(memory[numbers[0] : numbers[1]].tobytes())
+        elif command == "connect":
+            back = transport.connect(numbers[0])
+            channel.send(True)
+        elif command == "put":
+            channel.send(put(transport, back))
         else:
             transport.close()
             return
+
+
+def put(transport: NixlTransport, endpoint: Endpoint) -> bool:
+    """Whether a write landed; False where it failed."""
+    try:
+        transfer = transport.post(endpoint, np.array([[0, 0, 4096]]), b"back")
+        while transport.poll(transfer) is TransferState.PENDING:
+            time.sleep(0.001)
+    except TransportError:
+        return False
+    return True
 
 
 class Wire:
@@ -153,6 +169,25 @@ def test_a_killed_peer_is_an_error_or_stays_pending_and_close_still_works(wire: 
         time.sleep(0.1)
     # Either way the room's end is bounded by the sender's drain deadline; silence would not be.
     assert outcome in ("pending", "error")
+
+
+def test_severing_breaks_what_a_peer_writes_over_a_connection_that_we_opened(wire: Wire) -> None:
+    """UCX uses one socket for both directions, whoever opened it."""
+    wire.channel.send(("connect", wire.transport.metadata()))
+
+    def answer() -> bool:
+        deadline = time.monotonic() + 20
+        while not wire.channel.poll(0.001):
+            wire.transport.notifications()
+            assert time.monotonic() < deadline
+        return bool(wire.channel.recv())
+
+    assert answer()
+    wire.channel.send(("put",))
+    assert answer(), "there is a way back"
+    wire.transport.sever()
+    wire.channel.send(("put",))
+    assert not answer(), "and now there is none"
 
 
 def test_a_closed_connection_takes_no_transfers(wire: Wire) -> None:

@@ -133,6 +133,29 @@ def test_lease_receive_holds_kv_without_state() -> None:
     tree.release(lease)
 
 
+@pytest.mark.parametrize(("end", "pages"), [(192, 3), (150, 2)])
+def test_lease_to_send_pins_what_is_usable_and_takes_nothing(end: int, pages: int) -> None:
+    tree, prompt = make_tree(), text(256)
+    serve(tree, prompt[:end], end)
+    before = tree.stats()
+    lease = tree.lease_to_send(prompt[: end + 1])
+    assert lease is not None
+    assert (lease.cached_tokens, len(lease.pages), lease.shared_pages) == (end, pages, pages)
+    assert lease.working_slots == [] and lease.cow_source_slot is not None
+    assert (lease.source_page is None) == (end % 64 == 0) and lease.tail_copy is None
+    stats = tree.stats()
+    assert stats.pages.free == before.pages.free and stats.slots.free == before.slots.free
+    assert stats.leased_requests == 1 and stats.prompt_tokens == before.prompt_tokens
+    tree.flush()
+    tree.check_integrity()
+    assert tree.match(prompt).usable_tokens == end, "pinned"
+    tree.release(lease)
+    tree.flush()
+    tree.check_integrity()
+    assert tree.match(prompt).usable_tokens == 0 and tree.stats().pages.tree == 0
+    assert tree.lease_to_send(prompt) is None
+
+
 def test_cursor_answers_as_a_full_match_and_survives_eviction() -> None:
     tree, turn = make_tree(), text(300)
     cursor = tree.open_cursor()

@@ -1,11 +1,13 @@
 """Cache events over gRPC: a router that follows a node knows what its tree can use."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from tasuki.client.aio import AsyncClient
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
@@ -54,6 +56,23 @@ class TreeEngine(ScriptedEngine):
 def front() -> Iterator[Front]:
     with running_front(TextCodec(320, 4096, None, None), engine=TreeEngine()) as front:
         yield front
+
+
+def test_asyncio_watches_and_asks_alike(front: Front) -> None:
+    assert isinstance(front.engine, TreeEngine)
+    front.engine.keep(1, 128)
+
+    async def watch() -> tuple[int, int]:
+        async with AsyncClient(front.address) as client:
+            told = client.watch_cache()
+            batch = await anext(told)
+            await told.aclose()
+            return len(batch), len((await client.stats()).ListFields())
+
+    with Client(front.address) as client:
+        first = next(client.watch_cache())
+        fields = len(client.stats().ListFields())
+    assert asyncio.run(watch()) == (len(first), fields) and len(first) > 0
 
 
 @pytest.mark.parametrize("stream", ["usable", "all"])

@@ -9,6 +9,7 @@ from ..pycache.layout import CacheLayout
 from .contract import Contract
 from .digest import Digester, WindowDigester
 from .failpoints import warn_if_armed
+from .grain import Grain
 from .node_identity import NodeIdentity
 from .transports.base import Transport
 
@@ -38,7 +39,7 @@ class DataPlane:
         """
         warn_if_armed()
         slabs = memory.nbytes // layout.slab_bytes
-        transport.register(memory.data_ptr(), memory.nbytes)
+        transport.register(memory.data_ptr(), memory.nbytes, Grain.of(layout))
         return DataPlane(
             transport,
             _digester(memory, layout),

@@ -5,6 +5,7 @@ Owns that record. Does not know threads, transports or clocks: Receiver calls it
 Invariant: a window counts once, however often it is announced.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..pycache.layout import CacheLayout, LayerKind
 from .destination import Destination
 from .errors import DigestMismatch, OutOfBounds, WindowsMissing
 from .report import WindowDigest
+from .timeline import KEPT_WINDOWS, BarrierWait, LandedWindow
 from .windows import WindowHeader
 
 
@@ -23,8 +25,12 @@ class IncomingRoom:
         self.room = room
         self.generation = generation
         self.destination = destination
+        self.forgotten = False
+        """Nothing of the room is counted any more."""
         self._kinds = layout.layer_kinds
         self._landed: dict[int, WindowDigest] = {}
+        self.landings: deque[LandedWindow] = deque(maxlen=KEPT_WINDOWS)
+        self.waits: deque[BarrierWait] = deque(maxlen=KEPT_WINDOWS)
         self._pages = np.zeros((len(self._kinds), len(destination.pages)), dtype=np.bool_)
         self._states = np.zeros(len(self._kinds), dtype=np.bool_)
 
@@ -52,9 +58,10 @@ class IncomingRoom:
             )
         return granted.pages[first - granted.first_page : end - granted.first_page]
 
-    def land(self, header: WindowHeader, digest: int) -> None:
+    def land(self, header: WindowHeader, digest: int, landed_at: float, verified_at: float) -> None:
         """REQUIRES: pages_of(header) was fine and has(header) is not."""
         self._landed[header.sequence] = WindowDigest(header, digest)
+        self.landings.append(LandedWindow(header.sequence, landed_at, verified_at))
         first = header.first_page - self.destination.first_page
         layers = slice(header.first_layer, header.end_layer)
         if header.pages:

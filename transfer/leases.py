@@ -8,8 +8,9 @@ asked, never believes it over before it is.
 
 import threading
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .link_rate import LinkRate
 from .transports.base import Endpoint
 
 
@@ -18,6 +19,7 @@ class Peer:
     endpoint: Endpoint
     slabs: int
     renewed: float
+    link: LinkRate = field(default_factory=LinkRate)
 
 
 class WriterLeases:
@@ -28,10 +30,11 @@ class WriterLeases:
         self._peers: dict[str, Peer] = {}
         self._leaving: dict[str, Endpoint] = {}
 
-    def add(self, name: str, endpoint: Endpoint, slabs: int) -> None:
-        """The lease starts now. REQUIRES: the name was never used before."""
+    def add(self, name: str, endpoint: Endpoint, slabs: int, asked_at: float | None = None) -> None:
+        """The lease starts at asked_at, or now. REQUIRES: the name was never used before."""
         with self._lock:
-            self._peers[name] = Peer(endpoint, slabs, self._clock())
+            renewed = self._clock() if asked_at is None else asked_at
+            self._peers[name] = Peer(endpoint, slabs, renewed)
 
     def names(self) -> list[str]:
         with self._lock:

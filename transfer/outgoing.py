@@ -15,6 +15,7 @@ from enum import Enum
 
 from .destination import Destination
 from .errors import PlanError
+from .link_rate import LinkRate
 from .report import SendReport, WindowDigest, WindowTiming, split_time
 from .transports.base import Transfer
 from .windows import ForwardPlan, Window
@@ -52,12 +53,16 @@ OnEnd = Callable[[RoomEnd], None]
 
 @dataclass
 class Posted:
+    """digest: of the window's bytes, computed beside the transfer; None until then, and for good
+    where that failed, which stops the room."""
+
     window: Window
     transfer: Transfer
     bytes: int
-    digest: int
-    finished: float
+    layers_finished: tuple[float, ...]
     begun: float
+    at: float
+    digest: int | None = None
 
 
 @dataclass
@@ -67,6 +72,7 @@ class OutgoingRoom:
     peer: str
     destination: Destination
     on_end: OnEnd
+    link: LinkRate
     waiting: deque[Window] = field(default_factory=deque)
     posted: deque[Posted] = field(default_factory=deque)
     drained: "Future[Drain]" = field(default_factory=Future)
@@ -77,6 +83,8 @@ class OutgoingRoom:
     """A posted transfer failed: how much of it has landed, or will, nobody knows."""
     aborted: bool = False
     next_sequence: int = 0
+    served_until: int = 0
+    """Bytes of virtual time: fair_turns.py."""
     _planned_end: int | None = None
     _last_planned: bool = False
     _last_flush: float = float("-inf")
@@ -135,30 +143,52 @@ class OutgoingRoom:
         self.next_sequence += len(windows)
         self.waiting.extend(windows)
 
+    def has_ready(self, tick: int) -> bool:
+        """Whether take_ready() would give a window."""
+        return not self.stopped and bool(self.waiting) and self.waiting[0].tick <= tick
+
     def take_ready(self, tick: int) -> Window | None:
         """The next window whose layers are finished, taken out; None when there is none or none may
         go."""
-        if self.stopped or not self.waiting or self.waiting[0].tick > tick:
-            return None
-        return self.waiting.popleft()
+        return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted, now: float) -> None:
         header = posted.window.header
         self._last_flush = now
         self._bytes += posted.bytes
-        self._digests.append(WindowDigest(header, posted.digest))
-        self._timeline.append(WindowTiming(header.sequence, posted.finished, posted.begun, now))
+        if posted.digest is not None:
+            self._digests.append(WindowDigest(header, posted.digest))
+        self._timeline.append(
+            WindowTiming(
+                header.sequence,
+                posted.layers_finished,
+                posted.begun,
+                posted.at,
+                now,
+                posted.bytes,
+            )
+        )
 
     def stalled_seconds(self, now: float) -> float:
-        """Seconds since something in flight moved; 0 with nothing in flight."""
+        """Seconds since something in flight moved; 0 with nothing in flight. What others flush on
+        the same link is movement too, until they overtake: before that, ours is behind theirs."""
         if not self.posted:
             return 0.0
-        return now - max(self._last_flush, self.posted[0].begun)
+        oldest = self.posted[0].at
+        moved = max(self._last_flush, oldest)
+        if self.link.newest_flushed <= oldest:
+            moved = max(moved, self.link.last_flush)
+        return now - moved
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether the last window was taken out to post."""
+        return self._last_planned and not self.waiting
 
     @property
     def complete(self) -> bool:
         """Whether every window of the room is posted and flushed."""
-        return self._last_planned and not self.stopped and not self.waiting and not self.posted
+        return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:
         """Idempotent; the first reason stands."""

@@ -20,18 +20,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
+from .barrier import LayerBarrier
 from .destination import Destination
 from .digest import Digester
 from .errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from .failpoints import Place, reach
 from .incoming import IncomingRoom
 from .report import WindowDigest
+from .timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
 from .transports.base import Transport
 from .windows import WindowHeader
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.001
 _IDLE_SECONDS = 0.02
 
 
@@ -93,7 +94,9 @@ class Receiver:
     def forget(self, room: int) -> None:
         """Idempotent. What still lands of the room is dropped and counted; its ids need a fence."""
         with self._changed:
-            self._rooms.pop(room, None)
+            incoming = self._rooms.pop(room, None)
+            if incoming is not None:
+                incoming.forgotten = True
             if not self._rooms:
                 self._expecting.clear()
             self._changed.notify_all()
@@ -104,15 +107,39 @@ class Receiver:
             incoming = self._rooms.get(room)
             return 0 if incoming is None else incoming.windows_landed
 
+    def barrier(self, room: int) -> LayerBarrier | None:
+        """The layer barrier of a room, to be waited at by one thread; None for a room that is not
+        expected."""
+        with self._changed:
+            incoming = self._rooms.get(room)
+        if incoming is None:
+            return None
+        return LayerBarrier(incoming, self._changed, self._clock)
+
     def wait_layer(self, room: int, layer: int, timeout: float) -> bool:
         """The layer barrier: whether all the room brings of `layer` has landed within `timeout`
         seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._landed(room, layer), timeout)
+            if self._landed(room, layer):
+                return True
+            began = self._clock()
+            landed = self._changed.wait_for(lambda: self._landed(room, layer), timeout)
+            if (incoming := self._rooms.get(room)) is not None:
+                incoming.waits.append(BarrierWait(layer, began, self._clock()))
+            return landed
 
     def _landed(self, room: int, layer: int) -> bool:
         incoming = self._rooms.get(room)
         return incoming is not None and incoming.layer_landed(layer)
+
+    def track(self, room: int, phases: PhaseClock) -> ReceiverTrack:
+        """What of the room happened until now, counted from the start of `phases`; empty for a room
+        that is not expected."""
+        with self._changed:
+            incoming = self._rooms.get(room)
+            landings = () if incoming is None else tuple(incoming.landings)
+            waits = () if incoming is None else tuple(incoming.waits)
+        return receiver_track(landings, waits, phases)
 
     def verify(
         self, room: int, generation: int, sent: Sequence[WindowDigest], timeout: float
@@ -161,7 +188,8 @@ class Receiver:
                 self._changed.notify_all()
             if not arrived:
                 # Unexpected notifications are still drained, only less often.
-                pause = _POLL_SECONDS if self._expecting.is_set() else _IDLE_SECONDS
+                expecting = self._expecting.is_set()
+                pause = self._transport.poll_seconds if expecting else _IDLE_SECONDS
                 self._stopping.wait(pause)
 
     def _take_or_drop(self, notification: bytes) -> None:
@@ -173,6 +201,7 @@ class Receiver:
             log.exception("a notification was dropped")
 
     def _take(self, notification: bytes) -> None:
+        landed_at = self._clock()
         try:
             room, generation, header = WindowHeader.unpack(notification)
         except ValueError as error:
@@ -200,7 +229,7 @@ class Receiver:
         slot = incoming.destination.slot if header.carries_state else None
         digest = self._digester.digest(room, generation, header, pages, slot)
         with self._changed:
-            incoming.land(header, digest)
+            incoming.land(header, digest, landed_at, self._clock())
             self.counters.landed += 1
             self._changed.notify_all()
         reach(Place.RECEIVER_AFTER_LANDED, header.sequence)

@@ -14,12 +14,20 @@ class WindowDigest:
 
 @dataclass(frozen=True)
 class WindowTiming:
-    """Seconds of the sender's monotonic clock: layer finished, sending begun, flushed."""
+    """Seconds of the sender's monotonic clock: each of its layers finished, sending begun (the
+    digest is part of it), given to the transport, flushed."""
 
     sequence: int
-    finished: float
+    layers_finished: tuple[float, ...]
     begun: float
+    posted: float
     flushed: float
+    bytes: int
+
+    @property
+    def finished(self) -> float:
+        """From then on it could be sent."""
+        return self.layers_finished[-1]
 
 
 @dataclass(frozen=True)

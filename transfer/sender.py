@@ -10,7 +10,8 @@ Invariants:
    rooms.
 2. A room's end is told once, after nothing of it is in flight (or the drain deadline passed:
    Drain.FORCED).
-3. One slow room does not delay another: rooms take turns, a window a turn.
+3. One slow room does not delay another: rooms take turns, and share by bytes.
+4. A link that is slow and moves is waited for; only one that stands still ends its rooms.
 """
 
 import logging
@@ -21,31 +22,37 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
-from .descriptors import window_pieces
+from .descriptors import layer_bytes, window_bytes, window_pieces
 from .destination import Destination, check_pages, check_slot
 from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from .failpoints import Place, reach
+from .fair_turns import FairTurns
 from .leases import WriterLeases
+from .link_rate import LinkRate
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .sender_counters import SenderCounters
 from .steps import StepCounter
-from .transports.base import TransferState, Transport
+from .transports.base import Pace, TransferState, Transport
+from .window_sizes import Run, adaptive_runs, budget, fixed_runs
 from .windows import ForwardPlan, Window, cut
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.0005
 _IDLE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class SenderSettings:
-    """stall_seconds: a room of which nothing in flight is flushed for that long stops.
+    """stall_seconds: a room stops when nothing in flight is flushed for that long, and for
+    several times what is in flight should take.
     lease_seconds: posting for a peer stops that long after its last renewal. drain_seconds: how
     long a stopped room waits for what it posted. posted_windows: how many windows of a room may be
-    in flight."""
+    in flight; ahead_seconds: for how long of its link's time, where that is known: what is posted
+    cannot be overtaken by another room. layers_per_window: None goes by what the link costs."""
 
-    layers_per_window: int = 1
+    layers_per_window: int | None = 1
+    ahead_seconds: float = 0.02
     lease_seconds: float = 2.0
     stall_seconds: float = 5.0
     drain_seconds: float = 2.0
@@ -66,6 +73,7 @@ class Sender:
         """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
         self.steps = steps
         self.settings = settings or SenderSettings()
+        self.counters = SenderCounters()
         self._layout = layout
         self._transport = transport
         self._digester = digester
@@ -74,6 +82,7 @@ class Sender:
         self._lock = threading.Lock()
         self._leases = WriterLeases(self.settings.lease_seconds, clock)
         self._rooms: dict[int, OutgoingRoom] = {}
+        self._turns = FairTurns()
         self._forced: set[int] = set()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -99,8 +108,11 @@ class Sender:
 
     # Peers
 
-    def connect(self, peer: str, metadata: bytes, slabs: int) -> None:
-        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now.
+    def connect(
+        self, peer: str, metadata: bytes, slabs: int, asked_at: float | None = None
+    ) -> None:
+        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now, or
+        at `asked_at`: when this node asked for a connection that the peer has made since.
 
         Raises TransportError. A name is used for one connection and never again.
         """
@@ -111,7 +123,7 @@ class Sender:
                 f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
                 f"{self._layout.slab_bytes}"
             )
-        self._leases.add(peer, endpoint, slabs)
+        self._leases.add(peer, endpoint, slabs, asked_at)
 
     def renew(self, peer: str, asked_at: float) -> None:
         """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
@@ -147,7 +159,9 @@ class Sender:
             if room in self._rooms or room in self._forced:
                 raise DuplicateRoom(f"room {room} is open already")
             destination.check(self._layout, known.slabs)
-            self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end)
+            self._rooms[room] = OutgoingRoom(
+                room, generation, peer, destination, on_end, known.link
+            )
 
     def plan_forward(self, room: int, plan: ForwardPlan) -> None:
         """What the forward that runs next will finish of the room; call before its first tick.
@@ -169,10 +183,42 @@ class Sender:
             except TransferError as error:
                 outgoing.stop(str(error), now)
             else:
-                layers = len(self._layout.layer_kinds)
-                size = self.settings.layers_per_window
-                outgoing.append(cut(accepted, layers, size, outgoing.next_sequence))
+                runs = self._runs(accepted, outgoing.link)
+                outgoing.append(cut(accepted, runs, outgoing.next_sequence))
         self._wake.set()
+
+    def _runs(self, plan: ForwardPlan, link: LinkRate) -> list[Run]:
+        layers = len(self._layout.layer_kinds)
+        if self.settings.layers_per_window is not None:
+            return fixed_runs(layers, self.settings.layers_per_window)
+        pages, carries_state = len(plan.local_pages), plan.state_slot is not None
+        sizes = [layer_bytes(self._layout, layer, pages, carries_state) for layer in range(layers)]
+        return adaptive_runs(sizes, budget(link.cost))
+
+    def tail_seconds(self, room: int) -> float | None:
+        """How long until all that is planned of the room is flushed, if its layers were finished
+        now and the rooms of its peer share the link evenly; None where nothing is known of the link
+        yet. 0 for a room that is over."""
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            if outgoing is None or outgoing.stopped:
+                return 0.0
+            cost = outgoing.link.cost
+            if cost is None:
+                return None
+            own = self._backlog(outgoing)
+            windows = len(outgoing.waiting) + len(outgoing.posted)
+            shared = sum(
+                min(own, self._backlog(other))
+                for other in self._rooms.values()
+                if other.link is outgoing.link
+            )
+            return windows * cost.window_seconds + shared * cost.byte_seconds
+
+    def _backlog(self, room: OutgoingRoom) -> int:
+        """Bytes that are planned and not flushed."""
+        waiting = sum(window_bytes(self._layout, window.header) for window in room.waiting)
+        return waiting + sum(posted.bytes for posted in room.posted)
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -198,11 +244,12 @@ class Sender:
             with self._lock:
                 rooms = list(self._rooms.values())
             self._wake.clear()
-            moved = [self._turn(room) for room in rooms]
+            moved = [self._turn(room, self._advance) for room in rooms]
+            posted = self._post_in_turns(rooms)
             self._close_endpoints()
-            if not any(moved):
+            if not any(moved) and not posted:
                 in_flight = any(room.posted for room in rooms)
-                self._wake.wait(_POLL_SECONDS if in_flight else _IDLE_SECONDS)
+                self._wake.wait(self._transport.poll_seconds if in_flight else _IDLE_SECONDS)
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -215,9 +262,28 @@ class Sender:
                 log.warning("peer %s could not be disconnected: %s", peer, error)
             self._leases.forget(peer)
 
-    def _turn(self, room: OutgoingRoom) -> bool:
+    def _post_in_turns(self, rooms: Sequence[OutgoingRoom]) -> bool:
+        """Post a window for each of the rooms, or more of one and fewer of another, as is fair;
+        whether any was."""
+        posted = False
+        for _ in rooms:
+            able = [room for room in rooms if self._may_post(room)]
+            if not able:
+                break
+            posted |= self._turn(self._turns.next(able), self._post_next)
+        return posted
+
+    def _may_post(self, room: OutgoingRoom) -> bool:
+        if len(room.posted) >= self.settings.posted_windows:
+            return False
+        if not room.has_ready(self.steps.value):
+            return False
+        ahead = room.link.seconds_for(room.link.in_flight_bytes)
+        return not room.posted or ahead is None or ahead < self.settings.ahead_seconds
+
+    def _turn(self, room: OutgoingRoom, act: Callable[[OutgoingRoom], bool]) -> bool:
         try:
-            return self._advance(room)
+            return act(room)
         except Exception as error:
             # One room's defect must not end the thread that serves all.
             log.exception("room %d broke", room.room)
@@ -225,19 +291,24 @@ class Sender:
             return False
 
     def _advance(self, room: OutgoingRoom) -> bool:
-        """One turn of one room; whether anything moved."""
+        """Collect what was flushed, look at deadlines, end it if it is over; whether anything
+        moved."""
         moved = self._reap(room)
         if not room.stopped and self._leases.writable(room.peer) is None:
             self._stop(room, f"not renewed by the receiver for {self.settings.lease_seconds} s")
-        if room.stalled_seconds(self._clock()) > self.settings.stall_seconds:
-            self._stop(room, f"no window was flushed for {self.settings.stall_seconds} s")
-        if len(room.posted) < self.settings.posted_windows:
-            with self._lock:
-                window = room.take_ready(self.steps.value)
-            if window is not None:
-                self._post(room, window)
-                moved = True
+        patience = self.settings.stall_seconds + room.link.patience()
+        if room.stalled_seconds(self._clock()) > patience:
+            self._stop(room, f"no window was flushed for {patience:.1f} s")
         return self._end_if_over(room) or moved
+
+    def _post_next(self, room: OutgoingRoom) -> bool:
+        with self._lock:
+            window = room.take_ready(self.steps.value)
+        if window is None:
+            return False
+        self._turns.served(room, window_bytes(self._layout, window.header))
+        self._post(room, window)
+        return True
 
     def _stop(self, room: OutgoingRoom, reason: str) -> None:
         with self._lock:
@@ -245,13 +316,13 @@ class Sender:
 
     def _post(self, room: OutgoingRoom, window: Window) -> None:
         begun = self._clock()
-        finished = self.steps.time_of(window.tick)
         header = window.header
+        finished = [
+            self.steps.time_of(window.tick - later)
+            for later in reversed(range(header.end_layer - header.first_layer))
+        ]
         destination = room.destination
         first = header.first_page - destination.first_page
-        digest = self._digester.digest(
-            room.room, room.generation, header, window.local_pages, window.local_slot
-        )
         pieces = window_pieces(
             self._layout,
             header,
@@ -261,41 +332,63 @@ class Sender:
             destination.slot,
         )
         reach(Place.SENDER_BEFORE_POST, header.sequence)
-        # Last, after the digest: between this and the post nothing may take time.
+        # Between this and the post nothing may take time.
         peer = self._leases.writable(room.peer)
         if peer is None:
             self._stop(room, "the receiver's lease ended before a window was posted")
             return
+        given = self._clock()
         try:
             transfer = self._transport.post(
-                peer.endpoint, pieces, header.pack(room.room, room.generation)
+                peer.endpoint,
+                pieces,
+                header.pack(room.room, room.generation),
+                Pace.ALONE if room.all_taken else Pace.BESIDE_COMPUTE,
             )
         except TransferError as error:
             room.endpoint_failed = True
             self._stop(room, str(error))
             return
         size = int(pieces[:, 2].sum())
-        room.posted.append(
-            Posted(window, transfer, size, digest, begun if finished is None else finished, begun)
+        room.link.posted(size)
+        # What the counter no longer remembers was finished before; the bound is what is known.
+        layers = tuple(begun if at is None else at for at in finished)
+        posted = Posted(window, transfer, size, layers, begun, given)
+        with self._lock:
+            room.posted.append(posted)
+        # Beside the transfer: the bytes stay as they are for as long as the room is open.
+        posted.digest = self._digester.digest(
+            room.room, room.generation, header, window.local_pages, window.local_slot
         )
         reach(Place.SENDER_AFTER_POST, header.sequence)
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
-        moved = False
+        gone: list[Posted] = []
+        flushed: list[Posted] = []
         for posted in list(room.posted):
             try:
                 if self._transport.poll(posted.transfer) is TransferState.PENDING:
                     continue
                 room.flushed(posted, self._clock())
+                flushed.append(posted)
             except TransferError as error:
                 room.endpoint_failed = room.write_lost = True
+                room.link.gone(posted.bytes)
                 self._stop(room, str(error))
             self._transport.release(posted.transfer)
-            room.posted.remove(posted)
-            moved = True
+            gone.append(posted)
+        if gone:
+            # Under the lock, since others ask for the room's tail.
+            with self._lock:
+                for posted in gone:
+                    room.posted.remove(posted)
+        for posted in flushed:
             reach(Place.SENDER_AFTER_FLUSH, posted.window.header.sequence)
-        return moved
+        if flushed:
+            size = sum(posted.bytes for posted in flushed)
+            room.link.flushed(size, flushed[0].at, self._clock())
+        return bool(gone)
 
     def _end_if_over(self, room: OutgoingRoom) -> bool:
         with self._lock:
@@ -318,6 +411,8 @@ class Sender:
             del self._rooms[room.room]
             aborted = room.aborted
         self._release_all(room.posted)
+        room.link.gone(sum(posted.bytes for posted in room.posted))
+        self.counters.count(end)
         room.drained.set_result(drain)
         if not aborted:
             self._tell(room.on_end, end)

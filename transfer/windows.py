@@ -5,9 +5,11 @@ A header is all that travels with a window's bytes: it says which logical bytes 
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .errors import PlanError
+_MOST_LAYERS = 2**16
+"""A header's layer numbers have 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,13 @@ class ForwardPlan:
     first_logical_page: int
     local_pages: tuple[int, ...]
     state_slot: int | None
+
+    @classmethod
+    def long_finished(
+        cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
+    ) -> "ForwardPlan":
+        """All at once of what forwards have finished before: there is no tick to wait for."""
+        return cls(-_MOST_LAYERS, first_logical_page, local_pages, state_slot)
 
     @property
     def end_logical_page(self) -> int:
@@ -95,19 +104,15 @@ class Window:
     local_slot: int | None
 
 
-def cut(
-    plan: ForwardPlan, layers: int, layers_per_window: int, first_sequence: int
-) -> list[Window]:
-    """The windows of one forward over `layers` layers, in the order of their ticks.
+def cut(plan: ForwardPlan, runs: Sequence[tuple[int, int]], first_sequence: int) -> list[Window]:
+    """The windows of one forward, one for each run of layers (first, end), in the order of their
+    ticks.
 
     A layer with nothing to send is in a window all the same: receivers count on one for every
-    layer.
+    layer. REQUIRES: every layer of the forward is in exactly one run, in order.
     """
-    if layers_per_window < 1:
-        raise PlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
     windows = []
-    for sequence, first in enumerate(range(0, layers, layers_per_window), first_sequence):
-        end = min(first + layers_per_window, layers)
+    for sequence, (first, end) in enumerate(runs, first_sequence):
         header = WindowHeader(
             sequence=sequence,
             first_layer=first,

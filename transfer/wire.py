@@ -1,4 +1,4 @@
-"""Identities and digests as protobuf: the only file of transfer that knows proto."""
+"""Identities and digests as protobuf; this and timeline_wire.py alone know proto in transfer."""
 
 from collections.abc import Iterable, Sequence
 

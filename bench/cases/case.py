@@ -15,7 +15,8 @@ class Case:
 
     bytes: read once and written once, a turn. flops: of matrix products, a turn. captured, eager:
     other implementations of the same turn, by name, as graph replays and as plain calls. share: the
-    least share of the floor asked for. ratios: how many times as long the others must take.
+    least share of the floor asked for. rate: the least bytes a second asked for. ratios: how many
+    times as long the others must take.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Case:
     captured: Mapping[str, Sequence[Work]] = field(default_factory=dict)
     eager: Mapping[str, Work] = field(default_factory=dict)
     share: float | None = None
+    rate: float | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
 
     def floor(self, floors: Floors) -> float:
@@ -40,6 +42,9 @@ def measure(case: Case, stage: Stage, floors: Floors) -> Row:
     if case.share is not None:
         targets.append(f">= {case.share:.0%} of the floor")
         met.append(floor / seconds >= case.share)
+    if case.rate is not None:
+        targets.append(f">= {case.rate / 1e12:g} TB/s")
+        met.append(case.bytes / seconds >= case.rate)
     for name, ratio in case.ratios.items():
         if name in others:
             targets.append(f">= {ratio:g}x {name}")

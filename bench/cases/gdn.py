@@ -34,7 +34,6 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
     count = turns_to_overflow(2 * state)
     projected = stage.random(batch, width)
     rows = stage.rows(batch)
-    arrivals = torch.zeros(batch * config.key_heads, dtype=torch.int32, device=stage.device)
     turns: list[Work] = []
     for turn in range(count):
         layer = turn % len(arena.ssm)
@@ -51,7 +50,6 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
                 read,
                 write,
                 rows,
-                arrivals,
             )
         )
     return Case(

@@ -16,7 +16,9 @@
 #include "cpp_cache/errors.h"
 #include "cpp_cache/hybrid_tree.h"
 #include "event_bindings.h"
+#include "eviction_bindings.h"
 #include "token_array.h"
+#include "view_bindings.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -158,6 +160,11 @@ void bind_values(py::module_& module, const py::object& kinds) {
       .def_readonly("in_flight", &Causes::in_flight)
       .def("as_dict", &causes_dict);
 
+  py::class_<LostState>(module, "LostState")
+      .def_readonly("eviction", &LostState::eviction)
+      .def_readonly("boundary", &LostState::boundary)
+      .def_readonly("pages_since", &LostState::pages_since);
+
   py::class_<Match>(module, "Match")
       .def_readonly("prompt_tokens", &Match::prompt_tokens)
       .def_readonly("kv_tokens", &Match::kv_tokens)
@@ -169,6 +176,7 @@ void bind_values(py::module_& module, const py::object& kinds) {
                              })
       .def_readonly("branch_tokens", &Match::branch_tokens)
       .def_readonly("causes", &Match::causes)
+      .def_readonly("lost", &Match::lost)
       .def_readonly("interior_tokens", &Match::interior_tokens);
 
   py::class_<PoolCounts>(module, "PoolCounts")
@@ -197,7 +205,14 @@ void bind_values(py::module_& module, const py::object& kinds) {
       .def_readonly("leased_requests", &TreeStats::leased_requests)
       .def_readonly("prompt_tokens", &TreeStats::prompt_tokens)
       .def_readonly("usable_tokens", &TreeStats::usable_tokens)
-      .def_readonly("lost", &TreeStats::lost);
+      .def_readonly("lost", &TreeStats::lost)
+      .def_property_readonly("policies", [](const TreeStats& stats) {
+        py::dict out;
+        for (const auto& [policy, saved] : stats.policies) {
+          out[py::str(std::string(name_of(policy)))] = saved;
+        }
+        return out;
+      });
 }
 
 void bind_lease(py::module_& module) {
@@ -220,6 +235,12 @@ void bind_lease(py::module_& module) {
             if (!copy) return std::nullopt;
             return std::pair(raw(copy->first), raw(copy->second));
           })
+      .def_property_readonly("source_page",
+                             [](const LeaseHandle& lease) -> std::optional<std::int32_t> {
+                               const auto page = lease.get().source_page;
+                               if (!page) return std::nullopt;
+                               return raw(*page);
+                             })
       .def_property_readonly("shared_pages",
                              [](const LeaseHandle& lease) { return lease.get().shared_pages; })
       .def_property_readonly("pages", &pages_of)
@@ -285,6 +306,12 @@ void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
           "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
           "cursor"_a = py::none())
       .def(
+          "lease_to_send",
+          [](const TreePtr& self, const py::object& tokens, const std::string& salt) {
+            return handle_of(self, self->lease_to_send(tokens_of(tokens), salt));
+          },
+          "tokens"_a, py::kw_only(), "salt"_a = py::bytes())
+      .def(
           "extend",
           [](const TreePtr& self, const LeaseHandle& lease, std::int64_t capacity_tokens) {
             return self->extend(lease_id(self, lease), capacity_tokens);
@@ -319,6 +346,7 @@ void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
              for (const auto& [from, to] : self.drain_moves()) out.emplace_back(raw(from), raw(to));
              return out;
            })
+      .def("drain_evictions", &HybridTree::drain_evictions)
       .def("flush", &HybridTree::flush);
 }
 
@@ -374,4 +402,6 @@ PYBIND11_MODULE(_cpp_cache, module) {
   bind_leasing(tree);
   bind_handing_over(tree, kinds);
   bind_events(module, tree, kinds);
+  bind_evictions(module, kinds);
+  bind_views(module, tree, kinds);
 }

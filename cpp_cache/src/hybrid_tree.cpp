@@ -74,7 +74,9 @@ std::optional<Position> HybridTree::start_of(Tokens prompt, std::string_view sal
 
 Found HybridTree::find(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const {
   if (prompt.empty()) throw InvalidArgument("tokens must not be empty");
-  return Matcher(tree_, leases_).find(prompt, salt, start_of(prompt, salt, cursor));
+  Found found = Matcher(tree_, leases_).find(prompt, salt, start_of(prompt, salt, cursor));
+  if (found.lost) found.match.lost = evictions_.lost({found.lost->node, found.lost->tail});
+  return found;
 }
 
 Match HybridTree::match(Tokens prompt, std::string_view salt,
@@ -111,6 +113,7 @@ TreeStats HybridTree::stats() const {
   stats.prompt_tokens = prompt_tokens_;
   stats.usable_tokens = usable_tokens_;
   stats.lost = lost_;
+  if (trials_) stats.policies = trials_->scores();
   return stats;
 }
 
@@ -177,20 +180,39 @@ bool HybridTree::reclaimable(std::int64_t pages, std::int64_t slots) const {
   return slots <= whole || slots <= whole + emptiable_slabs();
 }
 
-bool HybridTree::make_room(std::int64_t pages, std::int64_t slots) {
+bool HybridTree::make_room(std::int64_t pages, std::int64_t slots, LeaseId lease) {
   if (allocator_.fits(pages, slots)) return true;
   if (!reclaimable(pages, slots)) return false;
   while (!allocator_.fits(pages, slots)) {
     if (slots > allocator_.slabs_free() && empty_a_slab()) continue;
     const auto item = tree_.victim();
     if (!item) throw IntegrityError("invariant 3: room was counted that no eviction can make");
-    evict(*item);
+    evict(*item, lease);
   }
   return true;
 }
 
-void HybridTree::evict(const EvictionItem& item) {
+Eviction HybridTree::described(const EvictionItem& item, std::optional<LeaseId> lease) const {
+  const Node& node = tree_.node(item.node);
+  Eviction told{.sequence = 0,
+                .kind = item.kind,
+                .checkpoint_kind = {},
+                .boundary = node.depth,
+                .pages = static_cast<std::int64_t>(node.pages.size()),
+                .score = tree_.score(item),
+                .lease = lease};
+  if (item.kind == EvictionKind::kLeafPages) return told;
+  const Checkpoint& state = tree_.state({item.node, item.tail});
+  told.checkpoint_kind = state.kind;
+  told.boundary = state.boundary;
+  told.pages = config_.pages_per_slab + (item.tail ? 1 : 0);
+  return told;
+}
+
+void HybridTree::evict(const EvictionItem& item, std::optional<LeaseId> lease) {
   journal_.evicting(item);
+  evictions_.add(item, described(item, lease));
+  census_.evicting(item);
   const Freed freed = tree_.evict(item, clock_);
   ++room_version_;
   earnings_.evicted();
@@ -200,13 +222,29 @@ void HybridTree::evict(const EvictionItem& item) {
   evicted_checkpoints_ += static_cast<std::int64_t>(freed.slots.size());
 }
 
+std::optional<TreeView> HybridTree::view(std::optional<NodeName> under, std::int64_t limit) {
+  if (limit < 1) {
+    throw InvalidArgument("limit must be at least 1 node, not " + std::to_string(limit));
+  }
+  census_.take();
+  return view_tree(tree_, census_, under, limit, clock_);
+}
+
+std::optional<NodeName> HybridTree::node_at(Tokens tokens, std::string_view salt) const {
+  const Found found = find(tokens, salt, std::nullopt);
+  std::optional<NodeId> node = tree_.root(salt);
+  if (found.kv) node = tree_.cover(found.kv->node, found.kv->depth).node;
+  if (!node) return std::nullopt;
+  return NodeName{*node, tree_.node(*node).serial};
+}
+
 std::int64_t HybridTree::flush() {
   ++clock_;
   const std::int64_t before = tree_.resident_nodes();
   const std::int64_t standing = tree_.pages() + tree_.states();
   const bool clears = standing > 0 && tree_.pinned_pages() + tree_.pinned_states() == 0;
   if (clears) journal_.begin_clearing();
-  while (const auto item = tree_.victim()) evict(*item);
+  while (const auto item = tree_.victim()) evict(*item, std::nullopt);
   if (clears) journal_.end_clearing();
   tree_.forget_ghosts();
   if (trials_) trials_->flush();

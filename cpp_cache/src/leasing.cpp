@@ -109,7 +109,7 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
   const auto id = static_cast<LeaseId>(next_lease_);
   tree_.pin(standing.node, id, clock_);
   if (plan.source) tree_.pin_state(*plan.source);
-  if (!make_room(own, terms.working_slots)) {
+  if (!make_room(own, terms.working_slots, id)) {
     if (plan.source) tree_.unpin_state(*plan.source);
     tree_.unpin(standing.node, id);
     tree_.close_root_if_bare(root);
@@ -147,10 +147,11 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
     lease.cow_source_slot = tree_.state(*plan.source).slot;
     if (plan.source->tail) {
       const Tail* tail = tree_.node(plan.source->node).find_tail(*plan.source->tail);
-      lease.tail_copy = {*tail->page, taken.front()};
+      lease.source_page = *tail->page;
+      if (!taken.empty()) lease.tail_copy = {*tail->page, taken.front()};
     }
   }
-  for (std::int64_t i = 0; i < terms.checkpoint_slots && make_room(0, 1); ++i) {
+  for (std::int64_t i = 0; i < terms.checkpoint_slots && make_room(0, 1, id); ++i) {
     lease.spare_slots.push_back(allocator_.take_slot());
   }
   leases_.emplace(id, std::move(lease));
@@ -228,6 +229,18 @@ std::optional<LeaseId> HybridTree::lease_receive(Tokens prompt, std::string_view
   return id;
 }
 
+std::optional<LeaseId> HybridTree::lease_to_send(Tokens prompt, std::string_view salt) {
+  if (prompt.empty()) throw InvalidArgument("tokens must not be empty");
+  const Found found = find(prompt, salt, std::nullopt);
+  if (!found.source) return std::nullopt;
+  const Plan plan{.match = found.match,
+                  .cached_tokens = found.match.usable_tokens,
+                  .standing = found.usable,
+                  .source = found.source};
+  const LeaseTerms nothing{found.usable.depth, 0, 0, std::nullopt};
+  return admit(prompt, salt, nothing, plan);
+}
+
 bool HybridTree::extend(LeaseId id, std::int64_t capacity) {
   Lease& lease = working(id, "extend");
   require_at_least("capacity_tokens", capacity, 0);
@@ -235,7 +248,7 @@ bool HybridTree::extend(LeaseId id, std::int64_t capacity) {
   if (more <= 0) return true;
   check_possible(capacity, static_cast<std::int64_t>(lease.working_slots.size()));
   ++clock_;
-  if (!make_room(more, 0)) return false;
+  if (!make_room(more, 0, id)) return false;
   const std::vector<PageId> taken = allocator_.take_pages(more);
   lease.pages.insert(lease.pages.end(), taken.begin(), taken.end());
   lease.own.insert(lease.own.end(), taken.size(), true);
@@ -256,7 +269,7 @@ std::optional<SlotId> HybridTree::take_checkpoint_slot(LeaseId id) {
     lease.spare_slots.erase(lease.spare_slots.begin());
   } else {
     ++clock_;
-    if (!make_room(0, 1)) return std::nullopt;
+    if (!make_room(0, 1, id)) return std::nullopt;
     slot = allocator_.take_slot();
   }
   lease.destination_slots.push_back(slot);

@@ -100,6 +100,12 @@ void PolicyTrials::compare() {
   }
 }
 
+std::vector<PolicyScore> PolicyTrials::scores() const {
+  std::vector<PolicyScore> out;
+  for (const Trial& trial : trials_) out.push_back({trial.policy, trial.saved});
+  return out;
+}
+
 void PolicyTrials::flush() {
   for (Trial& trial : trials_) trial.tree->flush();
 }

@@ -95,6 +95,7 @@ NodeId HybridTree::insert_path(Lease& lease, std::int64_t end) {
       place.node = revived < ghost.depth ? split(*child, revived) : *child;
       tree_.revive(place.node, give_pages(lease, place.depth, revived), clock_);
       journal_.stored(place.node, place.depth);
+      census_.stored(place.node, place.depth);
       place.depth = revived;
       continue;
     }
@@ -106,6 +107,7 @@ NodeId HybridTree::insert_path(Lease& lease, std::int64_t end) {
       place.node = tree_.add_child(place.node, run, std::move(pages), clock_);
     }
     journal_.stored(place.node, place.depth);
+    census_.stored(place.node, place.depth);
     place.depth = end;
   }
   return place.node;
@@ -114,6 +116,7 @@ NodeId HybridTree::insert_path(Lease& lease, std::int64_t end) {
 NodeId HybridTree::split(NodeId id, std::int64_t depth) {
   const NodeId upper = tree_.split(id, depth);
   journal_.split(upper);
+  census_.split(upper);
   // A lease that stands above the cut moves up, so that matches which end there still meet it.
   const auto& standing = tree_.node(id).lessees;
   const std::vector<LeaseId> lessees(standing.begin(), standing.end());
@@ -153,6 +156,7 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
       allocator_.hand_over(slot, Owner::kWorking, Owner::kTree);
       tree_.attach_checkpoint(node, slot, birth, clock_);
       journal_.state_stored({node, std::nullopt});
+      census_.state_stored(node);
     }
     follow_up(lease, {node, std::nullopt}, boundary, kind, hint);
     return;
@@ -175,6 +179,7 @@ void HybridTree::publish_state(Lease& lease, NodeId node, std::int64_t boundary,
   lease.own[logical] = false;
   const StateRef ref{node, tree_.attach_tail(node, tokens, page, slot, birth, clock_)};
   journal_.state_stored(ref);
+  census_.state_stored(node);
   tree_.pin_state(ref);
   lease.pinned_states.push_back(ref);
   follow_up(lease, ref, boundary, kind, hint);

@@ -89,6 +89,13 @@ std::optional<EvictionItem> ValuePolicy::victim() const {
   return lives_.at(*least).listed;
 }
 
+std::optional<double> ValuePolicy::score(const EvictionItem& item) const {
+  if (by_recency_) return std::nullopt;
+  if (item.kind == EvictionKind::kLeafPages) return 0;
+  const Life& life = lives_.at(key_of(item));
+  return indices_->gittins(life.group, life.bucket) * life.density;
+}
+
 void ValuePolicy::advance(std::int64_t now_ms) {
   now_ms_ = std::max(now_ms_, now_ms);
   while (!due_.empty() && due_.top().at_ms <= now_ms_) {

@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
+from ...pycache.kernels.dependent_launch import dependent, wait_for_inputs
 from ..config import ModelConfig
 from .attention_math import LOG2_E, attend, attend_visible
 from .attention_merge import GateSource, merge_shares, share_of_program
 from .attention_pages import page_matrix
-from .dependent_launch import dependent, wait_for_inputs
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
-from .dependent_launch import dependent
+from ...pycache.kernels.dependent_launch import dependent
 
 MOST_ROWS = 16
 """Of x: what a matrix instruction takes at once."""

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
+from ...pycache.kernels.dependent_launch import dependent, wait_for_inputs
 from ..weights import MoeWeights
-from .dependent_launch import dependent, wait_for_inputs
 from .moe_route import choose
 
 # Rows of a matrix a program reads at a time, and their columns: 4 x 1024 bf16 are eight loads of

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
-from .dependent_launch import dependent, wait_for_inputs
+from ...pycache.kernels.dependent_launch import dependent, wait_for_inputs
 
 # One warp a program, so that no round of the choice waits for another warp; a second row in large
 # batches fills the latency of the first.

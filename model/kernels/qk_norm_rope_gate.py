@@ -5,6 +5,7 @@ they are. The gate stays where it is, in `projected`, for the attention kernels 
 `rms_norm` and `apply_rotary` of model.ops, then the writes of `paged_attention`.
 
 A program owns one token's heads of one kind. Pages that no written token lies in are not touched.
+The kernel ahead may not write rows or positions: they are read before it has ended.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
+from ...pycache.kernels.dependent_launch import dependent, wait_for_inputs
 from ..config import ModelConfig
 from ..ops.rope import rotary_table
 from ..weights import AttentionWeights
-from .dependent_launch import dependent, wait_for_inputs
 
-_HEADS = 16
+_HEADS = 8
 _WARPS = 2
 
 
@@ -29,7 +30,7 @@ class TokenPlaces:
     """Where T tokens stand, the same for every layer; all int32 on the device.
 
     positions [T]; owners [T]: the row of page_table of each token; page_table [B, pages], rows of
-    unit stride; rows [1]: tokens from rows[0] on are padding, of which nothing is read or written.
+    unit stride; rows [1]: tokens from rows[0] on are padding, of which nothing is written.
     """
 
     positions: Tensor
@@ -99,9 +100,11 @@ def qk_norm_rope_gate(
 
 @triton.jit
 def _norm_and_rotate(
+    stored,
     source,
     target,
     inside,
+    kept,
     weight,
     angles,
     live,
@@ -111,15 +114,12 @@ def _norm_and_rotate(
     DIM: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Heads at `source` [HEADS] to `target` [HEADS], where `inside`.
+    """`stored`, the heads at `source` [HEADS], where `inside`, to `target` [HEADS], where `kept`.
 
     The elements that turn are read again, from the nearest cache, as two tiles of which one is the
     other's partner: exchanging them between threads costs more.
     """
     element = tl.arange(0, DIM)
-    stored = tl.load(
-        source[:, None] + element, mask=inside[:, None] & (element < HEAD_DIM), other=0.0
-    )
     values = stored.to(tl.float32)
     root = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)
     scale = tl.load(weight + element, mask=element < HEAD_DIM, other=0.0)
@@ -127,10 +127,11 @@ def _norm_and_rotate(
     tl.store(
         target[:, None] + element,
         normed.to(stored.dtype),
-        mask=inside[:, None] & (element >= 2 * HALF) & (element < HEAD_DIM),
+        mask=kept[:, None] & (element >= 2 * HALF) & (element < HEAD_DIM),
     )
     column = tl.arange(0, PART)
     there = inside[:, None] & (column < HALF)
+    stays = kept[:, None] & (column < HALF)
     # Rounded as the oracle rounds between norm and rotary.
     first = tl.load(source[:, None] + column, mask=there, other=0.0).to(tl.float32)
     first_scale = tl.load(weight + column, mask=column < HALF, other=0.0)
@@ -141,9 +142,9 @@ def _norm_and_rotate(
     cos = tl.load(angles + column, mask=live & (column < HALF), other=0.0)[None, :]
     sin = tl.load(angles + HALF + column, mask=live & (column < HALF), other=0.0)[None, :]
     turned = first * cos - second * sin
-    tl.store(target[:, None] + column, turned.to(stored.dtype), mask=there)
+    tl.store(target[:, None] + column, turned.to(stored.dtype), mask=stays)
     turned = second * cos + first * sin
-    tl.store(target[:, None] + HALF + column, turned.to(stored.dtype), mask=there)
+    tl.store(target[:, None] + HALF + column, turned.to(stored.dtype), mask=stays)
 
 
 @triton.jit(do_not_specialize=["page_table_stride"])
@@ -175,20 +176,25 @@ def _kernel(
     PART: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    # A mask and no early return: heads are on their way while `rows` is.
+    # A mask on what is written and no early return: heads are on their way while `rows` is.
     live = token < tl.load(rows)
     position = tl.load(positions + token).to(tl.int64)
+    wait_for_inputs(DEPENDENT)
     angles = rotary + position * (2 * HALF)
     source = projected + token * projected_stride
+    element = tl.arange(0, DIM)
     q_blocks: tl.constexpr = (QUERY_HEADS + Q_BLOCK - 1) // Q_BLOCK
     if block < q_blocks:
         head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
+        heads = source + head * (2 * HEAD_DIM)
+        queries = (head < QUERY_HEADS)[:, None] & (element < HEAD_DIM)
         _norm_and_rotate(
-            source + head * (2 * HEAD_DIM),
+            tl.load(heads[:, None] + element, mask=queries, other=0.0),
+            heads,
             q + (token * QUERY_HEADS + head) * HEAD_DIM,
+            head < QUERY_HEADS,
             (head < QUERY_HEADS) & live,
             q_norm,
             angles,
@@ -200,19 +206,34 @@ def _kernel(
             PART,
         )
     else:
+        kv_head = (block - q_blocks) * KV_BLOCK + tl.arange(0, KV_BLOCK)
+        inside = kv_head < KV_HEADS
+        keys = source + (2 * QUERY_HEADS + kv_head) * HEAD_DIM
+        whole = inside[:, None] & (element < HEAD_DIM)
+        # Before the page is looked up, which takes two loads one after the other.
+        key = tl.load(keys[:, None] + element, mask=whole, other=0.0)
+        value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
         owner = tl.load(owners + token, mask=live, other=0).to(tl.int64)
         entry = page_table + owner * page_table_stride + position // PAGE_TOKENS
         page = tl.load(entry, mask=live, other=0).to(tl.int64)
         line = kv + page * page_stride + (position % PAGE_TOKENS) * token_stride
-        kv_head = (block - q_blocks) * KV_BLOCK + tl.arange(0, KV_BLOCK)
-        inside = (kv_head < KV_HEADS) & live
-        keys = source + (2 * QUERY_HEADS + kv_head) * HEAD_DIM
-        element = tl.arange(0, DIM)
-        whole = inside[:, None] & (element < HEAD_DIM)
-        value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
         target = line + kv_head * HEAD_DIM
-        _norm_and_rotate(keys, target, inside, k_norm, angles, live, eps, HEAD_DIM, HALF, DIM, PART)
-        tl.store(target[:, None] + value_stride + element, value, mask=whole)
+        _norm_and_rotate(
+            key,
+            keys,
+            target,
+            inside,
+            inside & live,
+            k_norm,
+            angles,
+            live,
+            eps,
+            HEAD_DIM,
+            HALF,
+            DIM,
+            PART,
+        )
+        tl.store(target[:, None] + value_stride + element, value, mask=whole & live)
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -243,7 +264,7 @@ def compile_specs() -> list[KernelSpec]:
                 "HEAD_DIM": 256,
                 "HALF": 32,
                 "PAGE_TOKENS": 64,
-                "Q_BLOCK": 16,
+                "Q_BLOCK": 8,
                 "KV_BLOCK": 4,
                 "DIM": 256,
                 "PART": 32,

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
-from .dependent_launch import dependent, wait_for_inputs
+from ...pycache.kernels.dependent_launch import dependent, wait_for_inputs
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,8 +56,8 @@ def add_rms_norm(
 
 
 def _warps(hidden: int) -> int:
-    """So that a thread holds 16 to 32 elements, two to four loads of 16 bytes."""
-    warps: int = triton.next_power_of_2(hidden) // 1024
+    """So that a thread holds 8 elements, one load of 16 bytes, as far as warps go."""
+    warps: int = triton.next_power_of_2(hidden) // 256
     return min(max(warps, 1), 16)
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
-from .dependent_launch import dependent
+from ...pycache.kernels.dependent_launch import dependent
 
 MOST_ROWS = 1
 """Of x. Of 9B's products on an H200, each was 9 to 33% faster than cuBLAS at one row, none at

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
-from .dependent_launch import dependent, wait_for_inputs
+from ...pycache.kernels.dependent_launch import dependent, wait_for_inputs
 from .sampling import Draws
 from .sampling_keys import RUN, RUN_WARPS, Cut, key_of, value_of
 

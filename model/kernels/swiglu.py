@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...pycache.kernel_spec import KernelSpec
-from .dependent_launch import dependent, wait_for_inputs
+from ...pycache.kernels.dependent_launch import dependent, wait_for_inputs
 
 _BLOCK = 1024
 _WARPS = 4

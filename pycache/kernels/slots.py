@@ -4,7 +4,7 @@ A slot is one run of bytes and a page is one run a full-attention layer, so that
 one kernel, and zeroing is a kernel of the same grid. Which ids: int32 on the device, so that
 nothing waits for the host; how many: `rows` on the device, since a launch may stand in a CUDA graph
 captured for more. Twins: `pycache.copies`. Joins the current stream; no source may be a
-destination.
+destination. Ids and rows are read before the kernel ahead has ended, which may not write them.
 """
 
 import triton
@@ -13,6 +13,8 @@ from torch import Tensor, int32
 
 from ..arena import Arena
 from ..kernel_spec import KernelSpec
+from .dependent_launch import dependent, wait_for_inputs
+from .prefetch import prefetch
 
 _WORDS = 4096
 _WARPS = 8
@@ -66,17 +68,35 @@ def _copy(
         run_stride_bytes // 4,
         BLOCK=_WORDS,
         num_warps=_WARPS,
+        **dependent(arena.bytes),
     )
 
 
 @triton.jit
-def _copy_kernel(arena, pairs, rows, id_words, run_words, run_stride, BLOCK: tl.constexpr):
+def _copy_kernel(
+    arena,
+    pairs,
+    rows,
+    id_words,
+    run_words,
+    run_stride,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     row = tl.program_id(2)
-    if row >= tl.load(rows):
-        return
+    # Asked for together, so that padding is noticed without a second wait.
+    count = tl.load(rows)
     source = tl.load(pairs + 2 * row).to(tl.int64) * id_words
     target = tl.load(pairs + 2 * row + 1).to(tl.int64) * id_words
+    if row >= count:
+        wait_for_inputs(DEPENDENT)
+        return
     run = tl.program_id(1).to(tl.int64) * run_stride
+    if DEPENDENT:
+        start = tl.program_id(0) * BLOCK
+        if start + BLOCK <= run_words:
+            prefetch(arena + source + run + start, 4 * BLOCK)
+    wait_for_inputs(DEPENDENT)
     word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = word < run_words
     words = tl.load(arena + source + run + word, mask=inside)
@@ -101,7 +121,7 @@ def compile_specs() -> list[KernelSpec]:
             name="copy_slots",
             kernel=_copy_kernel,
             signature={**common, "pairs": "*i32", "run_stride": "i32:16"},
-            constants={"BLOCK": _WORDS},
+            constants={"BLOCK": _WORDS, "DEPENDENT": True},
             num_warps=_WARPS,
         ),
         KernelSpec(

@@ -1,14 +1,15 @@
 """Digests of windows on a GPU, equal to `transfer.digest.WindowDigester` bit for bit (its twin).
 
-A window is rows of whole blocks or states. One program sums words x keys of a part of a row
-(uint64, so wrapping and in any order), a second launch mixes each row's sum with the row's identity
-and adds up. Bytes read once: the floor is memory bandwidth. Keys come from L2, where they stay.
+A window is rows of whole blocks or states. Four programs sum words x keys of a row (uint64, so
+wrapping and in any order), a second launch mixes each row's sum with the row's identity and adds
+up. Bytes read once: the floor is memory bandwidth. Keys come from L2, where they stay.
 
 Thread rule: one thread at a time per digester; work is queued on a stream of its own, which waits
 for nothing: the caller knows that the window's writes are done (its layer's event has fired).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from ...pycache.layout import CacheLayout
 from ..digest import MASK, WindowRows, window_rows, word_keys
 from ..windows import WindowHeader
 
+# A page's block of the published shapes is four chunks.
+_PARTS = 4
 _CHUNK = 4096
 _BLOCK = 1024
 _WARPS = 4
@@ -50,11 +53,26 @@ class GpuWindowDigester:
         """As WindowDigester.digest; blocks until the GPU has answered, on this stream alone."""
         rows = window_rows(self._layout, room, generation, header, pages, slot)
         with torch.cuda.stream(self._stream):
-            total = digest_rows(self._words, self._keys, rows)
-            return int(total.item()) & MASK
+            placed = PlacedRows.on(self._words.device, rows)
+            return int(digest_rows(self._words, self._keys, placed).item()) & MASK
 
 
-def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: WindowRows) -> torch.Tensor:
+@dataclass(frozen=True)
+class PlacedRows:
+    """`WindowRows` on the arena's device."""
+
+    offsets: torch.Tensor
+    lengths: torch.Tensor
+    seeds: torch.Tensor
+
+    @staticmethod
+    def on(device: torch.device, rows: WindowRows) -> "PlacedRows":
+        return PlacedRows(
+            _on(device, rows.offsets), _on(device, rows.lengths), _on(device, rows.seeds)
+        )
+
+
+def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> torch.Tensor:
     """The digest [1] int64 (its bits) of the rows, on the current stream.
 
     words [n] int64: the arena; keys [at least the longest row] int64.
@@ -63,17 +81,19 @@ def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: WindowRows) -> to
     count = len(rows.offsets)
     if count == 0:
         return total
-    offsets, lengths, seeds = (
-        _on(words.device, column) for column in (rows.offsets, rows.lengths, rows.seeds)
+    partial = torch.empty(count, _PARTS, dtype=torch.int64, device=words.device)
+    _sum_kernel[(count, _PARTS)](
+        words,
+        keys,
+        rows.offsets,
+        rows.lengths,
+        partial,
+        PARTS=_PARTS,
+        CHUNK=_CHUNK,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
     )
-    chunks = triton.cdiv(int(rows.lengths.max()), _CHUNK)
-    partial = torch.empty(count, chunks, dtype=torch.int64, device=words.device)
-    _sum_kernel[(count, chunks)](
-        words, keys, offsets, lengths, partial, CHUNK=_CHUNK, BLOCK=_BLOCK, num_warps=_WARPS
-    )
-    _mix_kernel[(count,)](
-        partial, seeds, total, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1
-    )
+    _mix_kernel[(count,)](partial, rows.seeds, total, PARTS=_PARTS, num_warps=1)
     return total
 
 
@@ -82,26 +102,35 @@ def _on(device: torch.device, column: NDArray[np.int64]) -> torch.Tensor:
 
 
 @triton.jit
-def _sum_kernel(words, keys, offsets, lengths, partial, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_kernel(
+    words,
+    keys,
+    offsets,
+    lengths,
+    partial,
+    PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
+    part = tl.program_id(1)
     base = words + tl.load(offsets + row)
     length = tl.load(lengths + row)
     total = tl.zeros([BLOCK], tl.int64)
-    for start in tl.static_range(0, CHUNK, BLOCK):
-        index = chunk * CHUNK + start + tl.arange(0, BLOCK)
-        inside = index < length
-        total += tl.load(base + index, mask=inside, other=0) * tl.load(
-            keys + index, mask=inside, other=0
-        )
-    tl.store(partial + row * tl.num_programs(1) + chunk, tl.sum(total, 0))
+    for chunk in range(part, (length + CHUNK - 1) // CHUNK, PARTS):
+        for start in tl.static_range(0, CHUNK, BLOCK):
+            index = chunk * CHUNK + start + tl.arange(0, BLOCK)
+            inside = index < length
+            total += tl.load(base + index, mask=inside, other=0) * tl.load(
+                keys + index, mask=inside, other=0
+            )
+    tl.store(partial + row * PARTS + part, tl.sum(total, 0))
 
 
-@triton.jit(do_not_specialize=["chunks"])
-def _mix_kernel(partial, seeds, total, chunks, BLOCK: tl.constexpr):
+@triton.jit
+def _mix_kernel(partial, seeds, total, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, BLOCK)
-    value = tl.sum(tl.load(partial + row * chunks + index, mask=index < chunks, other=0), 0)
+    value = tl.sum(tl.load(partial + row * PARTS + tl.arange(0, PARTS)), 0)
     # Modular addition commutes, so the order in which rows arrive does not show.
     tl.atomic_add(total, _splitmix64(tl.load(seeds + row) ^ value))
 
@@ -127,14 +156,14 @@ def compile_specs() -> list[KernelSpec]:
                 "lengths": "*i64",
                 "partial": "*i64",
             },
-            constants={"CHUNK": _CHUNK, "BLOCK": _BLOCK},
+            constants={"PARTS": _PARTS, "CHUNK": _CHUNK, "BLOCK": _BLOCK},
             num_warps=_WARPS,
         ),
         KernelSpec(
             name="digest_mix",
             kernel=_mix_kernel,
-            signature={"partial": "*i64", "seeds": "*i64", "total": "*i64", "chunks": "i32"},
-            constants={"BLOCK": 64},
+            signature={"partial": "*i64", "seeds": "*i64", "total": "*i64"},
+            constants={"PARTS": _PARTS},
             num_warps=1,
         ),
     ]

@@ -1,5 +1,6 @@
 /* The hand-over of one room, for spin. The moves of both sides are the rows SENDER(from, event, to) and
- * RECEIVER(from, event, to); transfer/protocol.py carries the same rows and a test compares them.
+ * RECEIVER(from, event, to); transfer/protocol.py carries the same rows and a test compares them. The return
+ * path is pull.pml's, several hand-overs of one request are retry.pml's.
  *
  * Modelled: a gateway's call and the receiver's Reserve in either order, with a deadline; the control stream
  * as two FIFO channels that may be cut at any point; a unary abort that may be sent twice; one-sided writes

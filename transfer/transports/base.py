@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..descriptors import Pieces
+from ..grain import Grain
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,13 @@ class Region:
 class TransferState(Enum):
     PENDING = "pending"
     DONE = "done"
+
+
+class Pace(Enum):
+    """What a transfer may take of the sender's machine."""
+
+    BESIDE_COMPUTE = "a forward runs beside it and must not be slowed"
+    ALONE = "somebody waits for this one, and nothing else of its room is left to compute"
 
 
 class Endpoint(ABC):
@@ -56,9 +64,18 @@ class Transport(ABC):
         """How long after it was posted a write may still land while its writer lives but is cut
         off."""
 
+    @property
+    def poll_seconds(self) -> float:
+        """How often poll() and notifications() are worth calling while something is awaited."""
+        return 0.0005
+
     @abstractmethod
-    def register(self, address: int, size: int) -> Region:
-        """Make the arena known to the transport. Once, before metadata() and connect()."""
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+        """Make the arena known to the transport. Once, before metadata() and connect().
+
+        grain: what pieces will mostly be made of, here and at every peer, so that it can be
+        prepared; without it nothing is.
+        """
 
     @abstractmethod
     def metadata(self) -> bytes:
@@ -69,8 +86,15 @@ class Transport(ABC):
         """Raises TransportError when the peer cannot be reached by this transport."""
 
     @abstractmethod
-    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
-        """Start writing; an empty list of pieces sends the notification alone.
+    def post(
+        self,
+        endpoint: Endpoint,
+        pieces: Pieces,
+        notification: bytes,
+        pace: Pace = Pace.BESIDE_COMPUTE,
+    ) -> Transfer:
+        """Start writing; an empty list of pieces sends the notification alone. Transports that
+        compute nothing pay no heed to pace.
 
         Raises OutOfBounds before anything is sent, TransportError when it could not be started.
         """

@@ -1,9 +1,11 @@
 """TCP sockets that a library opened in this process and gives no handle to: UCX's.
 
-Owns no socket; finds them by their listeners' ports among this process's file descriptors. Thread
-rule: any thread. Invariant: only sockets on ports that began to listen between listening_ports()
-and the construction are touched, and none is ever read: who reads them would take bytes out of the
-middle of what the library reads.
+Owns no socket; finds them by their listeners' ports among this process's file descriptors. A peer
+may write over a connection that we opened to it, since UCX uses one for both directions: so those
+to the peers' own listeners count as well. Thread rule: any thread. Invariant: only sockets on ports
+that began to listen between listening_ports() and the construction, and those to ports that a peer
+named, are touched, and none is ever read: who reads them would take bytes out of the middle of what
+the library reads.
 """
 
 import fcntl
@@ -12,7 +14,7 @@ import socket
 import stat
 import struct
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from .tcp_table import Address, is_ours, owned_connections
@@ -22,10 +24,16 @@ _ESTABLISHED = 1
 
 
 class InboundSockets:
-    """The connections accepted on ports that have begun to listen since `before`."""
+    """The connections accepted on ports that have begun to listen since `before`, and those to
+    peers."""
 
     def __init__(self, before: frozenset[int]) -> None:
-        self._ports = listening_ports() - before
+        self.ports = listening_ports() - before
+        self._peers: frozenset[int] = frozenset()
+
+    def add_peer(self, ports: Iterable[int]) -> None:
+        """ports: on which the peer's library listens."""
+        self._peers |= frozenset(ports)
 
     def shut_down(self) -> int:
         """Break every connection: what its peer still has to send is answered by RST. What has
@@ -46,8 +54,17 @@ class InboundSockets:
         """Each valid until the next."""
         for handle in _handles():
             with _tcp_socket(handle) as found:
-                if found is not None and not _listens(found) and _port(found) in self._ports:
+                if found is not None and not _listens(found) and self._ours(found):
                     yield found
+
+    def _ours(self, found: socket.socket) -> bool:
+        if _port(found) in self.ports:
+            return True
+        try:
+            return found.getpeername()[1] in self._peers
+        except OSError:
+            # Not connected.
+            return False
 
 
 def listening_ports() -> frozenset[int]:

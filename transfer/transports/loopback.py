@@ -8,6 +8,7 @@ Thread rule: as in base; one lock a fabric, held for the length of a copy.
 
 import ctypes
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from enum import Enum
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
-from .base import Endpoint, Region, Transfer, TransferState, Transport
+from ..grain import Grain
+from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 
 
 class Fault(Enum):
@@ -79,6 +81,7 @@ class _LoopbackTransfer(Transfer):
     notification: bytes
     state: TransferState = TransferState.PENDING
     error: str | None = None
+    due: float | None = None
 
     def land(self) -> None:
         target = self.node.region
@@ -94,6 +97,9 @@ class LoopbackTransport(Transport):
         self._name = name
         self._faults = faults
         self._posted = 0
+        self._through_at = 0.0
+        self.bytes_per_second: float | None = None
+        """Of the imagined wire, which carries what is posted in turn; None: of no wire at all."""
         self._node: _Node | None = None
 
     @property
@@ -104,7 +110,7 @@ class LoopbackTransport(Transport):
     def retry_seconds(self) -> float:
         return 0.0
 
-    def register(self, address: int, size: int) -> Region:
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         with self._fabric.lock:
             if self._name in self._fabric.nodes:
                 raise TransportError(f"loopback node {self._name} is registered already")
@@ -122,7 +128,13 @@ class LoopbackTransport(Transport):
             raise TransportError(f"no loopback node of the name {metadata!r} in this process")
         return _LoopbackEndpoint(node)
 
-    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+    def post(
+        self,
+        endpoint: Endpoint,
+        pieces: Pieces,
+        notification: bytes,
+        pace: Pace = Pace.BESIDE_COMPUTE,
+    ) -> Transfer:
         assert isinstance(endpoint, _LoopbackEndpoint)
         if self._node is None:
             raise TransportError("loopback: register the arena before posting")
@@ -143,6 +155,10 @@ class LoopbackTransport(Transport):
             transfer.state = TransferState.DONE
         elif fault is Fault.BREAK:
             transfer.error = "loopback: the transfer broke"
+        elif self.bytes_per_second is not None:
+            begins = max(time.monotonic(), self._through_at)
+            self._through_at = begins + int(transfer.pieces[:, 2].sum()) / self.bytes_per_second
+            transfer.due = self._through_at
         else:
             transfer.land()
             if fault is Fault.DUPLICATE:
@@ -155,6 +171,10 @@ class LoopbackTransport(Transport):
         assert isinstance(transfer, _LoopbackTransfer)
         if transfer.error is not None:
             raise TransportError(transfer.error)
+        if transfer.due is not None and time.monotonic() >= transfer.due:
+            with self._fabric.lock:
+                transfer.due = None
+                transfer.land()
         return transfer.state
 
     def release(self, transfer: Transfer) -> None:

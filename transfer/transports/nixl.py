@@ -3,9 +3,10 @@
 Owns one NIXL agent, the registration of the arena, the endpoints and the handles of posted
 transfers. Knows no layers and no rooms. Thread rule: as in base; NIXL's agent is not safe for two
 threads by itself, so every call holds one lock.
-Invariants: handles, endpoints, registration and agent are released in that order and explicitly,
-because an agent that is alive at interpreter exit crashes the process. Metadata of a peer is used
-for one connection.
+What pieces are made of is prepared once, so that a window is posted as two arrays of indices.
+Invariants: handles, endpoints, lists, registration and agent are released in that order and
+explicitly, because an agent that is alive at interpreter exit crashes the process. Metadata of a
+peer is used for one connection.
 """
 
 import importlib
@@ -22,11 +23,13 @@ import torch
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
-from .base import Endpoint, Region, Transfer, TransferState, Transport
+from ..grain import Grain
+from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 from .inbound_sockets import InboundSockets, listening_ports
 from .rdma_retry import retry_bound
 
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
+_OWN = "NIXL_INIT_AGENT"
 
 ENVIRONMENT = {
     # No shared memory and no cma by default: with posix a receiver segfaults inside UCX when its
@@ -76,6 +79,8 @@ class _NixlEndpoint(Endpoint):
     size: int
     device: int
     memory: str
+    prepared: Any = field(default=None, repr=False)
+    """NIXL's list of every unit of the peer's arena; None without a grain."""
     open: bool = True
 
     @property
@@ -105,6 +110,8 @@ class NixlTransport(Transport):
         self._lock = threading.Lock()
         self._region: Region | None = None
         self._registration: Any = None
+        self._grain: Grain | None = None
+        self._prepared: Any = None
         self._endpoints: list[_NixlEndpoint] = []
         self._transfers: set[_NixlTransfer] = set()
         # Agents of one name on two hosts or of two lives of one node must not be mistaken for each
@@ -133,7 +140,7 @@ class NixlTransport(Transport):
         """Of RDMA; TCP repeats for minutes, which is what sever() ends."""
         return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
 
-    def register(self, address: int, size: int) -> Region:
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         with self._lock:
             if self._region is not None:
                 raise TransportError("NIXL: one arena a node; it is registered already")
@@ -144,7 +151,23 @@ class NixlTransport(Transport):
             except Exception as error:
                 raise TransportError(f"NIXL could not register {size} bytes: {error}") from error
             self._region = Region(address, size)
+            if grain is not None:
+                self._grain = grain
+                self._prepared = self._prepare(_OWN, address, size, self._device, self._memory)
         return self._region
+
+    def _prepare(self, agent: str, address: int, size: int, device: int, memory: str) -> Any:
+        """NIXL's list of all units of an arena, to be posted from by index. Raises
+        TransportError."""
+        assert self._grain is not None
+        rows = [
+            (address + strip.offset, strip.length, device, strip.stride, strip.count)
+            for strip in self._grain.strips(size)
+        ]
+        try:
+            return self._agent.prep_xfer_dlist(agent, np.array(rows, dtype=np.uint64), memory)
+        except Exception as error:
+            raise TransportError(f"NIXL could not prepare {size} bytes: {error}") from error
 
     def metadata(self) -> bytes:
         with self._lock:
@@ -154,6 +177,7 @@ class NixlTransport(Transport):
                 "size": region.size,
                 "device": self._device,
                 "memory": self._memory,
+                "ports": sorted(self._inbound.ports),
             }
             blob: bytes = self._agent.get_agent_metadata()
         return json.dumps(description).encode() + b"\n" + blob
@@ -164,6 +188,7 @@ class NixlTransport(Transport):
             description = json.loads(head)
             address, size = int(description["address"]), int(description["size"])
             device, memory = int(description["device"]), str(description["memory"])
+            ports = [int(port) for port in description["ports"]]
         except (ValueError, KeyError, TypeError) as error:
             raise TransportError(f"the peer's NIXL metadata cannot be read: {error!r}") from error
         with self._lock:
@@ -173,10 +198,19 @@ class NixlTransport(Transport):
                 raise TransportError(f"NIXL could not add the peer: {error}") from error
             agent = agent.decode() if isinstance(agent, bytes) else str(agent)
             endpoint = _NixlEndpoint(agent, address, size, device, memory)
+            if self._grain is not None:
+                endpoint.prepared = self._prepare(agent, address, size, device, memory)
             self._endpoints.append(endpoint)
+        self._inbound.add_peer(ports)
         return endpoint
 
-    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+    def post(
+        self,
+        endpoint: Endpoint,
+        pieces: Pieces,
+        notification: bytes,
+        pace: Pace = Pace.BESIDE_COMPUTE,
+    ) -> Transfer:
         assert isinstance(endpoint, _NixlEndpoint)
         with self._lock:
             region = self._registered()
@@ -199,19 +233,36 @@ class NixlTransport(Transport):
         if len(pieces) == 0:
             self._agent.send_notif(endpoint.agent, notification)
             return None
-        local = self._descriptors(region.address, pieces[:, 0], pieces[:, 2], self._device)
-        remote = self._descriptors(endpoint.address, pieces[:, 1], pieces[:, 2], endpoint.device)
-        handle = self._agent.initialize_xfer(
-            "WRITE",
-            self._agent.get_xfer_descs(local, self._memory),
-            self._agent.get_xfer_descs(remote, endpoint.memory),
-            endpoint.agent,
-            notification,
-        )
+        handle = self._by_index(region, endpoint, pieces, notification)
+        if handle is None:
+            local = self._descriptors(region.address, pieces[:, 0], pieces[:, 2], self._device)
+            remote = self._descriptors(
+                endpoint.address, pieces[:, 1], pieces[:, 2], endpoint.device
+            )
+            handle = self._agent.initialize_xfer(
+                "WRITE",
+                self._agent.get_xfer_descs(local, self._memory),
+                self._agent.get_xfer_descs(remote, endpoint.memory),
+                endpoint.agent,
+                notification,
+            )
         if self._agent.transfer(handle, notification) == "ERR":
             handle.release()
             raise TransportError(f"NIXL refused a transfer to {endpoint.agent}")
         return handle
+
+    def _by_index(
+        self, region: Region, endpoint: _NixlEndpoint, pieces: Pieces, notification: bytes
+    ) -> Any:
+        """A transfer out of what was prepared; None where the pieces are no units of the grain."""
+        if self._grain is None or endpoint.prepared is None:
+            return None
+        indices = self._grain.indices(pieces, region.size, endpoint.size)
+        if indices is None:
+            return None
+        return self._agent.make_prepped_xfer(
+            "WRITE", self._prepared, indices.local, endpoint.prepared, indices.remote, notification
+        )
 
     @staticmethod
     def _descriptors(base: int, offsets: Any, lengths: Any, device: int) -> Any:
@@ -279,6 +330,8 @@ class NixlTransport(Transport):
             return
         endpoint.open = False
         self._endpoints.remove(endpoint)
+        _release_list(endpoint.prepared)
+        endpoint.prepared = None
         # Two connections to one life of a peer share its agent.
         if any(other.agent == endpoint.agent for other in self._endpoints):
             return
@@ -299,6 +352,8 @@ class NixlTransport(Transport):
                     self._disconnect(endpoint)
                 except TransportError as error:
                     failures.append(str(error))
+            _release_list(self._prepared)
+            self._prepared = None
             try:
                 if self._registration is not None:
                     self._agent.deregister_memory(self._registration)
@@ -313,3 +368,8 @@ class NixlTransport(Transport):
         if self._region is None:
             raise TransportError("NIXL: register the arena first")
         return self._region
+
+
+def _release_list(prepared: Any) -> None:
+    if prepared is not None:
+        prepared.release()

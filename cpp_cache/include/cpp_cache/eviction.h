@@ -62,6 +62,8 @@ class EvictionPolicy {
   virtual void remove(const EvictionItem& item) = 0;
   virtual bool contains(const EvictionItem& item) const = 0;
   virtual std::optional<EvictionItem> victim() const = 0;
+  // What it holds a listed state to be worth, a page; nullopt of a policy that only orders.
+  virtual std::optional<double> score(const EvictionItem& /*item*/) const { return std::nullopt; }
   virtual std::int64_t size() const = 0;
 
   // Whether the calls below and the worth of items matter to it.

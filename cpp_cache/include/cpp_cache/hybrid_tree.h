@@ -29,13 +29,16 @@
 #include "cpp_cache/branch_depths.h"
 #include "cpp_cache/earnings.h"
 #include "cpp_cache/event_journal.h"
+#include "cpp_cache/eviction_log.h"
 #include "cpp_cache/lease.h"
 #include "cpp_cache/matcher.h"
 #include "cpp_cache/policy_trials.h"
 #include "cpp_cache/radix_tree.h"
 #include "cpp_cache/slab_allocator.h"
 #include "cpp_cache/stats.h"
+#include "cpp_cache/tree_census.h"
 #include "cpp_cache/tree_config.h"
+#include "cpp_cache/tree_view.h"
 
 namespace tasuki::cache {
 
@@ -92,6 +95,9 @@ class HybridTree {
   std::optional<LeaseId> lease(Tokens prompt, std::string_view salt, const LeaseTerms& terms);
   std::optional<LeaseId> lease_receive(Tokens prompt, std::string_view salt,
                                        const LeaseTerms& terms);
+  // Pins what is usable of the prompt for somebody who reads it; takes no page and no slot, and
+  // counts as no request. nullopt: nothing is usable.
+  std::optional<LeaseId> lease_to_send(Tokens prompt, std::string_view salt);
   bool extend(LeaseId id, std::int64_t capacity_tokens);
   void append(LeaseId id, Tokens tokens);
   std::optional<SlotId> take_checkpoint_slot(LeaseId id);
@@ -112,6 +118,15 @@ class HybridTree {
   // Moves decided since the last call, in order: to be copied before anything is written to an id
   // that the call which decided them handed out.
   std::vector<PageMove> drain_moves();
+
+  // Evictions decided since the last call.
+  std::vector<Eviction> drain_evictions() { return evictions_.drain(); }
+
+  // What stands, for somebody to look at: changes no decision, but from the first one on, and until
+  // long after the last, every change counts its ancestors. See view_tree().
+  std::optional<TreeView> view(std::optional<NodeName> under, std::int64_t limit);
+  // The deepest node that holds KV of the tokens; nullopt: none of that salt.
+  std::optional<NodeName> node_at(Tokens tokens, std::string_view salt) const;
 
   // Events: of the tree's own pages and states, never of a lease's. Watching changes no decision.
   EventJournal& journal() { return journal_; }
@@ -160,9 +175,11 @@ class HybridTree {
   // Whether evicting all that is unpinned would make room.
   bool reclaimable(std::int64_t pages, std::int64_t slots) const;
   std::int64_t emptiable_slabs() const;
-  // Evicts until it fits; false, with nothing evicted, where it cannot.
-  bool make_room(std::int64_t pages, std::int64_t slots);
-  void evict(const EvictionItem& item);
+  // Evicts for `lease` until it fits; false, with nothing evicted, where it cannot.
+  bool make_room(std::int64_t pages, std::int64_t slots, LeaseId lease);
+  void evict(const EvictionItem& item, std::optional<LeaseId> lease);
+  // What is told of it; before it is evicted.
+  Eviction described(const EvictionItem& item, std::optional<LeaseId> lease) const;
   // Moves the pages of one slab into gaps of others; false where no slab can be emptied so.
   bool empty_a_slab();
 
@@ -194,6 +211,8 @@ class HybridTree {
   SlabAllocator allocator_;
   RadixTree tree_;
   EventJournal journal_{tree_};
+  EvictionLog evictions_;
+  TreeCensus census_{tree_};
   LeaseBook leases_;
   std::map<CursorId, Cursor> cursors_;
   std::map<QuarantineId, Quarantine> quarantines_;

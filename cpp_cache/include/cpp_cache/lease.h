@@ -34,6 +34,7 @@ struct Lease {
   std::vector<Token> kept{};  // tokens from first_kept on
   std::optional<SlotId> cow_source_slot{};
   std::optional<std::pair<PageId, PageId>> tail_copy{};
+  std::optional<PageId> source_page{};  // the tail's, where the state stands inside a page
   std::vector<StateRef> pinned_states{};
   std::vector<PageId> pages{};
   std::vector<bool> own{};  // by logical page

@@ -36,6 +36,13 @@ struct Causes {
   }
 };
 
+// The deepest state of the prompt that is gone, and what took it.
+struct LostState {
+  std::int64_t eviction = 0;     // its sequence number
+  std::int64_t boundary = 0;     // tokens that it covered
+  std::int64_t pages_since = 0;  // freed by this eviction and all later ones
+};
+
 struct Match {
   std::int64_t prompt_tokens = 0;
   std::int64_t kv_tokens = 0;
@@ -43,6 +50,8 @@ struct Match {
   std::optional<CheckpointKind> checkpoint_kind;
   std::optional<std::int64_t> branch_tokens;
   Causes causes;
+  // Where what was evicted is still remembered.
+  std::optional<LostState> lost{};
   // Of a lease: where states inside a long first-seen prompt would pay. Ascending, whole pages.
   std::vector<std::int64_t> interior_tokens{};
 };

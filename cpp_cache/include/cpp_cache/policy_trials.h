@@ -9,6 +9,7 @@
 
 #include "cpp_cache/ids.h"
 #include "cpp_cache/match.h"
+#include "cpp_cache/stats.h"
 #include "cpp_cache/traffic_sample.h"
 #include "cpp_cache/tree_config.h"
 
@@ -50,6 +51,7 @@ class PolicyTrials {
   // The policy to follow: another takes over once it saved 2 % more prefill over the last
   // requests, and by more than luck.
   PolicyKind best() const { return best_; }
+  std::vector<PolicyScore> scores() const;
 
  private:
   struct Trial {

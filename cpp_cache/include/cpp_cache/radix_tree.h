@@ -108,6 +108,7 @@ class RadixTree {
 
   // Eviction.
   std::optional<EvictionItem> victim() const { return policy_->victim(); }
+  std::optional<double> score(const EvictionItem& item) const { return policy_->score(item); }
   Freed evict(const EvictionItem& item, Tick now);
   void forget_ghosts();
 

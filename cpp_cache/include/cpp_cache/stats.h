@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cpp_cache/match.h"
+#include "cpp_cache/tree_config.h"
 
 namespace tasuki::cache {
 
@@ -17,6 +19,12 @@ struct PoolCounts {
   std::int64_t quarantined = 0;
   std::int64_t total = 0;
   std::int64_t pinned = 0;  // tree items under a lease
+};
+
+// What a shadow tree of a policy would have saved of late: prefill of one token is 1.
+struct PolicyScore {
+  PolicyKind policy;
+  double saved;
 };
 
 struct TreeStats {
@@ -38,6 +46,7 @@ struct TreeStats {
   std::int64_t prompt_tokens = 0;
   std::int64_t usable_tokens = 0;
   Causes lost;
+  std::vector<PolicyScore> policies;  // of kAuto: its candidates
 };
 
 }  // namespace tasuki::cache

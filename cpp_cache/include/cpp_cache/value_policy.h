@@ -30,6 +30,7 @@ class ValuePolicy final : public EvictionPolicy {
   void remove(const EvictionItem& item) override;
   bool contains(const EvictionItem& item) const override { return recency_.contains(item); }
   std::optional<EvictionItem> victim() const override;
+  std::optional<double> score(const EvictionItem& item) const override;
   std::int64_t size() const override { return recency_.size(); }
 
   bool learns() const override { return true; }

@@ -1,18 +1,19 @@
 """What must happen between a fence's reason and the use of its ids: nothing of that writer may land
 any more.
 
-Owns the order of breaking connections and of waiting for what they brought. Knows links and the
-transport, not rooms. Thread rule: the event loop; what blocks runs in a thread.
+Owns the order of breaking connections and of waiting for what they brought. Knows writers and the
+transport, not rooms; either side of a hand-over may have one. Thread rule: the event loop; what
+blocks runs in a thread.
 Invariant: of those who ask at once, one breaks and one waits for all.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
 
-from ..transfer.fence import FenceReason
-from ..transfer.receiver import Receiver
-from ..transfer.transports.base import Transport
-from .prefill_link import PrefillConnection
+from .fence import FenceReason
+from .receiver import Receiver
+from .transports.base import Transport
+from .writer_life import WriterLife
 
 
 class Severing:
@@ -20,9 +21,9 @@ class Severing:
         self,
         transport: Transport,
         receiver: Receiver,
-        lose_all: Callable[[], Iterable[PrefillConnection]],
+        lose_all: Callable[[], Iterable[WriterLife]],
     ) -> None:
-        """lose_all: gives every link up, and tells of the connections that rooms still have."""
+        """lose_all: gives every connection up, and tells which writers live rooms or pulls have."""
         self._transport = transport
         self._receiver = receiver
         self._lose_all = lose_all
@@ -30,8 +31,8 @@ class Severing:
         self._settling = asyncio.Lock()
         self._settles = 0
 
-    async def end(self, connection: PrefillConnection, reason: FenceReason) -> None:
-        """Until nothing of the connection's writer lands that has not landed."""
+    async def end(self, writer: WriterLife, reason: FenceReason) -> None:
+        """Until nothing of the writer lands that has not landed."""
         match reason:
             case FenceReason.DRAIN_ACKNOWLEDGED:
                 return
@@ -39,18 +40,18 @@ class Severing:
                 await asyncio.to_thread(self._transport.sever_dead)
             case FenceReason.LEASE_EXPIRED:
                 async with self._breaking:
-                    if not connection.severed:
-                        await self._break_all()
+                    if not writer.severed:
+                        await self._break_all(writer)
         await asyncio.sleep(self._transport.settle_seconds)
         await self._settle()
 
-    async def _break_all(self) -> None:
+    async def _break_all(self, writer: WriterLife) -> None:
         """Which data connection is whose cannot be told: links to those that live are broken too,
         and connect anew."""
-        broken = list(self._lose_all())
+        broken = [writer, *self._lose_all()]
         await asyncio.to_thread(self._transport.sever)
-        for connection in broken:
-            connection.severed = True
+        for lost in broken:
+            lost.severed = True
 
     async def _settle(self) -> None:
         begun = self._settles

@@ -27,3 +27,16 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def start_next():
+    """Lets the next kernel start, also before this one has waited. Only where this kernel writes
+    nothing that the next one touches before it has waited."""
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait():
+    """Waits until all earlier kernels have ended."""
+    tl.extra.cuda.gdc_wait()

@@ -1,0 +1,52 @@
+"""Digests of what a prefill sends: pages of every full-attention layer, and the state of all GDN
+layers at its end."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from ...transfer.digest import window_rows, word_keys
+from ...transfer.kernels.digest import GpuWindowDigester, PlacedRows, digest_rows
+from ...transfer.windows import WindowHeader
+from .case import Case
+from .stage import Stage, turns_to_overflow
+
+_LEAST_RATE = 1e12
+_ROOM, _GENERATION = 1, 1
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    for pages, carries_state in ((128, False), (128, True), (782, True)):
+        yield _window(stage, pages, carries_state)
+
+
+def _window(stage: Stage, pages: int, carries_state: bool) -> Case:
+    layout, arena = stage.arena.layout, stage.arena
+    moved = pages * layout.page_bytes + carries_state * layout.slot_bytes
+    words = arena.bytes.view(torch.int64)
+    most = max(layout.block_bytes, layout.state_layer_bytes) // 8
+    keys = torch.from_numpy(word_keys(most).view(np.int64)).to(stage.device)
+    header = WindowHeader(0, 0, len(layout.layer_kinds), 0, pages, carries_state)
+    windows = []
+    for turn in range(turns_to_overflow(moved)):
+        ids = stage.page_ids(pages, first=turn * pages).tolist()
+        # Behind the pages, so that no byte is in a window twice.
+        slot = stage.slabs - 1 - turn if carries_state else None
+        windows.append((ids, slot))
+    placed = [
+        PlacedRows.on(stage.device, window_rows(layout, _ROOM, _GENERATION, header, *window))
+        for window in windows
+    ]
+    digester = GpuWindowDigester(arena.bytes, layout)
+    state = "with" if carries_state else "without"
+    return Case(
+        f"digest of {pages} pages, all layers, {state} state",
+        [partial(digest_rows, words, keys, rows) for rows in placed],
+        bytes=moved,
+        eager={
+            "as called": partial(digester.digest, _ROOM, _GENERATION, header, *windows[0]),
+        },
+        rate=_LEAST_RATE,
+    )

@@ -1,0 +1,146 @@
+"""Windows of scattered blocks alone, from one process to another, beside one contiguous copy."""
+
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import numpy as np
+import torch
+
+from ...pycache.layout import CacheLayout, LayerKind
+from ...transfer.descriptors import Pieces
+from ...transfer.transports.base import Endpoint, Pace, Transfer, TransferState, Transport
+from ...transfer.transports.choice import build_transport
+from ..errors import BenchError
+from ..report import Row
+from .pair import ReceivingPeer, receiving_peer
+from .receiving import Place
+
+BLOCKS = 1024
+# Block size to the share of the contiguous copy's rate that is asked for.
+TARGETS = {32 * 1024: 0.85, 128 * 1024: 0.92, 256 * 1024: 0.92}
+_ARENA_BYTES = 4 << 30
+_COPY_BYTES = 2 << 30
+_WINDOWS = 32
+_DEPTH = 8
+_SEED = 7
+
+
+def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator[Row]:
+    """kind: the transport. Rows of the time of one window of BLOCKS blocks, sustained."""
+    rate = _copy_rate(device, other)
+    layout = _layout()
+    slabs = _ARENA_BYTES // layout.slab_bytes
+    with receiving_peer(layout, slabs, Place(str(other), kind)) as peer:
+        memory = torch.randint(
+            0, 256, (slabs * layout.slab_bytes,), dtype=torch.uint8, device=device
+        )
+        torch.cuda.synchronize(device)
+        transport = build_transport(kind, "bench-sender", device)
+        transport.register(memory.data_ptr(), memory.nbytes)
+        endpoint = transport.connect(peer.metadata)
+        try:
+            for size, share in TARGETS.items():
+                for pace in (Pace.ALONE, Pace.BESIDE_COMPUTE):
+                    windows = [_scattered(size, memory.nbytes, n) for n in range(_WINDOWS)]
+                    _sustained(transport, endpoint, windows[:_DEPTH], pace, peer)
+                    seconds, posting = _sustained(transport, endpoint, windows, pace, peer)
+                    _check(memory, windows[-1], peer)
+                    floor = BLOCKS * size / rate
+                    alone = pace is Pace.ALONE and kind == "peer_copy"
+                    yield Row(
+                        f"{BLOCKS} x {size >> 10} KiB, two processes, {kind}, "
+                        + ("all SMs" if pace is Pace.ALONE else "few SMs"),
+                        seconds,
+                        floor,
+                        target=f">= {share:.0%} of contiguous" if alone else "",
+                        met=floor / seconds >= share if alone else None,
+                        extra={
+                            "GB/s": BLOCKS * size / seconds / 1e9,
+                            "contiguous GB/s": rate / 1e9,
+                            "post us": posting * 1e6,
+                        },
+                    )
+        finally:
+            transport.disconnect(endpoint)
+            transport.close()
+
+
+def _copy_rate(device: torch.device, other: torch.device) -> float:
+    """Bytes a second of one contiguous copy from one GPU to the other, by this process."""
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=other)
+    seconds = []
+    for _ in range(6):
+        torch.cuda.synchronize(device)
+        torch.cuda.synchronize(other)
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(device)
+        torch.cuda.synchronize(other)
+        seconds.append(time.perf_counter() - start)
+    return _COPY_BYTES / median(seconds[1:])
+
+
+def _sustained(
+    transport: Transport,
+    endpoint: Endpoint,
+    windows: list[Pieces],
+    pace: Pace,
+    peer: ReceivingPeer,
+) -> tuple[float, float]:
+    """(seconds a window with _DEPTH in flight, median host seconds of posting one)."""
+    peer.start_taking(len(windows))
+    posting = []
+    flying: list[Transfer] = []
+    start = time.perf_counter()
+    for number, pieces in enumerate(windows):
+        if len(flying) == _DEPTH:
+            _finish(transport, flying.pop(0))
+        before = time.perf_counter()
+        flying.append(transport.post(endpoint, pieces, b"window %d" % number, pace))
+        posting.append(time.perf_counter() - before)
+    for transfer in flying:
+        _finish(transport, transfer)
+    seconds = (time.perf_counter() - start) / len(windows)
+    peer.taken()
+    return seconds, median(posting)
+
+
+def _finish(transport: Transport, transfer: Transfer) -> None:
+    while transport.poll(transfer) is TransferState.PENDING:
+        pass
+    transport.release(transfer)
+
+
+def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
+    """Some blocks of the last window are what was sent. Raises BenchError."""
+    words = memory.view(torch.int64)
+    for local, remote, length in (pieces[:: BLOCKS // 8] // 8).tolist():
+        sent = int(words[local : local + length].sum().item())
+        if peer.sum_words(remote, remote + length) != sent:
+            raise BenchError("a block arrived with other bytes than were sent")
+
+
+def _scattered(size: int, arena: int, seed: int) -> Pieces:
+    """BLOCKS blocks at random places on both sides, no two neighbours on both."""
+    generator = np.random.default_rng(_SEED + seed)
+    columns = [generator.permutation(arena // size)[:BLOCKS] * size for _ in range(2)]
+    return np.stack([*columns, np.full(BLOCKS, size)], axis=1).astype(np.int64)
+
+
+def _layout() -> CacheLayout:
+    """Any: blocks are what is moved here, not pages."""
+    return CacheLayout(
+        layer_kinds=(LayerKind.GDN, LayerKind.FULL),
+        kv_heads=4,
+        head_dim=256,
+        kv_dtype="bfloat16",
+        conv_channels=64,
+        conv_columns=4,
+        conv_dtype="bfloat16",
+        value_heads=4,
+        value_dim=128,
+        key_dim=128,
+        ssm_dtype="float32",
+    )

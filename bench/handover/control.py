@@ -1,0 +1,184 @@
+"""How often a request crosses the control connection: counted at a real server of the service.
+
+The nodes' two halves talk over gRPC as always; only the engines behind them are scripts.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from ...decode_node.handover_client import HandoverClient
+from ...decode_node.membership import FixedMembership
+from ...engine import messages as m
+from ...model.sampling import SamplingParams
+from ...prefill_node.handover_service import HandoverService
+from ...proto import handover_pb2_grpc
+from ...pycache.layout import CacheLayout, LayerKind
+from ...transfer.contract import Contract
+from ...transfer.digest import WindowDigester
+from ...transfer.node_identity import NodeIdentity
+from ...transfer.receiver import Receiver
+from ...transfer.sender import Sender
+from ...transfer.steps import StepCounter
+from ...transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from ...transfer.windows import ForwardPlan
+from ..report import Row
+
+ROUND_TRIPS = 2
+_REQUESTS = 20
+_SLABS = 8
+_LAYOUT = CacheLayout(
+    layer_kinds=(LayerKind.GDN, LayerKind.FULL),
+    kv_heads=1,
+    head_dim=8,
+    kv_dtype="float32",
+    conv_channels=24,
+    conv_columns=3,
+    conv_dtype="float32",
+    value_heads=2,
+    value_dim=16,
+    key_dim=16,
+    ssm_dtype="float32",
+)
+_HIT = m.HitBreakdown(64, 0, 0, {"new": 64}, None)
+
+
+class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Counts what receivers say, by call; what they are answered starts no round trip."""
+
+    def __init__(self) -> None:
+        self.by_call: dict[str, int] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(details)
+        name = details.method.rpartition("/")[2]
+        if handler.stream_stream is None:
+            self._add(name)
+            return handler
+        inner = handler.stream_stream
+
+        async def counted(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async for answer in inner(self._each(name, messages), context):
+                yield answer
+
+        return grpc.stream_stream_rpc_method_handler(
+            counted, handler.request_deserializer, handler.response_serializer
+        )
+
+    async def _each(self, name: str, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for message in messages:
+            self._add(name)
+            yield message
+
+    def _add(self, name: str) -> None:
+        self.by_call[name] = self.by_call.get(name, 0) + 1
+
+
+def control_rows() -> Iterator[Row | str]:
+    seconds, trips = asyncio.run(_hand_overs())
+    yield Row(
+        "control connection: a hand-over of one page, from wanted to done",
+        seconds,
+        target=f"<= {ROUND_TRIPS} round trips a request",
+        met=trips <= ROUND_TRIPS,
+        extra={"round trips": trips, "requests": _REQUESTS},
+    )
+
+
+class _Arena:
+    def __init__(self, fabric: LoopbackFabric, name: str) -> None:
+        self.memory = np.zeros(_SLABS * _LAYOUT.slab_bytes, dtype=np.uint8)
+        self.transport = LoopbackTransport(fabric, name)
+        self.transport.register(self.memory.ctypes.data, self.memory.nbytes)
+        self.digester = WindowDigester(self.memory, _LAYOUT)
+        self.node = NodeIdentity.new(name, "loopback", self.transport, _SLABS)
+
+
+async def _hand_overs() -> tuple[float, float]:
+    """(seconds, round trips) a request."""
+    loop = asyncio.get_running_loop()
+    fabric = LoopbackFabric()
+    source, target = _Arena(fabric, "source"), _Arena(fabric, "target")
+    contract = Contract("random", _LAYOUT)
+    steps = StepCounter()
+    sender = Sender(_LAYOUT, source.transport, source.digester, steps, _SLABS)
+    receiver = Receiver(_LAYOUT, target.transport, target.digester, _SLABS)
+    over: asyncio.Queue[m.Inbox] = asyncio.Queue()
+
+    def prefill_engine(message: m.Inbox) -> None:
+        match message:
+            case m.PrefillReserve(ticket=ticket):
+                service.deliver(m.PrefillQueued(ticket.room, 0))
+                service.deliver(m.PrefillAccepted(ticket.room))
+            case m.PrefillStart(grant=grant):
+                sender.plan_forward(grant.room, ForwardPlan(steps.value, 0, (0,), 1))
+                for _ in _LAYOUT.layer_kinds:
+                    steps.tick()
+                service.deliver(m.PrefillToken(grant.room, 1, 0.0, 1.0, _HIT))
+
+    def decode_engine(message: m.Inbox) -> None:
+        match message:
+            case m.GrantWanted(room):
+                page = _LAYOUT.blocks_per_slab
+                client.deliver(m.HandoverGranted(m.Grant(room, 1, 0, (page,), 0)))
+            case m.RemoteDone() | m.HandoverLost():
+                over.put_nowait(message)
+
+    back_sender = Sender(_LAYOUT, target.transport, target.digester, StepCounter(), _SLABS)
+    back_receiver = Receiver(_LAYOUT, source.transport, source.digester, _SLABS)
+    service = HandoverService(
+        prefill_engine, sender, back_receiver, source.transport, contract, source.node, loop
+    )
+    counts = MessageCount()
+    server = grpc.aio.server(interceptors=[counts])
+    handover_pb2_grpc.add_HandoverServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    membership = FixedMembership([f"127.0.0.1:{port}"])
+    client = HandoverClient(
+        decode_engine,
+        receiver,
+        back_sender,
+        target.transport,
+        contract,
+        target.node,
+        membership,
+        loop,
+    )
+    parts = (sender, back_sender, receiver, back_receiver)
+    for part in parts:
+        part.start()
+    try:
+        await client.start()
+        counts.by_call.clear()
+        start = loop.time()
+        for number in range(1, 1 + _REQUESTS):
+            await _hand_over_one(client, over, number)
+        seconds = (loop.time() - start) / _REQUESTS
+        said = sum(count for call, count in counts.by_call.items() if call != "Heartbeat")
+    finally:
+        await client.stop()
+        await service.stop()
+        await server.stop(0)
+        for part in parts:
+            part.stop()
+    return seconds, said / _REQUESTS
+
+
+async def _hand_over_one(
+    client: HandoverClient, over: "asyncio.Queue[m.Inbox]", number: int
+) -> None:
+    sampling = SamplingParams(max_new_tokens=2)
+    ticket = m.Ticket(m.RoomId(number), 1, 0, sampling, b"")
+    request = m.RequestId(f"bench-{number}")
+    client.deliver(m.HandoverWanted(request, ticket, np.arange(64, dtype=np.int32)))
+    end = await asyncio.wait_for(over.get(), 10)
+    if not isinstance(end, m.RemoteDone):
+        raise RuntimeError(f"a hand-over of the bench was lost: {end}")

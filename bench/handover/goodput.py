@@ -1,0 +1,271 @@
+"""Hand-overs in host memory over NIXL, beside a raw put of as many bytes by the same agents.
+
+Each set of UCX transports has processes of its own, since UCX reads its settings once. The raw put
+is one contiguous write, polled without pause; the hand-over is what a node does: windows of
+scattered blocks and states, digested on both sides, each with its notification.
+"""
+
+import json
+import multiprocessing as mp
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ...pycache.layout import CacheLayout, LayerKind
+from ...transfer.descriptors import Pieces
+from ...transfer.destination import Destination
+from ...transfer.digest import WindowDigester
+from ...transfer.grain import Grain
+from ...transfer.outgoing import RoomEnd, RoomSent
+from ...transfer.sender import Sender, SenderSettings
+from ...transfer.steps import StepCounter
+from ...transfer.transports.base import Endpoint, Pace, Transfer, TransferState
+from ...transfer.transports.nixl import NixlTransport
+from ...transfer.windows import ForwardPlan
+from ..errors import BenchError
+from ..report import Row
+from .pair import ReceivingPeer, receiving_peer
+from .receiving import Place
+
+SHARE = 0.8
+POST_SECONDS = 100e-6
+_TLS = {"tcp": "tcp,self", "shm": "posix,sysv,cma,tcp,self"}
+_SLABS = 64
+_PAGES = 96
+_REPEATS = 7
+_SECONDS = 240.0
+_LAYOUT = CacheLayout(
+    layer_kinds=(LayerKind.GDN, LayerKind.FULL) * 4,
+    kv_heads=4,
+    head_dim=128,
+    kv_dtype="bfloat16",
+    conv_channels=64,
+    conv_columns=3,
+    conv_dtype="bfloat16",
+    value_heads=4,
+    value_dim=128,
+    key_dim=128,
+    ssm_dtype="float32",
+)
+
+
+@dataclass
+class Measured:
+    """seconds of each run; posts: host seconds of each window's post, and prepared: its part before
+    UCX is called."""
+
+    bytes: int = 0
+    windows: int = 0
+    handed_over: list[float] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    posts: list[float] = field(default_factory=list)
+    prepared: list[float] = field(default_factory=list)
+
+
+def goodput_rows() -> Iterator[Row | str]:
+    for name, tls in _TLS.items():
+        measured, protocol = _in_a_process(tls)
+        seconds, raw = median(measured.handed_over), median(measured.raw)
+        yield Row(
+            f"hand-over of {measured.bytes / 1e6:.0f} MB, {name}, UCX {protocol}",
+            seconds,
+            raw,
+            target=f">= {SHARE:.0%} of a raw put",
+            met=raw / seconds >= SHARE,
+            extra={
+                "GB/s": measured.bytes / seconds / 1e9,
+                "raw GB/s": measured.bytes / raw / 1e9,
+                "windows": measured.windows,
+            },
+        )
+        prepared = median(measured.prepared)
+        yield Row(
+            f"posting a window of {_PAGES} pages, {name}: host time before UCX has it",
+            prepared,
+            target=f"<= {POST_SECONDS * 1e6:g} us",
+            met=prepared <= POST_SECONDS,
+            extra={"with UCX's own sending us": 1e6 * median(measured.posts)},
+        )
+    yield "verbs (rc): not run, this host has no RDMA NIC"
+
+
+def _in_a_process(tls: str) -> tuple[Measured, str]:
+    """What was measured, and the protocols that UCX says it used for puts."""
+    context = mp.get_context("spawn")
+    channel, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "UCX_TLS": tls,
+            "UCX_PROTO_INFO": "used",
+            "UCX_LOG_LEVEL": "info",
+            "UCX_LOG_FILE": f"{folder}/%p.log",
+        }
+        process = context.Process(target=_measure, args=(theirs, settings))
+        process.start()
+        theirs.close()
+        try:
+            if not channel.poll(_SECONDS):
+                raise BenchError(f"UCX_TLS={tls}: no result after {_SECONDS} s")
+            measured = Measured(**json.loads(channel.recv()))
+            process.join(_SECONDS)
+            return measured, put_protocols(Path(folder, f"{process.pid}.log").read_text())
+        except EOFError as error:
+            raise BenchError(f"UCX_TLS={tls}: its process ended, see above") from error
+        finally:
+            if process.is_alive():
+                process.kill()
+            process.join()
+            channel.close()
+
+
+def put_protocols(log: str) -> str:
+    """From UCX's own account of what it used (UCX_PROTO_INFO): as "zero-copy tcp/lo"."""
+    used: list[str] = []
+    writing = False
+    for line in log.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 1:
+            writing = cells[0].startswith("remote memory write")
+        elif writing and len(cells) == 4 and re.fullmatch(r"[1-9]\d*", cells[0]):
+            used.append(f"{cells[2]} {cells[3]}")
+    return ", ".join(dict.fromkeys(used)) or "unknown"
+
+
+class _TimedTransport(NixlTransport):
+    """measured: gets the host seconds of every post and of its preparation."""
+
+    def __init__(self, measured: Measured) -> None:
+        super().__init__("bench-sender")
+        self._measured = measured
+
+    def post(
+        self,
+        endpoint: Endpoint,
+        pieces: Pieces,
+        notification: bytes,
+        pace: Pace = Pace.BESIDE_COMPUTE,
+    ) -> Transfer:
+        start = time.perf_counter()
+        try:
+            return super().post(endpoint, pieces, notification, pace)
+        finally:
+            self._measured.posts.append(time.perf_counter() - start)
+
+    def _by_index(self, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return super()._by_index(*arguments)
+        finally:
+            self._measured.prepared.append(time.perf_counter() - start)
+
+
+def _measure(channel: Connection, settings: dict[str, str]) -> None:
+    """The process's main."""
+    os.environ.update(settings)
+    memory = np.random.default_rng(2).integers(0, 256, _SLABS * _LAYOUT.slab_bytes, dtype=np.uint8)
+    measured = Measured()
+    transport = _TimedTransport(measured)
+    transport.register(memory.ctypes.data, memory.nbytes, Grain.of(_LAYOUT))
+    try:
+        with receiving_peer(_LAYOUT, _SLABS, Place("cpu", "nixl")) as peer:
+            _alternate(transport, memory, peer, measured)
+    finally:
+        transport.close()
+    channel.send(json.dumps(asdict(measured)))
+
+
+def _alternate(
+    transport: NixlTransport, memory: np.ndarray, peer: ReceivingPeer, measured: Measured
+) -> None:
+    steps = StepCounter()
+    settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
+    digester = WindowDigester(memory, _LAYOUT)
+    sender = Sender(_LAYOUT, transport, digester, steps, _SLABS, settings)
+    sender.start()
+    sender.connect("peer", peer.metadata, _SLABS)
+    generator = np.random.default_rng(3)
+    try:
+        for run in range(1 + _REPEATS):
+            end, seconds = _hand_over(sender, steps, peer, run + 1, generator)
+            raw = _raw_put(transport, peer, end.report.bytes)
+            if run == 0:
+                measured.posts.clear()
+                measured.prepared.clear()
+                continue
+            measured.bytes, measured.windows = end.report.bytes, end.report.windows
+            measured.handed_over.append(seconds)
+            measured.raw.append(raw)
+    finally:
+        sender.stop()
+
+
+def _hand_over(
+    sender: Sender,
+    steps: StepCounter,
+    peer: ReceivingPeer,
+    room: int,
+    generator: np.random.Generator,
+) -> tuple[RoomSent, float]:
+    """From the first layer's tick to the last flush; verified by the receiver after that."""
+    sides = [_ids(generator) for _ in range(2)]
+    (local, slot), (remote, target) = sides
+    destination = Destination(0, remote, target)
+    peer.expect(room, 1, destination)
+    ended: list[RoomEnd] = []
+    over = threading.Event()
+
+    def on_end(end: RoomEnd) -> None:
+        ended.append(end)
+        over.set()
+
+    sender.open(room, 1, "peer", destination, on_end)
+    sender.plan_forward(room, ForwardPlan(steps.value, 0, local, slot))
+    start = time.perf_counter()
+    for _ in _LAYOUT.layer_kinds:
+        steps.tick()
+    if not over.wait(60):
+        raise BenchError("the room does not end")
+    seconds = time.perf_counter() - start
+    (end,) = ended
+    if not isinstance(end, RoomSent):
+        raise BenchError(f"the room broke: {end.reason}")
+    peer.verify(room, 1, end.report.digests)
+    return end, seconds
+
+
+def _raw_put(transport: NixlTransport, peer: ReceivingPeer, size: int) -> float:
+    """One contiguous write of as many bytes."""
+    endpoint = transport.connect(peer.metadata)
+    try:
+        start = time.perf_counter()
+        transfer = NixlTransport.post(
+            transport, endpoint, np.array([[0, 0, size]], dtype=np.int64), b"raw"
+        )
+        while transport.poll(transfer) is TransferState.PENDING:
+            pass
+        seconds = time.perf_counter() - start
+        transport.release(transfer)
+    finally:
+        transport.disconnect(endpoint)
+    return seconds
+
+
+def _ids(generator: np.random.Generator) -> tuple[tuple[int, ...], int]:
+    """(page ids, slot): slabs in random order, the pages of one in theirs, as a cache leases."""
+    order = generator.permutation(_SLABS).tolist()
+    ids = [
+        slab * _LAYOUT.blocks_per_slab + page
+        for slab in order[1:]
+        for page in range(_LAYOUT.pages_per_slab)
+    ]
+    return tuple(ids[:_PAGES]), order[0]

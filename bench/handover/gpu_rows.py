@@ -1,0 +1,185 @@
+"""Rows of hand-overs between two GPUs of one host: hidden behind the forward, throttled, small."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+
+from ...engine.config import EngineConfig
+from ...model.config import ModelConfig
+from ...pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
+from ...transfer.windows import WindowHeader
+from ..report import Row
+from .nodes import FirstToken, node_pair
+from .pair import receiving_peer
+from .prefill import HandedOver, PrefillRig, pages_of
+from .receiving import Place
+
+EXPOSED_SECONDS = 1e-3
+TURN_SECONDS = 1.5e-3
+SLOWED = 0.02
+THROTTLE_BYTES = 5e9
+THROTTLED_WINDOWS = 1.3
+TTFT_SECONDS = 3e-3
+
+
+@dataclass(frozen=True)
+class Workload:
+    """prompt, turn: tokens. repeats: of each row's work, other prompts each time."""
+
+    prompt: int
+    turn: int
+    repeats: int
+
+
+def engine_rows(
+    model: ModelConfig,
+    config: EngineConfig,
+    other: str,
+    kind: str,
+    slabs: int,
+    work: Workload,
+) -> Iterator[Row]:
+    """The prefill engine of `config`, its receiver with `slabs` slabs on the device `other`."""
+    layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
+    with receiving_peer(layout, slabs, Place(other, kind)) as peer:
+        rig = PrefillRig(model, config, kind, peer, slabs)
+        try:
+            yield from _hidden_rows(rig, work)
+            yield _turn_row(rig, work)
+            yield _throttled_row(rig, work)
+        finally:
+            rig.close()
+
+
+def _hidden_rows(rig: PrefillRig, work: Workload) -> Iterator[Row]:
+    sending, resting = [], []
+    # In turn, since a GPU's clock drifts; the first of each kind warms up.
+    for _ in range(1 + work.repeats):
+        rig.flush()
+        sending.append(rig.hand_over(rig.prompt(work.prompt)))
+        rig.flush()
+        resting.append(rig.hand_over(rig.prompt(work.prompt), held_pages=pages_of(work.prompt)))
+    sending, resting = sending[1:], resting[1:]
+    exposed = median(run.report.exposed_seconds for run in sending)
+    yield Row(
+        f"{work.prompt}-token hand-over during prefill: exposed",
+        exposed,
+        target=f"<= {EXPOSED_SECONDS * 1e3:g} ms",
+        met=exposed <= EXPOSED_SECONDS,
+        extra=_about(sending)
+        | {"slowest exposed ms": 1e3 * max(run.report.exposed_seconds for run in sending)},
+    )
+    with_windows = median(run.forward for run in sending)
+    without = median(run.forward for run in resting)
+    yield Row(
+        "its forward, windows of KV and state beside it",
+        with_windows,
+        without,
+        target=f"slowed < {SLOWED:.0%} against state alone",
+        met=with_windows / without - 1 < SLOWED,
+        extra={"slowed %": 100 * (with_windows / without - 1)},
+    )
+
+
+def _turn_row(rig: PrefillRig, work: Workload) -> Row:
+    """Each turn grows the prompt before it, which both sides hold."""
+    rig.flush()
+    prompt = rig.prompt(work.prompt)
+    rig.hand_over(prompt)
+    turns = []
+    for _ in range(1 + work.repeats):
+        held = len(prompt) // PAGE_TOKENS
+        prompt = prompt + rig.prompt(work.turn)
+        turns.append(rig.hand_over(prompt, held_pages=held))
+    turns = turns[1:]
+    exposed = median(run.report.exposed_seconds for run in turns)
+    return Row(
+        f"hand-over of a cached turn, +{work.turn} tokens: exposed",
+        exposed,
+        target=f"<= {TURN_SECONDS * 1e3:g} ms beyond compute",
+        met=exposed <= TURN_SECONDS,
+        extra=_about(turns),
+    )
+
+
+def _throttled_row(rig: PrefillRig, work: Workload) -> Row:
+    rig.link.bytes_per_second = THROTTLE_BYTES
+    runs = []
+    for _ in range(work.repeats):
+        rig.flush()
+        runs.append(rig.hand_over(rig.prompt(work.prompt)))
+    rig.link.bytes_per_second = None
+    last = max(runs[0].report.digests, key=lambda d: d.header.sequence).header
+    wire = window_bytes(rig.layout, last) / THROTTLE_BYTES
+    exposed = median(run.report.exposed_seconds for run in runs)
+    return Row(
+        f"the same over {THROTTLE_BYTES / 1e9:g} GB/s (throttled in the sender): exposed",
+        exposed,
+        wire,
+        target=f"<= {THROTTLED_WINDOWS:g}x the last window's wire time",
+        met=exposed <= THROTTLED_WINDOWS * wire,
+        extra=_about(runs),
+    )
+
+
+def _about(runs: list[HandedOver]) -> dict[str, float]:
+    report = runs[-1].report
+    return {
+        "verified ms": 1e3 * median(run.verified for run in runs),
+        "MB": report.bytes / 1e6,
+        "windows": report.windows,
+        "hidden ms": 1e3 * median(run.report.hidden_seconds for run in runs),
+        "forward ms": 1e3 * median(run.forward for run in runs),
+    }
+
+
+def window_bytes(layout: CacheLayout, header: WindowHeader) -> int:
+    """All bytes of one window."""
+    size = 0
+    for kind in layout.layer_kinds[header.first_layer : header.end_layer]:
+        if kind is LayerKind.FULL:
+            size += header.pages * layout.block_bytes
+        elif header.carries_state:
+            size += layout.state_layer_bytes
+    return size
+
+
+def first_token_rows(
+    model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
+) -> list[Row]:
+    """devices: of the prefill and of the decode node."""
+    there, here = asyncio.run(_first_tokens(model, config, devices, kind, work))
+    fused = median(answer.seconds for answer in here)
+    apart = median(answer.seconds for answer in there)
+    transfers = [answer.usage.transfer for answer in there]
+    exposed = [1e3 * t.exposed_seconds for t in transfers if t is not None]
+    return [
+        Row(
+            f"first token at {work.prompt} tokens, {devices[0]} to {devices[1]}, {kind}",
+            apart,
+            fused,
+            target=f"<= fused on {devices[1]} + {TTFT_SECONDS * 1e3:g} ms",
+            met=apart <= fused + TTFT_SECONDS and len(exposed) == len(there),
+            extra={
+                "fused ms": 1e3 * fused,
+                "beyond fused ms": 1e3 * (apart - fused),
+                "exposed ms": median(exposed) if exposed else float("nan"),
+                "handed over": len(exposed),
+            },
+        )
+    ]
+
+
+async def _first_tokens(
+    model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
+) -> tuple[list[FirstToken], list[FirstToken]]:
+    prefill, decode = (replace(config, device=device) for device in devices)
+    there, here = [], []
+    async with node_pair(model, prefill, decode, kind) as pair:
+        for _ in range(1 + work.repeats):
+            pair.prefill_there()
+            there.append(await pair.ask(pair.prompt(work.prompt)))
+            pair.prefill_here()
+            here.append(await pair.ask(pair.prompt(work.prompt)))
+    return there[1:], here[1:]

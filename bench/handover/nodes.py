@@ -1,0 +1,151 @@
+"""A whole pair over random weights: a prefill node in a process of its own, a decode node here.
+
+Everything is as `tasuki prefill` and `tasuki decode` build it, but for weights and tokenizer. Knows
+no clients: requests enter where the fronts' do.
+"""
+
+import asyncio
+import multiprocessing as mp
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...decode_node.config import DecodeConfig
+from ...decode_node.node import DecodeNode
+from ...engine import messages as m
+from ...engine.build import torch_device
+from ...engine.config import EngineConfig
+from ...front.config import FrontConfig
+from ...front.text_codec import TextCodec
+from ...model.config import ModelConfig
+from ...model.sampling import SamplingParams
+from ...prefill_node.config import PrefillConfig
+from ...prefill_node.node import PrefillNode
+from ...transfer.data_plane import DataPlane
+from ...transfer.transports.choice import build_transport
+from ..errors import BenchError
+from ..rig import random_parts
+
+_START_SECONDS = 300.0
+_WEIGHTS = "random"
+_FRONT = FrontConfig(bind="127.0.0.1:0")
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """seconds: from the request's start to its first token, as a front sees it."""
+
+    seconds: float
+    usage: m.Usage
+
+
+def run_prefill_node(
+    channel: Connection, model: ModelConfig, config: EngineConfig, kind: str
+) -> None:
+    """The process's main: sends its address, runs until it is sent anything."""
+    asyncio.run(_serve(channel, model, config, kind))
+
+
+async def _serve(channel: Connection, model: ModelConfig, config: EngineConfig, kind: str) -> None:
+    parts, plane = _built(model, config, kind, "bench-prefill")
+    node = PrefillNode(config, _FRONT, PrefillConfig(transport=kind), parts, plane)
+    channel.send(await node.startup())
+    await asyncio.to_thread(channel.recv)
+    await node.shutdown()
+    plane.transport.close()
+
+
+def _built(model: ModelConfig, config: EngineConfig, kind: str, name: str) -> tuple[Any, DataPlane]:
+    torch.set_num_threads(config.threads)
+    parts = random_parts(model, config)
+    transport = build_transport(kind, name, torch_device(config))
+    return parts, DataPlane.over(parts.arena.bytes, parts.layout, _WEIGHTS, transport, kind, name)
+
+
+class NodePair:
+    """The decode node of a running pair."""
+
+    def __init__(self, node: DecodeNode, vocab: int) -> None:
+        self._node = node
+        self._vocab = vocab
+        self._names = count(1)
+        self._generator = np.random.default_rng(5)
+
+    def prompt(self, tokens: int) -> list[int]:
+        drawn: list[int] = self._generator.integers(0, self._vocab, tokens).tolist()
+        return drawn
+
+    def prefill_here(self) -> None:
+        """From the next request on, as a node without a prefill node."""
+        self._node.front.post(m.PeersChanged(prefill_available=False))
+
+    def prefill_there(self) -> None:
+        self._node.front.post(m.PeersChanged(prefill_available=True))
+
+    async def ask(self, prompt: Sequence[int], new_tokens: int = 2) -> FirstToken:
+        """Raises BenchError where the answer has no token."""
+        sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
+        ids = np.asarray(prompt, dtype=np.int32)
+        submit = m.Submit(m.RequestId(f"bench-{next(self._names)}"), ids, sampling)
+        start = time.perf_counter()
+        seconds = None
+        async for said in self._node.front.engine.generate(submit):
+            if isinstance(said, m.TokenOut) and seconds is None:
+                seconds = time.perf_counter() - start
+            if isinstance(said, m.Finished) and seconds is not None:
+                return FirstToken(seconds, said.usage)
+        raise BenchError("an answer ended without a token")
+
+
+@asynccontextmanager
+async def node_pair(
+    model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str
+) -> AsyncIterator[NodePair]:
+    """Started and connected; stopped at the end."""
+    context = mp.get_context("spawn")
+    channel, theirs = context.Pipe()
+    process = context.Process(
+        target=run_prefill_node, args=(theirs, model, prefill, kind), daemon=True
+    )
+    process.start()
+    theirs.close()
+    try:
+        parts, plane = _built(model, decode, kind, "bench-decode")
+        address = await asyncio.to_thread(_address, channel)
+        node = DecodeNode(
+            decode,
+            _FRONT,
+            DecodeConfig(prefill=address, transport=kind),
+            parts,
+            plane,
+            TextCodec(model.vocab, model.max_position, None, None),
+        )
+        await node.startup()
+        try:
+            yield NodePair(node, model.vocab)
+        finally:
+            await node.shutdown()
+            plane.transport.close()
+        channel.send("stop")
+        await asyncio.to_thread(process.join, 60)
+    finally:
+        if process.is_alive():
+            process.kill()
+        process.join()
+        channel.close()
+
+
+def _address(channel: Connection) -> str:
+    if not channel.poll(_START_SECONDS):
+        raise BenchError("the prefill node did not start")
+    try:
+        return str(channel.recv())
+    except EOFError as error:
+        raise BenchError("the prefill node has ended: see its error above") from error

@@ -1,0 +1,169 @@
+"""A prefill engine that hands its prompts to a receiving process, driven by hand.
+
+What is timed is the engine's own hand-over: windows leave behind its layers' events while the
+forward runs. The control connection is a pipe here; `nodes` has the real one.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import torch
+
+from ...engine import messages as m
+from ...engine.build import build_engine
+from ...engine.config import EngineConfig
+from ...engine.role import Role
+from ...model.config import ModelConfig
+from ...model.sampling import SamplingParams
+from ...pycache.layout import PAGE_TOKENS
+from ...transfer.data_plane import DataPlane
+from ...transfer.destination import Destination
+from ...transfer.outgoing import RoomEnd, RoomSent
+from ...transfer.report import SendReport
+from ...transfer.sender import Sender, SenderSettings
+from ...transfer.transports.choice import build_transport
+from ..errors import BenchError
+from ..rig import random_parts
+from .pair import ReceivingPeer
+from .throttled import ThrottledTransport
+
+_PEER = "receiver"
+_LEASE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """forward: seconds from the grant to the first token's landing. verified: from the last
+    layer's event to the receiver's word that every digest is equal."""
+
+    forward: float
+    verified: float
+    report: SendReport
+
+    @property
+    def last_window_bytes_share(self) -> float:
+        """Of the wire's whole work, by time between the last two flushes; see throttled rows."""
+        return self.report.bytes / max(1, self.report.windows)
+
+
+class PrefillRig:
+    """One prefill engine over random weights. REQUIRES: peer has an arena of `slabs` slabs of the
+    same layout. Single-threaded but for the sender's thread."""
+
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, kind: str, peer: ReceivingPeer, slabs: int
+    ) -> None:
+        self._peer = peer
+        parts = random_parts(model, config)
+        self.link = ThrottledTransport(
+            build_transport(kind, "bench-sender", parts.arena.bytes.device)
+        )
+        plane = DataPlane.over(
+            parts.arena.bytes, parts.layout, "random", self.link, kind, "bench-sender"
+        )
+        self.layout = parts.layout
+        self._steps = parts.steps
+        self._slabs = slabs
+        self._sender = Sender(
+            parts.layout,
+            self.link,
+            plane.digester,
+            parts.steps,
+            parts.arena.slabs,
+            SenderSettings(layers_per_window=None, lease_seconds=_LEASE_SECONDS),
+        )
+        self._engine = build_engine(config, Role.PREFILL, parts, self._sender)
+        self._engine.prepare()
+        self._sender.start()
+        self._sender.connect(_PEER, peer.metadata, slabs)
+        self._rooms = count(1)
+        self._vocab = model.vocab
+        self._generator = np.random.default_rng(3)
+
+    def prompt(self, tokens: int) -> list[int]:
+        drawn: list[int] = self._generator.integers(0, self._vocab, tokens).tolist()
+        return drawn
+
+    def hand_over(self, prompt: list[int], held_pages: int = 0) -> HandedOver:
+        """Prefill the prompt; the receiver holds its first `held_pages` pages already."""
+        room, generation = m.RoomId(next(self._rooms)), 1
+        destination = self._destination(len(prompt), held_pages)
+        self._peer.expect(room, generation, destination)
+        sampling = SamplingParams(max_new_tokens=1, ignore_eos=True)
+        ticket = m.Ticket(room, generation, held_pages * PAGE_TOKENS, sampling, b"")
+        self._engine.handle(m.PrefillReserve(ticket, np.asarray(prompt, dtype=np.int32)))
+        self._step_until(m.PrefillAccepted)
+        ended: list[RoomEnd] = []
+        over = threading.Event()
+
+        def on_end(end: RoomEnd) -> None:
+            ended.append(end)
+            over.set()
+
+        self._sender.open(room, generation, _PEER, destination, on_end)
+        grant = m.Grant(room, generation, held_pages, destination.pages, destination.slot)
+        begun = time.perf_counter()
+        self._engine.handle(m.PrefillStart(grant))
+        self._step_until(m.PrefillToken)
+        forward = time.perf_counter() - begun
+        if not over.wait(60):
+            raise BenchError("the room does not end")
+        (end,) = ended
+        if not isinstance(end, RoomSent):
+            raise BenchError(f"the room broke: {end.reason}")
+        self._peer.verify(room, generation, end.report.digests)
+        verified = self._steps_seconds_ago()
+        self._engine.handle(m.PrefillEnd(room))
+        self._engine.step()
+        self._engine.take_outbox()
+        return HandedOver(forward, verified, end.report)
+
+    def flush(self) -> None:
+        """Forget every prefix. REQUIRES: nothing runs."""
+        self._engine.handle(m.FlushCache(0))
+        self._engine.take_outbox()
+
+    def close(self) -> None:
+        self._sender.stop()
+        self.link.close()
+
+    def _steps_seconds_ago(self) -> float:
+        last = self._steps.time_of(self._steps.value)
+        assert last is not None
+        return time.monotonic() - last
+
+    def _destination(self, tokens: int, held_pages: int) -> Destination:
+        """Slabs from the arena's start: one for the state, whole ones for the pages behind it."""
+        layout, pages = self.layout, -(-tokens // PAGE_TOKENS) - held_pages
+        ids = [
+            slab * layout.blocks_per_slab + page
+            for slab in range(1, 2 + pages // layout.pages_per_slab)
+            for page in range(layout.pages_per_slab)
+        ][:pages]
+        # As an arena that has been in use hands pages out: in no order.
+        ids = self._generator.permutation(ids).tolist()
+        return Destination(held_pages, tuple(ids), 0)
+
+    def _step_until(self, kind: type) -> None:
+        """Until the engine says it. Raises BenchError where it refuses or stops."""
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            self._engine.step()
+            for said in self._engine.take_outbox():
+                if isinstance(said, kind):
+                    return
+                if isinstance(said, m.PrefillRefused):
+                    raise BenchError(f"the engine refuses: {said.error.message}")
+        raise BenchError(f"the engine never said {kind.__name__}")
+
+
+def pages_of(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

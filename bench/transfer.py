@@ -1,0 +1,91 @@
+"""`tasuki bench transfer`: how near a hand-over comes to its link, and how much of it is hidden.
+
+On a host with two GPUs: windows of scattered blocks, hand-overs during prefill, whole nodes. On a
+CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, control round trips.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..engine.config import option
+from ..front.flags import parse_configs
+from .config import BenchConfig
+from .errors import BenchError
+from .floors import measure_floors
+from .host import describe_host
+from .report import Report, Row
+
+_GPU_PARTS = ("blocks", "engine", "nodes")
+_CPU_PARTS = ("goodput", "control")
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    parts: str = option("", "of the rows, by commas: blocks,engine,nodes (GPU), goodput,control")
+    transport: str = option("peer_copy", "between the GPUs", ("peer_copy", "nixl", "auto"))
+    prompt: int = option(50_000, "tokens that are handed over")
+    turn: int = option(800, "tokens that a cached turn adds")
+    repeats: int = option(3, "of each hand-over; the median counts")
+    receiver_mib: int = option(8192, "of the receiver's arena")
+
+
+def main(argv: Sequence[str]) -> int:
+    config, own = parse_configs(
+        "tasuki bench transfer", "Time hand-overs.", argv, BenchConfig, TransferConfig
+    )
+    on_gpu = config.device == "cuda"
+    if on_gpu and torch.cuda.device_count() < 2:
+        raise BenchError("transfer between GPUs needs two of them: give --device cpu")
+    floors = measure_floors(config.torch_device, config.torch_dtype)
+    report = Report(
+        f"transfer {'gpu' if on_gpu else 'cpu'}",
+        describe_host(config.torch_device, config.commit),
+        floors,
+    )
+    print(report.head(), flush=True)
+    parts = own.parts.split(",") if own.parts else list(_GPU_PARTS if on_gpu else _CPU_PARTS)
+    with report.kept(config.out_path):
+        for row in _rows(parts, config, own):
+            if isinstance(row, str):
+                report.note(row)
+            else:
+                report.add(row)
+    return 0
+
+
+def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Iterator[Row | str]:
+    if "blocks" in parts:
+        from .handover.blocks import block_rows
+
+        yield from block_rows(own.transport, torch.device("cuda", 0), torch.device("cuda", 1))
+    if "engine" in parts or "nodes" in parts:
+        yield from _model_rows(parts, config, own)
+    if "goodput" in parts:
+        from .handover.goodput import goodput_rows
+
+        yield from goodput_rows()
+    if "control" in parts:
+        from .handover.control import control_rows
+
+        yield from control_rows()
+
+
+def _model_rows(
+    parts: Sequence[str], config: BenchConfig, own: TransferConfig
+) -> Iterator[Row | str]:
+    from .handover.gpu_rows import Workload, engine_rows, first_token_rows
+
+    model = config.model_config()
+    engine = config.engine_config()
+    work = Workload(own.prompt, own.turn, own.repeats)
+    layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
+    slabs = own.receiver_mib * 2**20 // layout.slab_bytes
+    sender, receiver = ("cuda:0", "cuda:1") if config.device == "cuda" else ("cpu", "cpu")
+    kind = own.transport if config.device == "cuda" else "nixl"
+    if "engine" in parts:
+        yield from engine_rows(model, engine, receiver, kind, slabs, work)
+    if "nodes" in parts:
+        yield from first_token_rows(model, engine, (sender, receiver), kind, work)
+        yield from first_token_rows(model, engine, (receiver, sender), kind, work)

@@ -1,0 +1,53 @@
+// What a view tells, against what stands.
+#include <doctest/doctest.h>
+
+#include <random>
+#include <vector>
+
+#include "tree_life.h"
+
+using namespace tasuki::cache;
+
+namespace {
+
+void check_sums(const TreeView& view) {
+  std::vector<Standing> told(view.size());
+  for (std::size_t i = view.size(); i-- > 0;) {
+    const ViewedNode& node = view[i];
+    told[i] += node.hidden;
+    told[i] += Standing{node.tokens, node.tokens > 0 ? 1 : 0,
+                        static_cast<std::int32_t>(node.tails) + (node.state ? 1 : 0)};
+    CHECK(told[i] == node.standing);
+    if (!node.above) continue;
+    REQUIRE(*node.above < static_cast<std::int32_t>(i));
+    told[static_cast<std::size_t>(*node.above)] += told[i];
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the sums of a view are what stands, through splits, evictions and flushes") {
+  std::mt19937 random(11);
+  HybridTree tree(small_arena(12));
+  for (int step = 0; step < 300; ++step) {
+    std::vector<Token> pages(1 + random() % 5);
+    for (Token& page : pages) page = static_cast<Token>(random() % 3);
+    const auto tokens = prompt(pages, 1 + static_cast<std::int64_t>(random() % 40));
+    const auto lease = tree.lease(tokens, "", terms(tokens));
+    if (lease) {
+      const auto slot = tree.lease_of(*lease).working_slots.front();
+      tree.publish(*lease, static_cast<std::int64_t>(tokens.size()), slot,
+                   CheckpointKind::kTurnEnd);
+      tree.release(*lease);
+    }
+    if (step % 100 == 99) tree.flush();
+    const auto all = tree.view(std::nullopt, 1000);
+    REQUIRE(all);
+    check_sums(*all);
+    CHECK(all->front().standing.nodes == tree.stats().nodes);
+    CHECK(all->front().standing.states == tree.stats().checkpoints);
+    const auto few = tree.view(std::nullopt, 3);
+    check_sums(*few);
+    CHECK(few->size() <= 3);
+  }
+}

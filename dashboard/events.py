@@ -1,0 +1,83 @@
+"""What a node's history is made of: events, each an object of plain JSON.
+
+An event has `kind`, and `at` (seconds since 1970) once it is kept. The same events feed the page of
+a running node, a recording, and the page of a recording. Pure functions.
+
+| kind | of | fields |
+| --- | --- | --- |
+| submit | a request arrived | request, session, prompt_tokens |
+| finished | it ended | request, reason, usage, life |
+| rejected | it was refused | request, error |
+| room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
+| evicted | the cache made room | evictions |
+| lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
+| peers | whether a prefill node is connected | prefill_available |
+| pools | a sample of what the node counts | as pools_event says |
+"""
+
+from typing import Any
+
+from ..engine.messages import (
+    Evicted,
+    Finished,
+    HandoverCancelled,
+    HandoverLost,
+    PeersChanged,
+    Rejected,
+    RoomEnded,
+    Submit,
+    TokenOut,
+    WriterFenced,
+)
+from .cache_metrics import by_owner
+from .node_report import NodeReport
+from .plain import plain
+from .told import Told
+
+Event = dict[str, Any]
+
+
+def event_of(message: Told) -> Event | None:
+    """None of what leaves no trace: single tokens."""
+    match message:
+        case Submit(request_id=request, prompt=prompt, session=session):
+            return _event("submit", request=request, session=session, prompt_tokens=len(prompt))
+        case TokenOut():
+            return None
+        case Finished(request_id=request, reason=reason, usage=usage, life=life):
+            return _event("finished", request=request, reason=reason, usage=usage, life=life)
+        case Rejected(request_id=request, error=error):
+            return _event("rejected", request=request, error=error)
+        case RoomEnded():
+            return {"kind": "room", **plain(message)}
+        case Evicted():
+            return {"kind": "evicted", **plain(message)}
+        case HandoverLost():
+            return {"kind": "lost", **plain(message)}
+        case HandoverCancelled():
+            return {"kind": "cancelled", **plain(message)}
+        case WriterFenced():
+            return {"kind": "fenced", **plain(message)}
+        case PeersChanged():
+            return {"kind": "peers", **plain(message)}
+
+
+def pools_event(report: NodeReport) -> Event:
+    stats = report.stats
+    return _event(
+        "pools",
+        pages=by_owner(stats.pages),
+        slots=by_owner(stats.slots),
+        slabs=stats.slabs,
+        tree=stats.tree,
+        requests=stats.requests,
+        policy=stats.policy,
+        policies=stats.policies,
+        integrity=stats.integrity,
+        prefill_nodes=report.prefill_nodes,
+        windows=report.windows,
+    )
+
+
+def _event(kind: str, **fields: object) -> Event:
+    return {"kind": kind, **{name: plain(value) for name, value in fields.items()}}

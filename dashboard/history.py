@@ -1,0 +1,58 @@
+"""A node's recent past: what its page shows, by the events that made it.
+
+Owns every part below; each is bounded, so the whole is. Knows events, not engines: a recording
+fills it as a running node does. Thread rule: one thread, the event loop's; nothing blocks.
+Invariant: totals of the waterfall equal the node's counters of ended requests, and what their
+clients were told.
+"""
+
+from collections import deque
+from typing import Any
+
+from .event_journal import EventJournal
+from .events import Event
+from .fault_ledger import FaultLedger
+from .hit_intervals import HitIntervals
+from .pool_history import PoolHistory
+from .request_history import RequestHistory
+from .session_history import SessionHistory
+from .what_if import WhatIf
+
+_EVICTIONS = 512
+
+
+class NodeHistory:
+    def __init__(self) -> None:
+        self.journal = EventJournal()
+        self.hits = HitIntervals()
+        self.what_if = WhatIf()
+        self.requests = RequestHistory()
+        self.sessions = SessionHistory()
+        self.faults = FaultLedger()
+        self.pools = PoolHistory()
+        self.evictions: deque[dict[str, Any]] = deque(maxlen=_EVICTIONS)
+
+    def apply(self, event: Event) -> None:
+        """`event` has its `at`, which never runs back."""
+        self.journal.add(event)
+        self.faults.take(event)
+        match event["kind"]:
+            case "submit":
+                self.requests.submitted(event)
+            case "finished":
+                usage = event["usage"]
+                self._looked_up(event, usage["prompt_tokens"], usage["hit"])
+                self.sessions.ended(self.requests.ended(event))
+            case "room":
+                self._looked_up(event, event["prompt_tokens"], event["hit"])
+                self.requests.ended(event)
+            case "rejected":
+                self.requests.ended(event)
+            case "evicted":
+                self.evictions.extend({"at": event["at"], **item} for item in event["evictions"])
+            case "pools":
+                self.pools.add(event)
+
+    def _looked_up(self, event: Event, prompt_tokens: int, hit: dict[str, Any] | None) -> None:
+        self.hits.add(event["at"], prompt_tokens, hit)
+        self.what_if.add(prompt_tokens, hit)

@@ -1,0 +1,38 @@
+// Where the page's data comes from: JSON by request, and a stream of it. Nothing else is asked for.
+// The API key, where the node wants one, lives in this tab's session storage only.
+
+const KEY = "tasuki-key";
+
+export class KeyWanted extends Error {}
+
+export function useKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+async function ask(path, signal) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const reply = await fetch(path, { headers, signal });
+  if (reply.status === 401) throw new KeyWanted();
+  if (!reply.ok) throw new Error(`${path}: ${reply.status}`);
+  return reply;
+}
+
+export async function load(path) {
+  return (await ask(path)).json();
+}
+
+// Calls take(value) for every value of a server-sent stream, until it ends.
+export async function follow(path, take, signal) {
+  const reader = (await ask(path, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    // Of overviews only the last matters.
+    const last = parts.filter((part) => part.startsWith("data: ")).pop();
+    if (last) take(JSON.parse(last.slice(6)));
+  }
+}

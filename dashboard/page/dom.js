@@ -1,0 +1,42 @@
+// Elements, built rather than written, so that no text of a request is ever markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const find = (id) => document.getElementById(id);
+
+export function element(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+export function shape(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+export function legend(entries) {
+  return entries.map(([name, text]) =>
+    element("span", {}, element("i", { class: `swatch ${name}` }), text));
+}
+
+// Terms and their descriptions; those of null are left out.
+export function describe(list, pairs) {
+  list.replaceChildren(...pairs.filter(([, text]) => text !== null).flatMap(([term, text]) =>
+    [element("dt", {}, term), element("dd", {}, text)]));
+}
+
+// Works by mouse and by Enter alike.
+export function onChoose(target, act) {
+  target.addEventListener("click", act);
+  target.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); }
+  });
+}
+
+function fill(target, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) target.setAttribute(name, value);
+  target.append(...children);
+  return target;
+}

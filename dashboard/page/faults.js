@@ -1,0 +1,20 @@
+// The fault ledger: how often what went wrong, and the last times that it did.
+
+import { load } from "./api.js";
+import { find } from "./dom.js";
+import { clock, count } from "./format.js";
+import { drawTable } from "./table.js";
+
+export class FaultView {
+  async refresh() {
+    const { counts, entries } = await load("/debug/faults");
+    drawTable(find("fault-counts"), [["kind", ([kind]) => kind, true], ["times", ([, times]) => count(times)]],
+      Object.entries(counts).sort(([, one], [, other]) => other - one), ([kind]) => kind);
+    drawTable(find("fault-rows"), [
+      ["at", (row) => clock(row.at)],
+      ["kind", (row) => row.kind, true],
+      ["of", (row) => row.subject, true],
+      ["what", (row) => row.text, true],
+    ], entries, (row) => `${row.at} ${row.kind} ${row.subject}`);
+  }
+}

@@ -1,0 +1,23 @@
+// Numbers as people read them.
+
+export const count = (value) => Math.round(value).toLocaleString("en");
+
+export function percent(part, whole) {
+  return whole ? `${((100 * part) / whole).toFixed(1)} %` : "-";
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "-";
+  if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
+  if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 2 : 0)} ms`;
+  return `${value.toFixed(2)} s`;
+}
+
+export function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let index = 0;
+  while (value >= 1024 && index < units.length - 1) { value /= 1024; index += 1; }
+  return `${value.toFixed(index ? 1 : 0)} ${units[index]}`;
+}
+
+export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");

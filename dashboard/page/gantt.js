@@ -1,0 +1,96 @@
+// One hand-over as both sides saw it: layers as the forward finished them, windows as they were posted and flushed,
+// landings and waits. Two tracks with an axis each, since clocks of two hosts are never subtracted.
+
+import { load } from "./api.js";
+import { element, find, legend, shape } from "./dom.js";
+import { bytes, count, percent, seconds } from "./format.js";
+import { drawTable } from "./table.js";
+
+const WIDTH = 900;
+const LEFT = 20;
+const LINE = 7;
+
+const COLUMNS = [
+  ["request", (row) => row.request, true],
+  ["from", (row) => row.usage.prefilled_on],
+  ["bytes", (row) => bytes(row.usage.transfer.bytes)],
+  ["hidden", (row) => percent(row.usage.transfer.hidden_seconds, total(row.usage.transfer))],
+];
+
+const total = (transfer) => transfer.hidden_seconds + transfer.exposed_seconds;
+
+export class HandoverView {
+  async refresh() {
+    drawTable(find("handover-rows"), COLUMNS, await load("/debug/handovers"), (row) => row.request,
+      (row) => this.choose(row.request));
+  }
+
+  async choose(name) {
+    const record = await load(`/debug/requests/${encodeURIComponent(name)}`);
+    const { transfer } = record.usage;
+    if (!transfer.timeline) { find("gantt").textContent = "Its timeline is forgotten."; return; }
+    find("gantt").replaceChildren(
+      element("h2", {}, `${record.request}: ${bytes(transfer.bytes)} in ${count(transfer.windows)} windows, `
+        + `${seconds(transfer.hidden_seconds)} hidden, ${seconds(transfer.exposed_seconds)} exposed`),
+      element("p", { class: "legend" }, ...legend([["tick", "layer finished"], ["hidden-time", "sent beside the forward"],
+        ["exposed-time", "sent after it"], ["landed", "landed, then digested"], ["wait", "waited at the layer barrier"]])),
+      element("h2", {}, "Sender"), sender(transfer.timeline.sender),
+      element("h2", {}, "Receiver"), receiver(transfer.timeline.receiver),
+    );
+  }
+}
+
+function sender(track) {
+  const ticks = track.windows.flatMap((window) => window.layers_finished);
+  const forwardEnd = Math.max(0, ...ticks);
+  const bars = track.windows.map((window) => {
+    const told = `window ${window.sequence}: layers ${window.first_layer} to ${window.first_layer + window.layers_finished.length - 1}, `
+      + `${window.pages} pages${window.carries_state ? " and state" : ""}, ${bytes(window.bytes)}`;
+    return {
+      marks: window.layers_finished,
+      parts: [
+        ["hidden-time", window.begun_at, Math.min(window.flushed_at, forwardEnd)],
+        ["exposed-time", Math.max(window.begun_at, forwardEnd), window.flushed_at],
+      ],
+      told,
+    };
+  });
+  return drawTrack(track.phases, bars, Math.max(forwardEnd, ...track.windows.map((window) => window.flushed_at)));
+}
+
+function receiver(track) {
+  const bars = [
+    ...track.windows.map((window) => ({
+      marks: [], told: `window ${window.sequence}`, parts: [["landed", window.landed_at, window.verified_at]],
+    })),
+    ...track.waits.map((wait) => ({
+      marks: [], told: `waited for layer ${wait.layer}`, parts: [["wait", wait.began_at, wait.ended_at]],
+    })),
+  ];
+  return drawTrack(track.phases, bars, Math.max(0, ...bars.map((bar) => bar.parts[0][2])));
+}
+
+function drawTrack(phases, bars, end) {
+  const last = Math.max(end, 1e-6, ...phases.map((phase) => phase.at));
+  const x = (at) => LEFT + ((WIDTH - 2 * LEFT) * at) / last;
+  const top = 42;
+  const height = top + LINE * bars.length + 18;
+  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": "Timeline" });
+  phases.forEach((phase, index) => {
+    svg.append(shape("line", { x1: x(phase.at), x2: x(phase.at), y1: 12, y2: height - 16, class: "phase" }),
+      shape("text", { x: Math.min(x(phase.at), WIDTH - 60), y: 11 + 11 * (index % 3), "data-phase": phase.phase }, phase.phase));
+  });
+  bars.forEach(({ parts, marks, told }, index) => {
+    const y = top + LINE * index;
+    const group = shape("g", { "data-window": index });
+    group.append(shape("title", {}, told));
+    for (const [kind, from, to] of parts) {
+      if (to > from) group.append(shape("rect", { x: x(from), y, width: Math.max(1, x(to) - x(from)), height: LINE - 1, class: kind }));
+    }
+    for (const at of marks) group.append(shape("rect", { x: x(at) - 0.75, y, width: 1.5, height: LINE - 1, class: "tick" }));
+    svg.append(group);
+  });
+  svg.append(shape("text", { x: LEFT, y: height - 4 }, "0"),
+    shape("text", { x: WIDTH - LEFT, y: height - 4, "text-anchor": "end" }, seconds(last)));
+  return svg;
+}

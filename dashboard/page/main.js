@@ -1,0 +1,61 @@
+// Joins the views with the stream of the node's overview. A view asks for its own data when it is shown and when
+// something has happened since, so that a page that nobody looks at costs the node one small message a second.
+
+import { follow, KeyWanted, useKey } from "./api.js";
+import { find } from "./dom.js";
+import { FaultView } from "./faults.js";
+import { HandoverView } from "./gantt.js";
+import { Overview } from "./overview.js";
+import { RequestView } from "./requests.js";
+import { SessionView } from "./sessions.js";
+import { Tabs } from "./tabs.js";
+import { TreeView } from "./tree.js";
+
+const RETRY_MS = 2000;
+
+const overview = new Overview();
+const views = {
+  tree: new TreeView(), sessions: new SessionView(), requests: new RequestView(),
+  handovers: new HandoverView(), faults: new FaultView(),
+};
+let state = null;
+const tabs = new Tabs(find("tabs"), show);
+
+function show(name) {
+  if (name === "overview") { if (state) overview.draw(state); return; }
+  views[name].refresh().catch((error) => say(error.message));
+}
+
+function say(text) {
+  find("live").textContent = text;
+}
+
+function take(next) {
+  const happened = !state || next.ended !== state.ended || JSON.stringify(next.faults) !== JSON.stringify(state.faults);
+  state = next;
+  find("node").textContent = `${next.about.node} ${next.about.version ?? ""}`;
+  views.tree.role = next.about.role;
+  say(next.about.recorded ? `recorded ${next.about.recorded}` : "live");
+  document.body.dataset.ended = next.ended;
+  if (tabs.current === "overview" || happened) show(tabs.current);
+}
+
+async function live() {
+  for (;;) {
+    try {
+      await follow("/debug/stream", take);
+    } catch (error) {
+      if (error instanceof KeyWanted) { say("this node asks for its key"); find("key").hidden = false; return; }
+      say(`no answer: ${error.message}`);
+    }
+    await new Promise((again) => setTimeout(again, RETRY_MS));
+  }
+}
+
+find("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(new FormData(event.target).get("key"));
+  find("key").hidden = true;
+  live();
+});
+live();

@@ -1,0 +1,51 @@
+// The last requests, and one request's story.
+
+import { load } from "./api.js";
+import { describe, find } from "./dom.js";
+import { bytes, clock, count, percent, seconds } from "./format.js";
+import { drawTable } from "./table.js";
+
+const COLUMNS = [
+  ["request", (row) => row.request, true],
+  ["ended", (row) => clock(row.ended_at)],
+  ["how", (row) => row.reason ?? row.error?.kind ?? (row.handed_on ? "handed on" : "given up")],
+  ["prompt", (row) => count(prompt(row))],
+  ["usable", (row) => percent(hit(row)?.usable_tokens ?? 0, prompt(row))],
+  ["answer", (row) => (row.usage ? count(row.usage.completion_tokens) : "-")],
+  ["first token", (row) => seconds(row.usage?.time_to_first_token)],
+  ["prefilled on", (row) => row.usage?.prefilled_on ?? "-"],
+];
+
+const hit = (row) => row.usage?.hit ?? row.hit;
+const prompt = (row) => row.usage?.prompt_tokens ?? row.prompt_tokens ?? 0;
+
+export class RequestView {
+  async refresh() {
+    drawTable(find("request-rows"), COLUMNS, await load("/debug/requests"), (row) => row.request,
+      (row) => this.choose(row.request));
+  }
+
+  async choose(name) {
+    tell(find("request"), await load(`/debug/requests/${encodeURIComponent(name)}`));
+  }
+}
+
+function tell(list, row) {
+  const found = hit(row);
+  const lost = found?.lost;
+  const transfer = row.usage?.transfer;
+  describe(list, [
+    ["request", row.request],
+    ["session", row.session],
+    ["refused", row.error?.message ?? null],
+    ["prompt", `${count(prompt(row))} tokens`],
+    ["found", found ? `${count(found.kv_tokens)} with KV, ${count(found.usable_tokens)} usable`
+      + (found.checkpoint_source ? `, from the state of a ${found.checkpoint_source.replace("_", " ")}` : "") : "never looked up"],
+    ...Object.entries(found?.causes ?? {}).filter(([, tokens]) => tokens).map(([cause, tokens]) => [cause, count(tokens)]),
+    ["lost to", lost ? `${lost.eviction?.taken_by ?? "somebody forgotten"}: a state of ${count(lost.tokens)} tokens`
+      + (lost.eviction?.score == null ? "" : `, held to be worth ${lost.eviction.score.toExponential(2)} a page`) : null],
+    ["handed over", transfer ? `${bytes(transfer.bytes)} in ${transfer.windows} windows, ${seconds(transfer.exposed_seconds)} after the forward` : null],
+    ["fell back", row.usage?.local_fallback ? "the hand-over was lost; its prompt was computed here" : null],
+    ["life", (row.life ?? []).map((mark) => `${mark.state} at ${seconds(mark.at)}`).join(", ") || null],
+  ]);
+}

@@ -1,0 +1,32 @@
+// The views' tabs, by mouse and by arrow keys; the place after # names the one that is shown.
+
+export class Tabs {
+  constructor(list, show) {
+    this.tabs = [...list.querySelectorAll("[role=tab]")];
+    this.show = show;
+    this.tabs.forEach((tab, index) => {
+      tab.addEventListener("click", () => this.choose(tab));
+      tab.addEventListener("keydown", (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!step) return;
+        const next = this.tabs[(index + step + this.tabs.length) % this.tabs.length];
+        next.focus();
+        this.choose(next);
+      });
+    });
+    const named = this.tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);
+    this.choose(named ?? this.tabs[0]);
+  }
+
+  choose(chosen) {
+    for (const tab of this.tabs) {
+      const selected = tab === chosen;
+      tab.setAttribute("aria-selected", selected);
+      tab.tabIndex = selected ? 0 : -1;
+      document.getElementById(tab.getAttribute("aria-controls")).hidden = !selected;
+    }
+    this.current = chosen.getAttribute("aria-controls");
+    history.replaceState(null, "", `#${this.current}`);
+    this.show(this.current);
+  }
+}

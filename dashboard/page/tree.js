@@ -1,0 +1,119 @@
+// The radix tree as an icicle: across, tokens of a node and all below it; down, the path of a prompt. Only the
+// heaviest subtrees come from the node, so the drawing stays small whatever the tree's size.
+
+import { load } from "./api.js";
+import { describe, element, find, legend, onChoose, shape } from "./dom.js";
+import { count } from "./format.js";
+
+const WIDTH = 1200;
+const ROW = 26;
+const LEAST = 2; // narrower boxes are not drawn: the parent's "not drawn" tells of them
+
+const KINDS = [
+  ["checkpoint", "a state stands at its end"],
+  ["kv_only", "KV only"],
+  ["in_use", "in use by a request"],
+  ["in_transfer", "being handed over"],
+  ["hidden-nodes", "smaller ones together"],
+];
+
+export class TreeView {
+  constructor() {
+    this.path = [];
+    this.role = "";
+    find("tree-legend").replaceChildren(...legend(KINDS));
+  }
+
+  async refresh() {
+    const under = this.path.at(-1)?.name;
+    try {
+      this.rows = await load(`/debug/tree${under ? `?under=${under}` : ""}`);
+    } catch (error) {
+      if (!this.path.length) { find("icicle").textContent = error.message; return; }
+      this.path.pop();
+      return this.refresh();
+    }
+    this.draw();
+  }
+
+  draw() {
+    const children = this.rows.map(() => []);
+    this.rows.forEach((row, index) => { if (row.above !== null) children[row.above].push(index); });
+    const boxes = [];
+    const place = (index, x, width, level) => {
+      boxes.push({ row: this.rows[index], x, width, level });
+      const scale = width / Math.max(1, this.rows[index].standing.tokens);
+      let next = x;
+      for (const child of children[index]) {
+        const wide = this.rows[child].standing.tokens * scale;
+        if (wide >= LEAST) place(child, next, wide, level + 1);
+        next += wide;
+      }
+      const hidden = this.rows[index].hidden;
+      if (hidden.tokens * scale >= LEAST) boxes.push({ hidden, x: next, width: hidden.tokens * scale, level: level + 1 });
+    };
+    if (this.rows.length) place(0, 0, WIDTH, 0);
+    const height = ROW * (1 + Math.max(0, ...boxes.map((box) => box.level)));
+    const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "tree", "aria-label": "Radix tree" });
+    svg.append(...boxes.map((box) => this.box(box)));
+    find("icicle").replaceChildren(svg);
+    this.drawPath();
+  }
+
+  box({ row, hidden, x, width, level }) {
+    const y = level * ROW;
+    const kind = hidden ? "hidden-nodes" : this.kindOf(row);
+    const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}` });
+    const told = hidden
+      ? `${count(hidden.nodes)} more nodes, ${count(hidden.tokens)} tokens`
+      : `${count(row.standing.tokens)} tokens, ${count(row.standing.nodes)} nodes, ${kind.replace("_", " ")}`;
+    rect.append(shape("title", {}, told));
+    const group = shape("g", {}, rect);
+    if (width > 60) group.append(shape("text", { x: x + 4, y: y + 16 }, hidden ? `+${count(hidden.nodes)}` : count(row.standing.tokens)));
+    if (row) {
+      for (const [name, value] of Object.entries({ tabindex: "0", role: "treeitem", "aria-label": told, "data-node": row.name ?? "top" })) {
+        rect.setAttribute(name, value);
+      }
+      onChoose(rect, () => this.choose(row, rect));
+    }
+    return group;
+  }
+
+  choose(row, rect) {
+    find("icicle").querySelector(".chosen")?.classList.remove("chosen");
+    rect.classList.add("chosen");
+    describe(find("tree-node"), [
+      ["node", row.name ?? "all namespaces"],
+      ["path", `${count(row.depth)} tokens from the start, ${count(row.tokens)} of them its own`],
+      ["state at its end", row.state ?? "none"],
+      ["states inside the next page", count(row.tails)],
+      ["in use", row.leases || row.state_pins
+        ? `${row.leases} requests stand here, ${row.state_pins} read its state`
+        : row.protected ? "by a request further down" : "no"],
+      ["children", count(row.children)],
+      ["with all below", `${count(row.standing.tokens)} tokens, ${count(row.standing.nodes)} nodes, ${count(row.standing.states)} states`],
+      ["since its last use", row.unused === null ? null : `${count(row.unused)} calls of the cache`],
+    ]);
+    if (row.name && row.children) {
+      const zoom = element("button", {}, "Look below it");
+      zoom.addEventListener("click", () => { this.path.push(row); this.refresh(); });
+      find("tree-node").append(element("dt", {}, ""), element("dd", {}, zoom));
+    }
+  }
+
+  drawPath() {
+    const steps = [null, ...this.path].map((row, index) => {
+      const step = element("button", {}, row ? `${count(row.depth)} tokens` : "top");
+      step.addEventListener("click", () => { this.path.length = index; this.refresh(); });
+      return step;
+    });
+    find("tree-path").replaceChildren(...steps);
+  }
+
+  kindOf(row) {
+    if (row.tokens === 0 && row.depth === 0) return "namespace";
+    // Whatever runs on a prefill node is for another node.
+    if (row.leases || row.state_pins || row.protected) return this.role === "prefill" ? "in_transfer" : "in_use";
+    return row.state || row.tails ? "checkpoint" : "kv_only";
+  }
+}

@@ -1,0 +1,21 @@
+// The names of what is shown, in the order in which they are stacked, and what they mean. A name is also its
+// colour's class in page.css.
+
+export const CAUSES = [
+  ["new", "never seen before"],
+  ["never_checkpointed", "KV cached, no state kept this deep"],
+  ["checkpoint_evicted", "its state had to make room"],
+  ["kv_evicted", "its KV had to make room"],
+  ["alignment", "in a page cached in part"],
+  ["in_flight", "being computed by another"],
+  ["unscheduled", "ended before it was looked up"],
+];
+
+export const OWNERS = [
+  ["working", "held by running requests"],
+  ["pinned", "the tree's, in use"],
+  ["evictable", "the tree's, may make room"],
+  ["in_transfer", "granted to a sender"],
+  ["quarantined", "awaiting a fence"],
+  ["free", "free"],
+];

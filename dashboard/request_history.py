@@ -1,0 +1,84 @@
+"""The last requests, whole: what each asked, where it spent its time, what it was told.
+
+Owns a bounded memory by id, the oldest end first to go, and those in flight. Knows events only.
+"""
+
+from collections import OrderedDict, deque
+from typing import Any
+
+from .events import Event
+
+_REMEMBERED = 1024
+_TIMELINES = 128
+
+
+class RequestHistory:
+    def __init__(self) -> None:
+        self._in_flight: OrderedDict[str, Event] = OrderedDict()
+        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._drawn: deque[dict[str, Any]] = deque()
+        self.ends = 0
+        """How many have ended since the start; says whether a list is stale."""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def submitted(self, event: Event) -> None:
+        self._in_flight[event["request"]] = event
+        if len(self._in_flight) > _REMEMBERED:
+            self._in_flight.popitem(last=False)
+
+    def ended(self, event: Event) -> dict[str, Any]:
+        """The record of a request that finished, was rejected, or was a room of another node's."""
+        name = event["request"] if "request" in event else f"room-{event['room']}"
+        submit = self._in_flight.pop(name, None)
+        record = {
+            "request": name,
+            "session": None if submit is None else submit["session"],
+            "arrived_at": _arrival(event, submit),
+            "ended_at": event["at"],
+            **{key: value for key, value in event.items() if key not in ("at", "request")},
+        }
+        self._ended[name] = record
+        self._ended.move_to_end(name)
+        self._bound_timelines(record)
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        self.ends += 1
+        return record
+
+    def _bound_timelines(self, record: dict[str, Any]) -> None:
+        """Timelines are the larger part of a record by far: fewer are kept."""
+        transfer = (record.get("usage") or {}).get("transfer")
+        if transfer is None or transfer.get("timeline") is None:
+            return
+        self._drawn.append(transfer)
+        if len(self._drawn) > _TIMELINES:
+            self._drawn.popleft()["timeline"] = None
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        return self._ended.get(name)
+
+    def latest(self, count: int) -> list[dict[str, Any]]:
+        """Youngest first, without what only one request's view shows."""
+        records = list(self._ended.values())[-count:]
+        return [_summary(record) for record in reversed(records)]
+
+
+def _arrival(event: Event, submit: Event | None) -> float:
+    if submit is not None:
+        return float(submit["at"])
+    life = event.get("life") or [{"at": 0.0}]
+    return float(event["at"]) - float(life[-1]["at"])
+
+
+def _summary(record: dict[str, Any]) -> dict[str, Any]:
+    usage = record.get("usage")
+    if usage is None:
+        return record
+    transfer = usage["transfer"]
+    if transfer is None:
+        return record
+    brief = {key: value for key, value in transfer.items() if key != "timeline"}
+    return {**record, "usage": {**usage, "transfer": brief}}

@@ -1,0 +1,27 @@
+"""What a dashboard hears: the messages between an engine and its world that say how it went."""
+
+from ..engine.messages import (
+    Evicted,
+    Finished,
+    HandoverCancelled,
+    HandoverLost,
+    PeersChanged,
+    Rejected,
+    RoomEnded,
+    Submit,
+    TokenOut,
+    WriterFenced,
+)
+
+Told = (
+    Submit
+    | TokenOut
+    | Finished
+    | Rejected
+    | Evicted
+    | RoomEnded
+    | HandoverLost
+    | HandoverCancelled
+    | WriterFenced
+    | PeersChanged
+)

@@ -1,0 +1,22 @@
+"""When a request was in which state: plain values, bounded."""
+
+from dataclasses import dataclass
+
+KEPT_MARKS = 64
+"""A request that is retracted or handed over again and again keeps its first marks and its end."""
+
+
+@dataclass(frozen=True)
+class LifeMark:
+    """The request came into `state` (a name of engine/request.py), `at` seconds after it
+    arrived."""
+
+    state: str
+    at: float
+
+
+def marked(life: list[LifeMark], mark: LifeMark) -> None:
+    """Append to `life`, in place of the last mark where it is full."""
+    if len(life) >= KEPT_MARKS:
+        life.pop()
+    life.append(mark)

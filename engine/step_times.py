@@ -1,0 +1,52 @@
+"""How long steps took, and how long the device had nothing to run between two of them.
+
+Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+IDLE_BOUNDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1)
+
+
+@dataclass(frozen=True)
+class TimeSpread:
+    """counts[i]: of those at most bounds[i] seconds and more than the bound before; one more for
+    what is longer. seconds: the sum."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    seconds: float
+
+
+class TimeCounter:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._seconds += seconds
+
+    def spread(self) -> TimeSpread:
+        return TimeSpread(self._bounds, tuple(self._counts), self._seconds)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """steps: from planning a forward to having landed the one before. idle: from the end of a
+    forward to the start of the next, where the next was launched before the first had landed."""
+
+    steps: TimeSpread
+    idle: TimeSpread
+
+
+class StepTimes:
+    def __init__(self) -> None:
+        self.steps = TimeCounter(STEP_BOUNDS)
+        self.idle = TimeCounter(IDLE_BOUNDS)
+
+    def report(self) -> StepReport:
+        return StepReport(self.steps.spread(), self.idle.spread())

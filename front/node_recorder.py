@@ -1,0 +1,45 @@
+"""Keeps a node's history: what its engine and its world say, and a sample of its counters a second.
+
+Owns the history. Thread rule: the event loop's. `observe` never waits for anybody.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from ..dashboard.events import Event, event_of, pools_event
+from ..dashboard.history import NodeHistory
+from ..dashboard.node_report import NodeReport
+from ..dashboard.told import Told
+from .errors import FrontError
+
+_SAMPLE_SECONDS = 1.0
+
+
+class NodeRecorder:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """clock: seconds since 1970."""
+        self.history = NodeHistory()
+        self._clock = clock
+        self._last = 0.0
+
+    def now(self) -> float:
+        """A clock that is set back must not turn the history around."""
+        self._last = max(self._last, self._clock())
+        return self._last
+
+    def observe(self, message: Told) -> None:
+        event = event_of(message)
+        if event is not None:
+            self._keep(event)
+
+    async def sample(self, ask: Callable[[], Awaitable[NodeReport]]) -> None:
+        """Keep a sample a second until cancelled, or until the engine has died."""
+        while True:
+            try:
+                self._keep(pools_event(await ask()))
+            except FrontError:
+                return
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    def _keep(self, event: Event) -> None:
+        self.history.apply({**event, "at": self.now()})

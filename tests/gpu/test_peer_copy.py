@@ -1,0 +1,236 @@
+"""peer_copy between two processes on two GPUs: bytes, gate, fences, and the death of either."""
+
+import multiprocessing as mp
+import multiprocessing.connection
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import numpy as np
+import pytest
+import torch
+from tasuki.transfer.descriptors import Pieces
+from tasuki.transfer.errors import OutOfBounds, TransportError
+from tasuki.transfer.transports.base import Pace, TransferState
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
+    reason="needs two GPUs of one host that can access each other",
+)
+
+MIB = 1 << 20
+SIZE = 256 * MIB
+BLOCK = 32 * 1024
+POISON = 0xA5
+
+
+def arena(device: torch.device) -> torch.Tensor:
+    """Random bytes, the same in every process."""
+    generator = torch.Generator(device).manual_seed(3)
+    return torch.randint(0, 256, (SIZE,), dtype=torch.uint8, device=device, generator=generator)
+
+
+def scattered(blocks: int, seed: int) -> Pieces:
+    generator = np.random.default_rng(seed)
+    columns = [generator.permutation(SIZE // BLOCK)[:blocks] * BLOCK for _ in range(2)]
+    return np.stack([*columns, np.full(blocks, BLOCK)], axis=1).astype(np.int64)
+
+
+def receiver(channel: Connection) -> None:
+    """Answers: ("notes", n), ("bytes", first, end), ("sum",), ("sever",), ("close",)."""
+    from tasuki.transfer.transports.peer_copy import PeerCopyTransport
+
+    device = torch.device("cuda", 1)
+    # Behind a neighbour of the same allocation, as arenas in torch's segments may be.
+    memory = torch.full((2 * MIB + SIZE,), POISON, dtype=torch.uint8, device=device)[2 * MIB :]
+    torch.cuda.synchronize(device)
+    transport = PeerCopyTransport(device)
+    transport.register(memory.data_ptr(), SIZE)
+    channel.send_bytes(transport.metadata())
+    while True:
+        command, *numbers = channel.recv()
+        if command == "notes":
+            notes: list[bytes] = []
+            deadline = time.monotonic() + 10
+            while len(notes) < numbers[0] and time.monotonic() < deadline:
+                notes += transport.notifications()
+            channel.send(notes)
+        elif command == "bytes":
+            channel.send_bytes(memory[numbers[0] : numbers[1]].cpu().numpy().tobytes())
+        elif command == "sum":
+            channel.send(int(memory.view(torch.int64).sum().item()))
+        elif command == "sever":
+            transport.sever()
+            channel.send(None)
+        else:
+            transport.close()
+            return
+
+
+def flooding_sender(channel: Connection) -> None:
+    """Connects to what it is sent and writes without end."""
+    from tasuki.transfer.transports.peer_copy import PeerCopyTransport
+
+    memory = arena(torch.device("cuda", 0))
+    transport = PeerCopyTransport(torch.device("cuda", 0))
+    transport.register(memory.data_ptr(), SIZE)
+    endpoint = transport.connect(channel.recv_bytes())
+    seed = 0
+    while True:
+        seed += 1
+        transport.release(transport.post(endpoint, scattered(2048, seed), b"flood"))
+        if seed % 8 == 0:
+            torch.cuda.synchronize()
+        if seed == 24:
+            channel.send("flooding")
+
+
+class Wire:
+    """This process sends from GPU 0, a child receives on GPU 1."""
+
+    def __init__(self) -> None:
+        from tasuki.transfer.transports.peer_copy import PeerCopyTransport
+
+        self.context = mp.get_context("spawn")
+        self.channel, theirs = self.context.Pipe()
+        self.process: BaseProcess = self.context.Process(target=receiver, args=(theirs,))
+        self.process.start()
+        theirs.close()
+        self.memory = arena(torch.device("cuda", 0))
+        torch.cuda.synchronize()
+        self.transport = PeerCopyTransport(torch.device("cuda", 0))
+        self.transport.register(self.memory.data_ptr(), SIZE)
+        assert self.channel.poll(120)
+        self.metadata = self.channel.recv_bytes()
+        self.endpoint = self.transport.connect(self.metadata)
+
+    def write(self, pieces: Pieces, note: bytes, pace: Pace = Pace.BESIDE_COMPUTE) -> None:
+        transfer = self.transport.post(self.endpoint, pieces, note, pace)
+        deadline = time.monotonic() + 20
+        try:
+            while self.transport.poll(transfer) is TransferState.PENDING:
+                assert time.monotonic() < deadline, "still pending"
+        finally:
+            self.transport.release(transfer)
+
+    def ask(self, *command: object) -> object:
+        self.channel.send(command)
+        assert self.channel.poll(60)
+        return self.channel.recv()
+
+    def received(self) -> np.ndarray:
+        self.channel.send(("bytes", 0, SIZE))
+        return np.frombuffer(self.channel.recv_bytes(), dtype=np.uint8)
+
+    def close(self) -> None:
+        self.transport.close()
+        if self.process.is_alive():
+            self.channel.send(("close",))
+        self.process.join(20)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+        self.channel.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    made = Wire()
+    yield made
+    made.close()
+
+
+def usable(device: int) -> bool:
+    with torch.cuda.device(device):
+        ones = torch.ones(1024, 1024, device="cuda")
+        return bool((ones @ ones).sum().item() == 1024.0**3)
+
+
+def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
+    expected = np.full(SIZE, POISON, dtype=np.uint8)
+    source = wire.memory.cpu().numpy()
+    pieces = scattered(3000, 1)
+    for number, pace in enumerate([Pace.BESIDE_COMPUTE, Pace.ALONE, Pace.BESIDE_COMPUTE]):
+        part = pieces[number * 1000 : number * 1000 + 1000]
+        for local, remote, length in part.tolist():
+            expected[remote : remote + length] = source[local : local + length]
+        wire.write(part, b"window %d" % number, pace)
+        assert wire.ask("notes", 1) == [b"window %d" % number]
+        assert np.array_equal(wire.received(), expected)
+    wire.write(np.empty((0, 3), dtype=np.int64), b"nothing to send")
+    assert wire.ask("notes", 1) == [b"nothing to send"]
+
+
+def test_bounds_and_alignment_are_checked_before_posting(wire: Wire) -> None:
+    for piece in ([SIZE - 16, 0, 32], [0, SIZE, 16], [-16, 0, 16], [0, 8, 16], [0, 0, 24]):
+        with pytest.raises(OutOfBounds):
+            wire.write(np.array([[0, 0, 16], piece], dtype=np.int64), b"never")
+    assert (wire.received() == POISON).all()
+
+
+def test_a_severed_connection_writes_nothing_and_a_new_one_does(wire: Wire) -> None:
+    wire.ask("sever")
+    with pytest.raises(TransportError, match="shut its gate"):
+        wire.write(scattered(100, 2), b"never")
+    assert (wire.received() == POISON).all()
+    wire.transport.disconnect(wire.endpoint)
+    wire.endpoint = wire.transport.connect(wire.metadata)
+    wire.write(scattered(100, 2), b"again")
+    assert wire.ask("notes", 1) == [b"again"]
+    assert (wire.received() != POISON).any()
+
+
+def test_a_killed_receiver_leaves_the_senders_context_usable(wire: Wire) -> None:
+    pending = [
+        wire.transport.post(wire.endpoint, scattered(4096, seed), b"x") for seed in range(40)
+    ]
+    assert wire.process.pid is not None
+    os.kill(wire.process.pid, signal.SIGKILL)
+    wire.process.join(20)
+    torch.cuda.synchronize(0)
+    assert usable(0)
+    with pytest.raises(TransportError, match="mailbox is gone"):
+        for transfer in pending:
+            wire.transport.poll(transfer)
+    # The importer's mapping keeps the memory alive: a late write hurts nobody.
+    wire.transport.release(wire.transport.post(wire.endpoint, scattered(512, 99), b"late"))
+    torch.cuda.synchronize(0)
+    assert usable(0)
+
+
+def test_a_killed_senders_writes_end_with_it_and_the_receiver_lives(wire: Wire) -> None:
+    channel, theirs = wire.context.Pipe()
+    sender = wire.context.Process(target=flooding_sender, args=(theirs,))
+    sender.start()
+    channel.send_bytes(wire.metadata)
+    assert channel.poll(120) and channel.recv() == "flooding"
+    before = wire.ask("sum")
+    assert wire.ask("sum") != before, "the flood does not reach the arena"
+    assert sender.pid is not None
+    pidfd = os.pidfd_open(sender.pid)
+    os.kill(sender.pid, signal.SIGKILL)
+    mp.connection.wait([pidfd], 20)
+    os.close(pidfd)
+    time.sleep(wire.transport.settle_seconds)
+    after = wire.ask("sum")
+    time.sleep(1.0)
+    assert wire.ask("sum") == after, "a dead writer still wrote"
+    sender.join()
+    wire.write(scattered(10, 1), b"alive")
+    while b"alive" not in (notes := wire.ask("notes", 1)):
+        assert notes
+    assert usable(0)
+
+
+def test_unreachable_peers_are_refused_with_the_reason(wire: Wire) -> None:
+    with pytest.raises(TransportError, match="this very process"):
+        wire.transport.connect(wire.transport.metadata())
+    elsewhere = wire.metadata.replace(b'"boot_id": "', b'"boot_id": "0')
+    with pytest.raises(TransportError, match="another host"):
+        wire.transport.connect(elsewhere)
+    stranger = wire.metadata.replace(b'"gpu": "', b'"gpu": "0')
+    with pytest.raises(TransportError, match="not visible here"):
+        wire.transport.connect(stranger)

@@ -1,0 +1,66 @@
+"""A headless browser for tests of the page; skips with a reason where there is none."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see the dev group")
+
+from playwright.sync_api import Page, sync_playwright
+
+WIDTH, HEIGHT = 1280, 760
+
+
+class Opened:
+    """A page of the node at `address`, and what went wrong on it or was asked of others."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.address = address
+        self.complaints: list[str] = []
+        self.foreign: list[str] = []
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda said: self._heard(said.type, said.text))
+        page.on("request", lambda request: self._asked(request.url))
+
+    def show(self, view: str) -> None:
+        self.page.click(f"#tab-{view}")
+
+    def number(self, selector: str) -> int:
+        """data-value of the one element."""
+        value = self.page.get_attribute(selector, "data-value")
+        assert value is not None
+        return int(value)
+
+    def text(self, selector: str) -> str:
+        return self.page.inner_text(selector)
+
+    def _heard(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith(f"http://{self.address}/"):
+            self.foreign.append(url)
+
+
+@contextmanager
+def opened(address: str, path: str = "/", scheme: str = "light") -> Iterator[Opened]:
+    """The page at HOST:PORT. scheme: light or dark."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed: install Debian's chromium")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        try:
+            page = browser.new_page(
+                viewport={"width": WIDTH, "height": HEIGHT},
+                color_scheme="dark" if scheme == "dark" else "light",
+            )
+            seen = Opened(page, address)
+            page.goto(f"http://{address}{path}")
+            yield seen
+        finally:
+            browser.close()

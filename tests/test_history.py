@@ -1,0 +1,164 @@
+"""A node's recent past: bounded, made of plain events, cheap to look at."""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+from tasuki.dashboard import views
+from tasuki.dashboard.event_journal import EventJournal
+from tasuki.dashboard.events import event_of
+from tasuki.dashboard.history import NodeHistory
+from tasuki.dashboard.hit_intervals import HitIntervals
+from tasuki.dashboard.tree_view import tree_view
+from tasuki.dashboard.what_if import WhatIf
+from tasuki.engine import messages as m
+from tasuki.engine.life import LifeMark
+from tasuki.engine.losses import Eviction, LostState
+from tasuki.model.sampling import SamplingParams
+from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig
+
+EVICTION = Eviction(7, "checkpoint", "turn_end", 640, 1.0, 0.25, "thief")
+LIFE = (LifeMark("Prefilling", 0.1), LifeMark("Decoding", 0.4), LifeMark("Finished", 1.0))
+OWNERS = ("working", "pinned", "evictable", "in_transfer", "quarantined", "free")
+
+
+def hit(prompt: int, usable: int, lost: LostState | None = None) -> m.HitBreakdown:
+    evicted = 0 if lost is None else lost.tokens - usable
+    causes = {"new": prompt - usable - evicted, "checkpoint_evicted": evicted}
+    return m.HitBreakdown(prompt, usable, usable, causes, None, lost)
+
+
+def submit(name: str, prompt: int, session: str | None) -> m.Submit:
+    tokens = np.zeros(prompt, dtype=np.int32)
+    return m.Submit(m.RequestId(name), tokens, SamplingParams(), session=session)
+
+
+def finished(
+    name: str, found: m.HitBreakdown | None, reason: m.FinishReason = m.FinishReason.STOP
+) -> m.Finished:
+    prompt = 100 if found is None else found.prompt_tokens
+    usage = m.Usage(prompt, 5, found, None, "local", False, 0.2, 1.0)
+    return m.Finished(m.RequestId(name), reason, usage, LIFE)
+
+
+def told(history: NodeHistory, at: float, message: Any) -> None:
+    event = event_of(message)
+    assert event is not None
+    # As a recording brings it.
+    history.apply(json.loads(json.dumps({**event, "at": at})))
+
+
+def test_a_session_tells_which_turn_an_eviction_cost() -> None:
+    history = NodeHistory()
+    told(history, 10.0, submit("one", 640, "session 1"))
+    told(history, 11.0, finished("one", hit(640, 0)))
+    told(history, 15.0, m.Evicted((EVICTION,)))
+    told(history, 20.0, submit("two", 900, "session 1"))
+    told(history, 21.0, finished("two", hit(900, 128, LostState(640, 3.5, EVICTION))))
+    told(history, 22.0, finished("alone", hit(100, 0)))
+    (session,) = views.sessions(history)
+    first, second = session["turns"]
+    assert (first["pause"], first["evicted"], first["lost"]) == (None, 0, None)
+    assert second["pause"] == 9.0 and second["evicted"] == 512
+    assert (second["cached"], second["fresh"], second["lost_tokens"]) == (128, 260, 512)
+    assert second["lost"]["eviction"]["taken_by"] == "thief"
+    assert views.evictions(history)[0]["score"] == 0.25
+
+
+def test_a_request_is_told_whole_and_in_a_list() -> None:
+    history = NodeHistory()
+    told(history, 10.0, submit("one", 100, None))
+    assert views.overview(history, 10.0, 60, 10)["in_flight"] == 1
+    told(history, 11.0, finished("one", None, m.FinishReason.ABORT))
+    told(history, 12.0, m.Rejected(m.RequestId("no"), m.RequestError(m.ErrorKind.INVALID, "why")))
+    room = m.RoomEnded(m.RoomId(5), 64, hit(64, 0), True, LIFE)
+    told(history, 13.0, room)
+    names = [record["request"] for record in views.requests(history)]
+    assert names == ["room-5", "no", "one"]
+    record = history.requests.find("room-5")
+    assert record is not None and record["arrived_at"] == 12.0 and record["handed_on"]
+    totals = views.overview(history, 13.0, 60, 10)["totals"]
+    assert totals["prompt"] == 164 == totals["lost.unscheduled"] + totals["lost.new"]
+    assert history.faults.counts == {"aborted": 1, "rejected.invalid": 1}
+
+
+def test_intervals_add_up_and_old_ones_go() -> None:
+    intervals = HitIntervals()
+    found = {"usable_tokens": 3, "kv_tokens": 4, "causes": {"new": 7}}
+    for second in range(0, 8000, 2):
+        intervals.add(float(second), 10, found)
+    series = intervals.series(7999.0, 100, 10)
+    assert series["at"][-1] == 8000 and len(series["at"]) == 10
+    assert series["columns"]["prompt"] == [50] * 10
+    assert series["columns"]["lost.new"] == [35] * 10
+    assert intervals.totals["prompt"] == 40000
+    # 60 whole minutes up to 8040, the end of the one that runs.
+    assert sum(intervals.series(7999.0, 3600, 60)["columns"]["prompt"]) == 10 * (8000 - 4440) // 2
+
+
+def test_more_slots_would_have_kept_what_was_evicted_last() -> None:
+    what_if = WhatIf()
+    what_if.add(1000, {"usable_tokens": 900, "lost": None})
+    for slabs, recoverable in ((2.5, 400), (3.0, 100), (50.0, 100), (400.0, 20)):
+        lost = {"tokens": 100 + recoverable, "slabs_since": slabs}
+        what_if.add(1000, {"usable_tokens": 100, "lost": lost})
+    answer = what_if.answer()
+    assert answer["curve"] == [(3, 500), (50, 600), (400, 620)]
+    assert (answer["slots"], answer["tokens"]) == (3, 500) and answer["points"] == 10.0
+    assert WhatIf().answer()["slots"] == 0
+
+
+def test_a_slow_follower_is_told_what_it_missed() -> None:
+    journal = EventJournal()
+    for number in range(10_000):
+        journal.add({"kind": "x", "number": number})
+    since = journal.since(0)
+    assert (since.missed, since.next) == (10_000 - 8192, 10_000)
+    assert since.events[0]["number"] == since.missed
+    assert journal.since(10_000).events == ()
+
+
+def full_history() -> NodeHistory:
+    """Every ring of it is full."""
+    history = NodeHistory()
+    sample = {
+        "kind": "pools",
+        **{pool: dict.fromkeys(OWNERS, 1) for pool in ("slots", "pages")},
+        "integrity": "ok",
+    }
+    lost = LostState(640, 3.5, EVICTION)
+    for number in range(4200):
+        at = float(number)
+        told(history, at, submit(f"r{number}", 900, f"session {number % 300}"))
+        told(history, at, finished(f"r{number}", hit(900, 128, lost)))
+        history.apply({**sample, "at": at})
+    return history
+
+
+def test_looking_costs_little_however_much_is_kept() -> None:
+    history = full_history()
+    tree = HybridTree(
+        TreeConfig(slabs=3000, blocks_per_slab=4, pages_per_slab=4, max_ghost_nodes=64)
+    )
+    for seed in range(1500):
+        tokens = np.random.default_rng(seed).integers(0, 1000, 129).astype(np.int32)
+        lease = tree.lease(tokens, capacity_tokens=129, working_slots=1)
+        assert lease is not None
+        tree.publish(lease, 128, lease.working_slots[0], CheckpointKind.PROMPT_END)
+        tree.release(lease)
+
+    def second_of_looking() -> None:
+        json.dumps(views.overview(history, 4200.0, 300, 150))
+        view = tree.view(512, None)
+        assert view is not None
+        json.dumps(tree_view(view))
+
+    second_of_looking()
+    costs = []
+    for _ in range(5):
+        began = time.process_time()
+        second_of_looking()
+        costs.append(time.process_time() - began)
+    # Of one core, in a second; the tree's part depends on the nodes drawn, not on those that stand.
+    assert min(costs) < 0.03, costs

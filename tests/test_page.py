@@ -1,0 +1,171 @@
+"""The page in a real browser: its numbers are those that clients were told, and it can be clicked
+through. TASUKI_SCREENSHOTS=docs/images keeps the pictures that the documents show."""
+
+import os
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tasuki.client import demo_script
+from tasuki.client.prompt import Prompt
+from tasuki.engine.messages import Usage
+
+from tests.daemons import Node, flags, random_prompt, until
+from tests.pages import Opened, opened
+
+TURNS = 4
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A pair through which the demo's first turns went, and two requests that were refused and
+    given up."""
+
+    prefill: Node
+    decode: Node
+    usages: list[Usage]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Demo]:
+    http = ("--http-bind", "127.0.0.1:0")
+    prefill = Node("prefill", *flags(arena_mib=32), *http).wait_ready()
+    decode = Node("decode", *flags(arena_mib=32), *http, "--prefill", prefill.address)
+    try:
+        client = decode.wait_ready().client
+        usages = []
+        with client.open_session() as session:
+            for messages in demo_script.turns()[:TURNS]:
+                session.append(Prompt(messages=messages))
+                usages.append(session.generate(max_new_tokens=12, ignore_eos=True).result().usage)
+        left = client.generate(Prompt(token_ids=random_prompt(90, 3)), max_new_tokens=900)
+        next(iter(left))
+        left.cancel()
+        until(lambda: "aborted" in faults_told(decode), "the cancelled request has not ended")
+        yield Demo(prefill, decode, usages)
+    finally:
+        assert decode.stop() == 0
+        assert prefill.stop() == 0
+
+
+def asked(node: Node, path: str) -> str:
+    with urllib.request.urlopen(f"http://{node.http_address}{path}", timeout=5) as reply:
+        return str(reply.read().decode())
+
+
+def faults_told(node: Node) -> str:
+    return asked(node, "/debug/faults")
+
+
+def counters(node: Node, name: str) -> Counter[str]:
+    """Samples of a counter by the value of their one label."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(asked(node, "/metrics")):
+        for sample in family.samples:
+            if sample.name == name:
+                found[next(iter(sample.labels.values()), "")] += int(sample.value)
+    return found
+
+
+def picture(seen: Opened, name: str) -> None:
+    folder = os.environ.get("TASUKI_SCREENSHOTS")
+    if folder is not None:
+        seen.page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -> None:
+    with opened(demo.decode.http_address) as seen:
+        seen.page.wait_for_selector("[data-total=prompt]")
+        lost = counters(demo.decode, "tasuki_request_lost_tokens_total")
+        shown = {cause: seen.number(f"[data-total='lost.{cause}']") for cause in lost}
+        assert shown == dict(lost)
+        prompt, usable = (seen.number(f"[data-total={name}]") for name in ("prompt", "usable"))
+        assert {"": prompt} == counters(demo.decode, "tasuki_request_prompt_tokens_total")
+        assert {"": usable} == counters(demo.decode, "tasuki_request_usable_tokens_total")
+        hits = [usage.hit for usage in demo.usages]
+        assert usable == sum(hit.usable_tokens for hit in hits if hit is not None) > 0
+        assert prompt == sum(usage.prompt_tokens for usage in demo.usages) + 90
+        seen.page.wait_for_selector("[data-pool=slots][data-owner=free]")
+        stats = demo.decode.stats()
+        for pool, counts in (("slots", stats.slots), ("pages", stats.pages)):
+            free = f"[data-pool={pool}][data-owner=free][data-value='{counts['free']}']"
+            seen.page.wait_for_selector(free, timeout=5000)
+        assert seen.page.locator("#waterfall canvas").count() == 1
+        picture(seen, "hits")
+        assert not seen.complaints and not seen.foreign
+
+
+def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None:
+    with opened(demo.decode.http_address) as seen:
+        seen.show("tree")
+        seen.page.wait_for_selector("#icicle [data-node]")
+        nodes = seen.page.locator("#icicle [data-node]")
+        assert nodes.count() >= demo.decode.stats().tree["nodes"]
+        nodes.nth(nodes.count() - 1).click()
+        assert "tokens from the start" in seen.text("#tree-node")
+        picture(seen, "tree")
+
+        seen.show("sessions")
+        seen.page.wait_for_selector("#session-rows [data-request]")
+        turns = seen.page.locator("#session-rows [data-request]")
+        assert turns.count() == TURNS
+        turns.nth(TURNS - 1).click()
+        told = seen.text("#turn")
+        hit = demo.usages[-1].hit
+        assert hit is not None and f"{hit.usable_tokens:,} (" in told
+        request = turns.nth(TURNS - 1).get_attribute("data-request")
+        picture(seen, "sessions")
+
+        seen.show("handovers")
+        seen.page.click(f"#handover-rows tr[data-key='{request}']")
+        seen.page.wait_for_selector("#gantt [data-window]")
+        transfer = demo.usages[-1].transfer
+        assert transfer is not None
+        # A bar a window on the sender's track and one on the receiver's.
+        assert seen.page.locator("#gantt [data-window]").count() == 2 * transfer.windows
+        phases = seen.page.locator("#gantt [data-phase]").all_text_contents()
+        assert {"granted", "ready", "done", "verified"} <= {text.strip() for text in phases}
+        picture(seen, "hand-over")
+
+        seen.show("faults")
+        seen.page.wait_for_selector("#fault-rows tbody tr")
+        assert "aborted" in seen.text("#fault-counts")
+        assert not seen.complaints and not seen.foreign
+
+
+def test_it_works_by_keyboard_and_in_the_dark(demo: Demo) -> None:
+    with opened(demo.decode.http_address, scheme="dark") as seen:
+        seen.page.wait_for_selector("[data-total=prompt]")
+        assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") != (
+            "rgb(255, 255, 255)"
+        )
+        seen.page.focus("#tab-overview")
+        for _ in range(3):
+            seen.page.keyboard.press("ArrowRight")
+        assert seen.page.get_attribute("#tab-requests", "aria-selected") == "true"
+        seen.page.wait_for_selector("#request-rows tbody tr")
+        seen.page.focus("#request-rows tbody tr")
+        seen.page.keyboard.press("Enter")
+        seen.page.wait_for_selector("#request dt")
+        assert "prompt" in seen.text("#request")
+        picture(seen, "request-dark")
+        assert not seen.complaints
+
+
+def test_a_prefill_node_shows_its_rooms(demo: Demo) -> None:
+    with opened(demo.prefill.http_address, "/#requests") as seen:
+        seen.page.wait_for_selector("#request-rows tbody tr")
+        rows = seen.page.locator("#request-rows tbody tr")
+        handed = [usage for usage in demo.usages if usage.transfer is not None]
+        assert rows.count() == len(handed) > 0
+        assert seen.text("#request-rows").count("handed on") == len(handed)
+        assert not seen.complaints and not seen.foreign
+
+
+def test_scripts_of_others_are_forbidden(demo: Demo) -> None:
+    with urllib.request.urlopen(f"http://{demo.decode.http_address}/", timeout=5) as reply:
+        assert "default-src 'self'" in reply.headers["Content-Security-Policy"]

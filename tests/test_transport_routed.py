@@ -1,0 +1,104 @@
+"""Several transports as one: who is reached by which, and that all of it is one transport's
+contract."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tasuki.transfer.errors import TransportError
+from tasuki.transfer.fence import ProcessIdentity
+from tasuki.transfer.transports.base import TransferState
+from tasuki.transfer.transports.choice import KINDS, build_transport
+from tasuki.transfer.transports.cuda_ipc import Export
+from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from tasuki.transfer.transports.mailbox import MailboxAddress
+from tasuki.transfer.transports.peer_address import PeerAddress
+from tasuki.transfer.transports.routed import RoutedTransport
+
+SIZE = 4096
+
+
+class Node:
+    """An arena behind a routed transport over the fabrics named."""
+
+    def __init__(self, name: str, fabrics: dict[str, LoopbackFabric]) -> None:
+        self.memory = np.zeros(SIZE, dtype=np.uint8)
+        self.transport = RoutedTransport(
+            {kind: LoopbackTransport(fabric, name) for kind, fabric in fabrics.items()}
+        )
+        self.transport.register(self.memory.ctypes.data, SIZE)
+
+
+def test_a_peer_is_reached_by_the_first_member_that_reaches_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    near, far = LoopbackFabric(), LoopbackFabric()
+    sender = Node("sender", {"near": near, "far": far})
+    neighbour = Node("neighbour", {"near": near, "far": far})
+    # Another host's fabric bears the same name and does not lead here.
+    stranger = Node("stranger", {"near": LoopbackFabric(), "far": far})
+    sender.memory[:16] = 7
+    caplog.set_level("INFO")
+    for target, kind in ((neighbour, "near"), (stranger, "far")):
+        endpoint = sender.transport.connect(target.transport.metadata())
+        assert endpoint.remote_size == SIZE
+        assert f"by {kind}" in caplog.messages[-1]
+        posted = sender.transport.post(endpoint, np.array([[0, 64, 16]]), b"note")
+        assert sender.transport.poll(posted) is TransferState.DONE
+        sender.transport.release(posted)
+        assert target.transport.notifications() == [b"note"]
+        assert (target.memory[64:80] == 7).all()
+        sender.transport.disconnect(endpoint)
+    assert "not by near: no loopback node" in caplog.messages[-1]
+
+
+def test_a_peer_that_no_member_reaches_is_refused_with_every_reason() -> None:
+    sender = Node("sender", {"near": LoopbackFabric(), "far": LoopbackFabric()})
+    lone = Node("lone", {"far": LoopbackFabric()})
+    with pytest.raises(TransportError, match="near: the peer does not offer it; not by far: no "):
+        sender.transport.connect(lone.transport.metadata())
+    with pytest.raises(TransportError, match="cannot be read"):
+        sender.transport.connect(b"\xff")
+
+
+def test_severing_reaches_every_member() -> None:
+    fabrics = {"near": LoopbackFabric(), "far": LoopbackFabric()}
+    severed = []
+    node = Node("node", fabrics)
+    for kind, member in node.transport._members.items():
+        member.sever = lambda kind=kind: severed.append(kind)  # type: ignore[method-assign]
+    node.transport.sever()
+    assert severed == ["near", "far"]
+
+
+def test_auto_on_a_host_without_gpu_is_nixl_alone() -> None:
+    pytest.importorskip("nixl_cu13")
+    transport = build_transport("auto", "node", torch.device("cpu"))
+    try:
+        memory = np.zeros(SIZE, dtype=np.uint8)
+        transport.register(memory.ctypes.data, SIZE)
+        assert list(json.loads(transport.metadata())) == ["nixl"]
+    finally:
+        transport.close()
+
+
+def test_peer_copy_says_why_it_cannot_serve_host_memory() -> None:
+    assert "peer_copy" in KINDS
+    with pytest.raises(TransportError, match="host memory"):
+        build_transport("peer_copy", "node", torch.device("cpu"))
+
+
+def test_a_peer_address_survives_the_wire_and_other_bytes_do_not() -> None:
+    address = PeerAddress(
+        process=ProcessIdentity.own(),
+        gpu="GPU-1",
+        arena=Export(bytes(range(64)), 512),
+        size=1 << 40,
+        gate=Export(bytes(64), 0),
+        mailbox=MailboxAddress("tasuki-1", b"secret"),
+    )
+    assert PeerAddress.unpack(address.pack()) == address
+    for wrong in (b"", b"[]", b"{}", address.pack().replace(b'"size"', b'"sighs"')):
+        with pytest.raises(TransportError, match="cannot be read"):
+            PeerAddress.unpack(wrong)

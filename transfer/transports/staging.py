@@ -1,0 +1,73 @@
+"""Tables of windows on their way to the GPU, and the flags by which it says that they are stored.
+
+Owns pinned host memory, its device twin and one event a table. Knows no peers. Thread rule: the
+transport's lock. Invariant: a table is used again only after its event has passed.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..kernels.peer_store import table_words
+
+# More than a chunk's pages in a few layers; rarer, larger windows get a table of their own size.
+_PIECES = 1024
+_TABLES = 16
+
+
+class Table:
+    """host [words] int64, pinned, and device, its copy; flag [1] int32, pinned: 1 once stored."""
+
+    def __init__(self, pieces: int, device: torch.device) -> None:
+        self.pieces = pieces
+        words = table_words(pieces)
+        self._pinned = torch.zeros(words, dtype=torch.int64, pin_memory=True)
+        self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.host: NDArray[np.int64] = self._pinned.numpy()
+        self.flag: NDArray[np.int32] = self._flag.numpy()
+        self.device = torch.zeros(words, dtype=torch.int64, device=device)
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @property
+    def flag_address(self) -> int:
+        return self._flag.data_ptr()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the GPU is through with it; never waits."""
+        over: bool = self.event.query()  # type: ignore[no-untyped-call]
+        return over
+
+    def send(self, pieces: int) -> None:
+        """To the device, on the current stream, as far as that many pieces reach."""
+        words = table_words(pieces)
+        self.device[:words].copy_(self._pinned[:words], non_blocking=True)
+
+
+class Staging:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free = [Table(_PIECES, device) for _ in range(_TABLES)]
+        self._busy: list[Table] = []
+
+    def take(self, pieces: int) -> Table:
+        """A table that holds that many pieces and that nothing uses; its flag is down."""
+        self._collect()
+        fitting = [table for table in self._free if table.pieces >= pieces]
+        table = min(fitting, key=lambda t: t.pieces, default=None)
+        if table is None:
+            size = max(_PIECES, 1 << (pieces - 1).bit_length())
+            table = Table(size, self._device)
+        else:
+            self._free.remove(table)
+        table.flag[0] = 0
+        return table
+
+    def give_back(self, table: Table) -> None:
+        """Its launch may still be under way."""
+        self._busy.append(table)
+
+    def _collect(self) -> None:
+        passed = [table for table in self._busy if table.passed]
+        self._busy = [table for table in self._busy if table not in passed]
+        self._free += passed

@@ -1,0 +1,70 @@
+"""How many layers a window takes, from what each has to send and what the link costs.
+
+Pure functions; knows no pages, rooms or bytes in memory. A run is (first layer, end layer).
+Invariants of every list of runs: each layer is in exactly one, in order; an adaptive run that has
+more than one layer with bytes holds at most the budget, and at most half of what its forward had
+left to send, so that a forward's last window, which nothing hides, is one layer; bytes never wait
+for a layer behind them that has none.
+"""
+
+from collections.abc import Sequence
+
+from .errors import PlanError
+from .link_rate import LinkCost
+
+Run = tuple[int, int]
+
+_LEAST_SECONDS = 0.00025
+"""A window of less wire time gains nothing by being smaller."""
+_PROBE = 2.0
+"""Times the mean so far: sizes that are all the same do not tell latency from speed."""
+
+
+def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
+    """Raises PlanError unless layers_per_window is at least 1."""
+    if layers_per_window < 1:
+        raise PlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
+    return [
+        (first, min(first + layers_per_window, layers))
+        for first in range(0, layers, layers_per_window)
+    ]
+
+
+def budget(cost: LinkCost | None) -> int:
+    """Bytes that one window may have. As long on the wire as a window costs without bytes, so that
+    at most half of a link is spent on windows themselves: much on a fast link, little on a slow
+    one; 0, one layer a window, where nothing is known."""
+    if cost is None:
+        return 0
+    if not cost.spread:
+        return int(_PROBE * cost.mean_bytes)
+    return int(max(cost.window_seconds, _LEAST_SECONDS) / cost.byte_seconds)
+
+
+def adaptive_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
+    """layer_bytes: what each layer of the forward has to send; most: budget()."""
+    runs: list[Run] = []
+    left = sum(layer_bytes)
+    first = 0
+    while first < len(layer_bytes):
+        end = _next_with_bytes(layer_bytes, first)
+        size = sum(layer_bytes[first:end])
+        limit = min(most, left // 2)
+        while size and end < len(layer_bytes):
+            further = _next_with_bytes(layer_bytes, end)
+            more = sum(layer_bytes[end:further])
+            if not more or size + more > limit:
+                break
+            end, size = further, size + more
+        runs.append((first, end))
+        left -= size
+        first = end
+    return runs
+
+
+def _next_with_bytes(layer_bytes: Sequence[int], first: int) -> int:
+    """The end of the shortest run from `first` that has bytes; the last layer's where none has."""
+    for layer in range(first, len(layer_bytes)):
+        if layer_bytes[layer]:
+            return layer + 1
+    return len(layer_bytes)
