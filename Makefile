@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean
+.PHONY: demo test load clients clients-ci ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -43,6 +43,23 @@ sweep: $(VENV)/dev-installed
 soak-cache: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak_cache --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
+# Many conversations at once on a pair: no turn may be lost and memory stays flat.
+load: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.load $(LOAD_ARGS)
+
+# Clients that others wrote, each in an environment of its own under build/clients.
+clients: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients $(CLIENTS_ARGS)
+
+# The one that the tests run.
+clients-ci: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.install trie
+
+# Nodes on a Ray cluster of several machines, all of them this one.
+ray-test: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.install ray
+	build/clients/ray/bin/python -m pytest tests/test_ray.py
+
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -62,6 +79,11 @@ stubs: $(VENV)/dev-installed
 # The pictures that the documents show, from a real browser.
 screenshots: $(VENV)/dev-installed
 	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_page.py
+
+# Boards for Grafana and the reference of metrics, from the code.
+boards: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.grafana
+	$(BIN)/python -m tasuki.dashboard.metrics_reference > docs/metrics.md
 
 # Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
 kernels: $(VENV)/dev-installed

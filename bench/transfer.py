@@ -11,6 +11,7 @@ import torch
 
 from ..engine.config import option
 from ..front.flags import parse_configs
+from ..transfer.transports.nixl import installed_package
 from .config import BenchConfig
 from .errors import BenchError
 from .floors import measure_floors
@@ -59,7 +60,9 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
     if "blocks" in parts:
         from .handover.blocks import block_rows
 
-        yield from block_rows(own.transport, torch.device("cuda", 0), torch.device("cuda", 1))
+        # NIXL's are what the others are for.
+        for kind in dict.fromkeys([own.transport, *(["nixl"] if installed_package() else [])]):
+            yield from block_rows(kind, torch.device("cuda", 0), torch.device("cuda", 1))
     if "engine" in parts or "nodes" in parts:
         yield from _model_rows(parts, config, own)
     if "goodput" in parts:
@@ -75,7 +78,7 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
 def _model_rows(
     parts: Sequence[str], config: BenchConfig, own: TransferConfig
 ) -> Iterator[Row | str]:
-    from .handover.gpu_rows import Workload, engine_rows, first_token_rows
+    from .handover.gpu_rows import Workload, engine_rows, first_token_row
 
     model = config.model_config()
     engine = config.engine_config()
@@ -87,5 +90,6 @@ def _model_rows(
     if "engine" in parts:
         yield from engine_rows(model, engine, receiver, kind, slabs, work)
     if "nodes" in parts:
-        yield from first_token_rows(model, engine, (sender, receiver), kind, work)
-        yield from first_token_rows(model, engine, (receiver, sender), kind, work)
+        # Both ways, since two GPUs of one make differ by more than what is asked.
+        for devices in dict.fromkeys([(sender, receiver), (receiver, sender)]):
+            yield first_token_row(model, engine, devices, kind, work)

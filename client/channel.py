@@ -11,6 +11,9 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 2**20),
     ("grpc.max_send_message_length", 32 * 2**20),
     ("grpc.keepalive_time_ms", 20_000),
+    # A node that restarts is back in seconds; gRPC's own backoff grows to two minutes.
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 
 

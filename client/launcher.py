@@ -58,6 +58,11 @@ class Daemon:
         return self._process.pid
 
     @property
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
     def http_address(self) -> str | None:
         """HOST:PORT of its HTTP server, if it has one. REQUIRES: wait_ready."""
         return self._http

@@ -10,6 +10,8 @@ import grpc
 from .errors import ClientError
 
 _TRANSIENT_KINDS = frozenset({"draining", "unknown_session", "session_limit"})
+# A call that comes as a node stops is cancelled by it; what the caller cancels is not asked again.
+_TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
 @dataclass(frozen=True)
@@ -46,4 +48,4 @@ def next_pause(pauses: Iterator[float], error: ClientError) -> float:
 def is_transient(error: ClientError) -> bool:
     """Another node, or this one a moment later, may well answer. A session that a node does not
     know is one that it lost: the conversation is rebuilt."""
-    return error.status is grpc.StatusCode.UNAVAILABLE or error.kind in _TRANSIENT_KINDS
+    return error.status in _TRANSIENT_STATUS or error.kind in _TRANSIENT_KINDS

@@ -5,8 +5,8 @@ a running node, a recording, and the page of a recording. Pure functions.
 
 | kind | of | fields |
 | --- | --- | --- |
-| submit | a request arrived | request, session, prompt_tokens |
-| finished | it ended | request, reason, usage, life |
+| submit | a request arrived | request, session, prompt_tokens; blocks where one records |
+| finished | it ended | request, reason, usage, life, hint |
 | rejected | it was refused | request, error |
 | room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
 | evicted | the cache made room | evictions |
@@ -44,8 +44,8 @@ def event_of(message: Told) -> Event | None:
             return _event("submit", request=request, session=session, prompt_tokens=len(prompt))
         case TokenOut():
             return None
-        case Finished(request_id=request, reason=reason, usage=usage, life=life):
-            return _event("finished", request=request, reason=reason, usage=usage, life=life)
+        case Finished():
+            return {"kind": "finished", "request": message.request_id, **_ended(message)}
         case Rejected(request_id=request, error=error):
             return _event("rejected", request=request, error=error)
         case RoomEnded():
@@ -60,6 +60,10 @@ def event_of(message: Told) -> Event | None:
             return {"kind": "fenced", **plain(message)}
         case PeersChanged():
             return {"kind": "peers", **plain(message)}
+
+
+def _ended(message: Finished) -> Event:
+    return {name: plain(getattr(message, name)) for name in ("reason", "usage", "life", "hint")}
 
 
 def pools_event(report: NodeReport) -> Event:

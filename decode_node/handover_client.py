@@ -24,6 +24,7 @@ from ..transfer.sender import Sender
 from ..transfer.severing import Severing
 from ..transfer.transports.base import Transport
 from ..transfer.writer_life import WriterLife
+from . import handover_wire as wire
 from .attempts import Attempts
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
@@ -31,6 +32,10 @@ from .membership import Membership
 from .outgoing_pulls import OutgoingPulls
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
+
+
+def _untraced(request: m.RequestId) -> str:
+    return ""
 
 
 class HandoverClient:
@@ -46,7 +51,10 @@ class HandoverClient:
         loop: asyncio.AbstractEventLoop,
         settings: HandoverSettings | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        traceparent: Callable[[m.RequestId], str] = _untraced,
     ) -> None:
+        """traceparent: of a live request's span, empty where it has none."""
+        self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
         self._transport = transport
@@ -157,6 +165,7 @@ class HandoverClient:
             self._settings,
             partial(self._severing.end, connection.writer),
             self._pulls.begin,
+            wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
         )
         self._rooms[room.room] = room
         task = self._loop.create_task(self._run(room), name=f"room-{room.room}")

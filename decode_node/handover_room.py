@@ -40,6 +40,7 @@ from .writer_fence import DrainRequest
 
 log = logging.getLogger(__name__)
 
+Trail: TypeAlias = tuple[tuple[str, str], ...]
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
 
 _LIVE = (
@@ -101,8 +102,11 @@ class IncomingHandover:
         settings: HandoverSettings,
         sever: Callable[[FenceReason], Awaitable[None]],
         begin_pull: BeginPull,
+        trail: Trail = (),
     ) -> None:
-        """begin_pull: serves what the prefill node pulls of this room; outlives it."""
+        """begin_pull: serves what the prefill node pulls of this room; outlives it. trail: gRPC
+        metadata that tells the prefill node whose room this is."""
+        self._trail = trail
         self.room = wanted.ticket.room
         self.request_id = wanted.request_id
         self.generation = wanted.ticket.generation
@@ -132,7 +136,7 @@ class IncomingHandover:
 
     async def run(self) -> None:
         """From Reserve to the end, the fence included."""
-        call = self.connection.stub.Transfer()
+        call = self.connection.stub.Transfer(metadata=self._trail)
         reader = asyncio.create_task(self._read(call))
         watcher = asyncio.create_task(self._watch_connection())
         try:
@@ -360,7 +364,7 @@ class IncomingHandover:
 
     def _lose(self, reason: str, cause: m.LossCause = m.LossCause.STREAM) -> None:
         self._machine.apply(ReceiverEvent.LOSE)
-        log.warning("room %d is lost: %s", self.room, reason)
+        log.warning("room %d is lost: %s", self.room, reason, extra={"request_id": self.request_id})
         self._post(m.HandoverLost(self.room, reason, cause=cause))
 
     async def _ask_to_drain(self, call: Stream) -> None:

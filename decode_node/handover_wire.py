@@ -2,12 +2,20 @@
 
 from ..engine import messages as m
 from ..engine.losses import Eviction, LostState
+from ..front.answer_stream import REQUEST_ID_KEY
+from ..front.origin import TRACE_HEADER
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
 from ..transfer.timeline import HandoverTimeline, ReceiverTrack
 from ..transfer.timeline_wire import sender_track_from_wire
 from ..transfer.wire import drain_to_wire, windows_to_wire
+
+
+def trail(request: m.RequestId, traceparent: str) -> tuple[tuple[str, str], ...]:
+    """A room's metadata: what the prefill node's log and spans are to be found by."""
+    named = (REQUEST_ID_KEY, str(request))
+    return (named, (TRACE_HEADER, traceparent)) if traceparent else (named,)
 
 
 def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:

@@ -1,7 +1,6 @@
 """`tasuki decode`: the daemon that takes prefixes over and writes answers; the front door."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,8 @@ from ..engine.config import EngineConfig
 from ..front.config import FrontConfig
 from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
+from ..front.logs import configure_logging
+from ..front.progress_bar import progress_bar
 from ..front.text_codec import TextCodec
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
@@ -22,14 +23,14 @@ def main(argv: Sequence[str]) -> int:
     engine_config, front_config, config = parse_configs(
         "tasuki decode", "A decode node.", argv, EngineConfig, FrontConfig, DecodeConfig
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(front_config.log_format, front_config.log_level)
     asyncio.run(run(engine_config, front_config, config))
     return 0
 
 
 async def run(engine_config: EngineConfig, front_config: FrontConfig, config: DecodeConfig) -> None:
     """Startup, main loop, drain."""
-    parts = build_parts(engine_config)
+    parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)

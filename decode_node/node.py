@@ -18,9 +18,11 @@ from ..front.config import FrontConfig
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.openai_routes import openai_routes, served_model
+from ..front.progress_bar import progress_bar
 from ..front.services import front_services
 from ..front.text_codec import TextCodec
 from ..front.tls import ClientTls
+from ..front.trace_export import open_tracing
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
 from ..transfer.receiver import Receiver
@@ -65,10 +67,14 @@ class DecodeNode:
             parts.arena.slabs,
             SenderSettings(lease_seconds=config.lease_seconds),
         )
-        engine = build_engine(engine_config, Role.DECODE, parts, on_fresh=on_fresh)
         self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
         engine = build_engine(
-            engine_config, Role.DECODE, parts, on_fresh=on_fresh, early=self._early
+            engine_config,
+            Role.DECODE,
+            parts,
+            on_fresh=on_fresh,
+            early=self._early,
+            progress=progress_bar("decode graphs"),
         )
         self.front = Node(
             engine,
@@ -81,6 +87,7 @@ class DecodeNode:
             ),
             status=self._status,
             about={"node": config.name, "role": "decode"},
+            tracing=open_tracing(front_config.otlp_endpoint, config.name, "decode"),
         )
         self.links = HandoverClient(
             self.front.post,
@@ -93,6 +100,7 @@ class DecodeNode:
             asyncio.get_running_loop(),
             settings,
             prefill_credentials(front_config, config),
+            self.front.tracing.header,
         )
 
     def _step_ended(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from ..model.checkpoint import load_weights
 from ..model.config import ModelConfig
 from ..model.prefill_cost import PrefillFlops
+from ..model.progress import Progress, untold
 from ..model.qwen3_5 import Qwen35Model
 from ..model.weights import ModelWeights
 from ..pycache.arena import Arena
@@ -43,8 +44,8 @@ class EngineParts:
         return self.arena.layout
 
 
-def build_parts(config: EngineConfig) -> EngineParts:
-    """Load the model and allocate the arena. Raises the model's typed errors and
+def build_parts(config: EngineConfig, progress: Progress = untold) -> EngineParts:
+    """Load the model, layer by layer, and allocate the arena. Raises the model's typed errors and
     EngineConfigError."""
     torch.set_num_threads(config.threads)
     if not config.model:
@@ -53,7 +54,8 @@ def build_parts(config: EngineConfig) -> EngineParts:
     use_device(device)
     model_config = ModelConfig.load(config.model)
     arena = build_arena(config, model_config, device)
-    weights = load_weights(config.model, model_config, getattr(torch, config.dtype), device)
+    dtype = getattr(torch, config.dtype)
+    weights = load_weights(config.model, model_config, dtype, device, progress)
     return EngineParts(model_config, build_model(model_config, weights), arena, StepCounter())
 
 
@@ -109,9 +111,10 @@ def build_engine(
     sender: Sender | None = None,
     on_fresh: FreshIds = leave_as_is,
     early: EarlyStart | None = None,
+    progress: Progress = untold,
 ) -> Engine:
-    """REQUIRES: sender is given exactly for Role.PREFILL and counts parts.steps; early for
-    Role.DECODE only."""
+    """progress: of the warm-up, where there is one. REQUIRES: sender is given exactly for
+    Role.PREFILL and counts parts.steps; early for Role.DECODE only."""
     flops = PrefillFlops.for_model(parts.model_config)
     cache = HybridPrefixCache(
         parts.arena,
@@ -123,7 +126,7 @@ def build_engine(
         config,
         role,
         cache,
-        build_runner(config, parts, hands_on=sender is not None),
+        build_runner(config, parts, hands_on=sender is not None, progress=progress),
         max_position=parts.model_config.max_position,
         vocab_size=parts.model_config.vocab,
         eos_ids=parts.model_config.eos_ids,
@@ -148,7 +151,9 @@ def build_early_start(
     return EarlyStart(EarlySteps(apart, parts.arena, on_end, backend.prepare), barriers)
 
 
-def build_runner(config: EngineConfig, parts: EngineParts, *, hands_on: bool) -> Runner:
+def build_runner(
+    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = untold
+) -> Runner:
     """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
     if parts.arena.bytes.device.type == "cpu":
         return HostRunner(parts.model, parts.arena, parts.steps)
@@ -161,4 +166,5 @@ def build_runner(config: EngineConfig, parts: EngineParts, *, hands_on: bool) ->
         EventTicks(parts.steps) if hands_on else None,
         max_batch=config.max_batch,
         max_position=parts.model_config.max_position,
+        progress=progress,
     )

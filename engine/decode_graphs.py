@@ -12,6 +12,7 @@ from torch import Tensor
 from ..model.decode_batch import DecodeBatch
 from ..model.hooks import NullHooks
 from ..model.kernels.sampling import sample
+from ..model.progress import Progress, untold
 from ..model.qwen3_5 import Qwen35Model
 from ..model.triton_operators import TritonBackend
 from ..pycache.arena import Arena
@@ -43,6 +44,7 @@ class DecodeGraphs:
         rows: DeviceRows,
         table: Tensor,
         lanes: Lanes,
+        progress: Progress = untold,
     ) -> None:
         """Capture a graph for every size up to table's rows. Nothing of the arena is touched: while
         rows counts no row, the operators leave it alone."""
@@ -67,6 +69,7 @@ class DecodeGraphs:
             with torch.cuda.graph(graph, pool=pool):
                 self._logits[size] = self._step(size)
             self._graphs[size] = graph
+            progress(len(self._graphs), len(self._sizes))
 
     def replay(self, count: int) -> Tensor:
         """One token for each of `count` rows; their logits [padded, vocab], which the next replay

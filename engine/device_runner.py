@@ -13,6 +13,7 @@ from ..model.batch import Batch, SequenceSlice
 from ..model.hooks import NullHooks
 from ..model.kernels.sampling import sample, sample_kept
 from ..model.kernels.sampling_cut import cut
+from ..model.progress import Progress, untold
 from ..model.qwen3_5 import Qwen35Model
 from ..model.sampler import Sampled
 from ..model.triton_operators import TritonBackend
@@ -67,9 +68,11 @@ class DeviceRunner:
         *,
         max_batch: int,
         max_position: int,
+        progress: Progress = untold,
     ) -> None:
-        """Captures the graphs. ticks: told of the layers of prompts, if anybody is to know: what
-        decodes hands nothing on. REQUIRES: the model has Triton's operators."""
+        """Captures the graphs, which progress counts. ticks: told of the layers of prompts, if
+        anybody is to know: what decodes hands nothing on. REQUIRES: the model has Triton's
+        operators."""
         backend = model.backend
         assert isinstance(backend, TritonBackend)
         layout, device = arena.layout, arena.bytes.device
@@ -83,7 +86,7 @@ class DeviceRunner:
         self._prompts = DeviceRows(max_batch, self._lanes.scratch, device)
         self._table = PageTable(max_batch, pages, device)
         self._graphs = DecodeGraphs(
-            model, backend, arena, self._answers, self._table.table, self._lanes
+            model, backend, arena, self._answers, self._table.table, self._lanes, progress
         )
         self._warm_up()
         self._ended = _recorded(timed=True)

@@ -241,13 +241,13 @@ class Engine:
         keep_state(self._cache, request, state, hint)
         self._cache.release(state.lease)
         request.move(Finished())
-        self._end(request, reason)
+        self._end(request, reason, hint)
 
-    def _end(self, request: Request, reason: m.FinishReason) -> None:
+    def _end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
         self._scheduler.drop(request)
         del self._requests[request.id]
         self._outbox.append(
-            m.Finished(request.id, reason, self._usage(request), tuple(request.life))
+            m.Finished(request.id, reason, self._usage(request), tuple(request.life), hint)
         )
 
     def _usage(self, request: Request) -> m.Usage:

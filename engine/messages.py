@@ -418,12 +418,14 @@ class TokenOut:
 
 @dataclass(frozen=True)
 class Finished:
-    """life: the states that the request went through."""
+    """life: the states that the request went through. hint: what the answer's end tells of the next
+    turn (engine/turn_hint.py)."""
 
     request_id: RequestId
     reason: FinishReason
     usage: Usage
     life: tuple[LifeMark, ...] = ()
+    hint: str = "unknown"
 
 
 @dataclass(frozen=True)

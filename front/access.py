@@ -2,17 +2,26 @@
 
 from dataclasses import dataclass, field
 
+from .api_keys import NO_KEYS, ApiKeys
 from .tls import ServerTls
 
 
 @dataclass(frozen=True)
 class Access:
     """tls: None serves plain text, which only loopback gets unless `insecure`. api_key: callers of
-    gRPC and HTTP must bear it; empty: all may ask."""
+    gRPC and HTTP must bear it, or one of more_keys; where there are none all may ask.
+    max_message_bytes: of one message or body."""
 
     tls: ServerTls | None = None
     api_key: str = field(default="", repr=False)
     insecure: bool = False
+    more_keys: ApiKeys = NO_KEYS
+    max_message_bytes: int = 32 * 2**20
+
+    @property
+    def keys(self) -> ApiKeys:
+        own = ApiKeys({"default": self.api_key}) if self.api_key else NO_KEYS
+        return own.joined(self.more_keys)
 
 
 LOOPBACK_ONLY = Access()

@@ -1,10 +1,15 @@
 """Everything that shapes a front, fixed before it starts."""
 
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..dashboard.field_names import DIALECTS
 from ..engine.config import option
 from .access import Access
+from .api_keys import NO_KEYS, ApiKeys
+from .logs import LOG_FORMATS, LOG_LEVELS
+from .rate_limits import RateLimits
 from .tls import ServerTls
 
 
@@ -17,6 +22,19 @@ class FrontConfig:
         default="",
         repr=False,
         metadata={"help": "callers of gRPC and HTTP must bear this key; none: all may ask"},
+    )
+    api_keys: str = option(
+        "", "file with a caller's name and key a line; each has rate limits of its own"
+    )
+    requests_per_minute: int = option(0, "what one API key may ask in a minute; 0: no limit")
+    tokens_per_minute: int = option(
+        0, "prompt and answer tokens of one API key in a minute; 0: no limit"
+    )
+    max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
+    log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
+    log_level: str = option("info", "the least that is logged", LOG_LEVELS)
+    otlp_endpoint: str = option(
+        "", "http://HOST:PORT of an OpenTelemetry collector to send traces to; none: do not"
     )
     metrics_compat: str = option(
         "none", "other names for /metrics to offer beside its own", DIALECTS
@@ -37,6 +55,11 @@ class FrontConfig:
             raise ValueError("tls_cert and tls_key go together: give both or neither")
         if self.tls_client_ca and not self.tls_cert:
             raise ValueError("tls_client_ca needs tls_cert and tls_key: there is no TLS without")
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not 1 <= self.max_message_mib <= 1024:
+            raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.drain_timeout >= 0:
@@ -44,7 +67,15 @@ class FrontConfig:
 
     @property
     def access(self) -> Access:
+        """Raises ApiKeyError."""
         tls = None
         if self.tls_cert:
             tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
-        return Access(tls, self.api_key, self.insecure)
+        keys = ApiKeys.load(Path(self.api_keys)) if self.api_keys else NO_KEYS
+        size = self.max_message_mib * 2**20
+        return Access(tls, self.api_key, self.insecure, keys, size)
+
+    @property
+    def limits(self) -> RateLimits:
+        """Fresh ones, whose minute begins now."""
+        return RateLimits(self.requests_per_minute, self.tokens_per_minute, time.monotonic)

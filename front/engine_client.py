@@ -47,6 +47,8 @@ from ..engine.messages import (
 )
 from ..pycache._cpp_cache import EventBatch, TreeView
 from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
+from .origin import NOWHERE, Origin
+from .rate_limits import RateLimits, no_limits
 from .request_log import RequestLog
 
 Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | TreeReply | Drained
@@ -60,6 +62,10 @@ def unobserved(message: object) -> None:
     return None
 
 
+def _unknown(request: RequestId, origin: Origin) -> None:
+    return None
+
+
 class EngineClient:
     def __init__(
         self,
@@ -68,18 +74,23 @@ class EngineClient:
         handover: Callable[[Outbox], None] | None = None,
         queue_limit: int = 4096,
         observe: Callable[[Submit | TokenOut | Finished | Rejected], None] = unobserved,
+        limits: RateLimits | None = None,
+        begin: Callable[[RequestId, Origin], None] = _unknown,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
         queue_limit: tokens that may wait for one reader. observe: sees what requests ask and are
-        told, on the event loop.
+        told, on the event loop. limits: what callers may ask for; None: as much as they like.
+        begin: hears of each request that was let in, and from where it comes.
         """
         self._post = post
         self._loop = loop
         self._handover = handover
         self._queue_limit = queue_limit
         self._observe = observe
+        self._limits = limits or no_limits()
+        self._begin = begin
         self.ended = RequestLog(time.monotonic)
         self._streams: dict[RequestId, _Stream] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
@@ -111,8 +122,11 @@ class EngineClient:
         """Why the engine has died; None while it lives."""
         return None if self._lost is None else self._lost.message
 
-    async def generate(self, submit: Submit) -> AsyncGenerator[TokenOut | Finished, None]:
-        """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader.
+    async def generate(
+        self, submit: Submit, origin: Origin = NOWHERE
+    ) -> AsyncGenerator[TokenOut | Finished, None]:
+        """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader,
+        RateLimited.
 
         Close it (contextlib.aclosing) to abort the request.
         """
@@ -121,6 +135,8 @@ class EngineClient:
             raise DuplicateRequest(
                 f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
             )
+        self._limits.admit(origin.caller, len(submit.prompt))
+        self._begin(submit.request_id, origin)
         stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
         self._observe(submit)
         self._post(submit)
@@ -129,6 +145,8 @@ class EngineClient:
                 item = await stream.get()
                 if isinstance(item, FrontError):
                     raise item
+                if isinstance(item, TokenOut):
+                    self._limits.answered(origin.caller)
                 yield item
                 if isinstance(item, Finished):
                     return

@@ -15,11 +15,14 @@
 | SessionLimit | RESOURCE_EXHAUSTED | session_limit |
 | DuplicateRequest | ALREADY_EXISTS | duplicate_request |
 | SlowReader | RESOURCE_EXHAUSTED | slow_reader |
+| RateLimited | RESOURCE_EXHAUSTED | rate_limited |
 | RequestAborted (HTTP only: gRPC's Finished says so) | ABORTED | aborted |
 
-The HTTP status of each gRPC status stands in http_errors.py.
+RateLimited tells after how many milliseconds to ask again, as gRPC has it: in the trailing
+`grpc-retry-pushback-ms`. The HTTP status of each gRPC status stands in http_errors.py.
 """
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,6 +34,7 @@ from ..engine.messages import ErrorKind, RequestError
 CallContext = grpc.aio.ServicerContext[Any, Any]
 
 ERROR_KIND_KEY = "tasuki-error-kind"
+RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
 
 _STATUS = {
     ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -111,11 +115,29 @@ class SlowReader(FrontError):
     kind = "slow_reader"
 
 
+class RateLimited(FrontError):
+    """The caller has used what it may ask for in a minute. retry_after: seconds."""
+
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    kind = "rate_limited"
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class RequestAborted(FrontError):
     """Somebody else ended the request, and the API has no finish reason for it."""
 
     status = grpc.StatusCode.ABORTED
     kind = "aborted"
+
+
+def _trailer(error: FrontError) -> tuple[tuple[str, str], ...]:
+    kind = (ERROR_KIND_KEY, error.kind)
+    if not isinstance(error, RateLimited):
+        return (kind,)
+    return (kind, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after))))
 
 
 @asynccontextmanager
@@ -124,4 +146,4 @@ async def refusals(context: CallContext) -> AsyncIterator[None]:
     try:
         yield
     except FrontError as error:
-        await context.abort(error.status, str(error), ((ERROR_KIND_KEY, error.kind),))
+        await context.abort(error.status, str(error), _trailer(error))

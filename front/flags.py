@@ -7,6 +7,7 @@ A field without default is required. Pure but for `exit` and the config file.
 
 import argparse
 import difflib
+import json
 import sys
 import types
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from typing import (
 
 from .config_file import ConfigFileError, file_flags
 
+DESCRIBE = "--describe-flags"
+
 First = TypeVar("First")
 Second = TypeVar("Second")
 Third = TypeVar("Third")
@@ -39,6 +42,7 @@ class FlagParser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
+        self.add_argument(DESCRIBE, action=_Describe, nargs=0, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message}", file=sys.stderr)
@@ -132,6 +136,25 @@ def parse_config(program: str, description: str, argv: Sequence[str], config: ty
     parser = FlagParser(program, description)
     parser.add_config(config)
     return parser.build(config, parser.parse_args(argv))
+
+
+class _Describe(argparse.Action):
+    """Prints the flags as JSON and exits: what completion and the reference are made of."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        flags = [
+            {
+                "flags": list(action.option_strings),
+                "value": None if action.nargs == 0 else action.metavar or "VALUE",
+                "choices": list(action.choices or ()),
+                "default": action.default,
+                "help": (action.help or "").replace("%%", "%").strip(),
+            }
+            for action in parser._actions
+            if action.option_strings and action.help is not argparse.SUPPRESS
+        ]
+        print(json.dumps({"about": parser.description, "flags": flags}))
+        parser.exit()
 
 
 def _plain_type(hint: Any) -> Any:

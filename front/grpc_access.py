@@ -1,15 +1,15 @@
-"""Who may call over gRPC: the bearers of the API key, where there is one. It is never logged.
+"""Who may call over gRPC: the bearers of an API key, where there is one. It is never logged.
 
 Health and reflection carry no secrets and stay open. The Handover service is not asked for the key
 either: its callers are nodes, which a certificate names.
 """
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
+from .api_keys import ApiKeys
 from .errors import ERROR_KIND_KEY
 from .malformed import method_of
 
@@ -19,8 +19,8 @@ _GUARDED = ("/tasuki.v1.",)
 class RequireKey(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Asks for the metadata `authorization: Bearer API_KEY`."""
 
-    def __init__(self, api_key: str) -> None:
-        self._wanted = f"Bearer {api_key}".encode()
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
 
     async def intercept_service(
         self,
@@ -35,10 +35,8 @@ class RequireKey(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return None if handler is None else _refusing(handler)
 
     def _bears_key(self, details: grpc.HandlerCallDetails) -> bool:
-        given = dict(details.invocation_metadata or ()).get("authorization", b"")
-        return hmac.compare_digest(
-            given if isinstance(given, bytes) else given.encode(), self._wanted
-        )
+        given = dict(details.invocation_metadata or ()).get("authorization")
+        return self._keys.caller(given) is not None
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:

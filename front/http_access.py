@@ -1,12 +1,12 @@
-"""Who may ask over HTTP: the bearers of the API key, where there is one. It is never
+"""Who may ask over HTTP: the bearers of an API key, where there is one. It is never
 logged."""
 
-import hmac
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from .api_keys import ANYBODY, ApiKeys, Caller
 from .http_errors import HttpRefusal
 
 # Probes carry no secrets.
@@ -15,21 +15,28 @@ _OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 _OPEN_FOLDER = "/page/"
 
 
-def require_key(api_key: str) -> Middleware:
-    """Middleware that asks for `Authorization: Bearer API_KEY`; an empty key asks for nothing."""
-    wanted = f"Bearer {api_key}".encode()
+_CALLER = web.RequestKey("caller", str)
+
+
+def http_caller(request: web.Request) -> Caller:
+    """Who asks, once the middleware has let the request in."""
+    return Caller(request.get(_CALLER, ANYBODY))
+
+
+def require_key(keys: ApiKeys) -> Middleware:
+    """Middleware that asks for `Authorization: Bearer API_KEY` where there are keys."""
 
     @web.middleware
     async def check(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        allowed = not api_key or hmac.compare_digest(given, wanted)
+        caller = keys.caller(request.headers.get("Authorization"))
         is_open = request.path in _OPEN_PATHS or request.path.startswith(_OPEN_FOLDER)
-        if not allowed and not is_open:
+        if caller is None and not is_open:
             raise HttpRefusal(
                 401, "invalid_api_key", "send this node's key as `Authorization: Bearer KEY`"
             )
+        request[_CALLER] = caller or ANYBODY
         return await handler(request)
 
     return check

@@ -7,6 +7,7 @@ blocks an engine: views are made of what the history holds, the tree is asked fo
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +34,13 @@ TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 class DashboardSource:
     """now: seconds since 1970 of the history's end. tree: the nodes of the radix tree below the one
     of that name, None from the top; None where nothing is served, as for a recording. about: what
-    this is a history of."""
+    this is a history of. telling_blocks: entered while somebody records prompts' blocks."""
 
     history: NodeHistory
     now: Callable[[], float]
     tree: TreeSource | None
     about: dict[str, str]
+    telling_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class DashboardHandlers:
@@ -113,17 +115,18 @@ class DashboardHandlers:
             await asyncio.sleep(_STREAM_SECONDS)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Events one by one from number `after` on, or from now: what a recorder keeps."""
+        """Events one by one from number `after` on, or from now: what a recorder keeps. Those that
+        are forgotten are left out. blocks=1: with prompts' blocks from now on."""
         number = _number(request, "after", self._history.journal.end, 0, 1 << 62)
+        blocks = _number(request, "blocks", 0, 0, 1)
         reply = await _open_stream(request)
-        while True:
-            fresh = self._history.journal.since(number)
-            number = fresh.next
-            if fresh.missed:
-                await _write(reply, {"kind": "missed", "events": fresh.missed})
-            for event in fresh.events:
-                await _write(reply, event)
-            await asyncio.sleep(_STREAM_SECONDS / 4)
+        with self._source.telling_blocks() if blocks else nullcontext():
+            while True:
+                fresh = self._history.journal.since(number)
+                number = fresh.next
+                for event in fresh.events:
+                    await _write(reply, event)
+                await asyncio.sleep(_STREAM_SECONDS / 4)
 
     async def _tree(self, request: web.Request) -> web.Response:
         if self._source.tree is None:

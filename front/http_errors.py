@@ -12,21 +12,23 @@
 | body over the limit | 413 | body_too_large |
 | body that is not application/json | 415 | not_json |
 | SlowReader | 429 | slow_reader |
+| RateLimited | 429 | rate_limited |
 | anything else | 500 | internal |
 | RequestRejected(DRAINING) | 503 | draining |
 
-429 and 503 carry Retry-After. An error after a stream has begun comes as one event of the same
-shape, then [DONE].
+429 and 503 carry Retry-After, in whole seconds. An error after a stream has begun comes as one
+event of the same shape, then [DONE].
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 from aiohttp import web
 
-from .errors import FrontError, InvalidField
+from .errors import FrontError, InvalidField, RateLimited
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ _TYPE = {
 }
 _CODE = {"too_long": "context_length_exceeded"}
 _PLAIN_CODE = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
-_RETRY_SECONDS = "1"
+_RETRY_SECONDS = 1
 
 
 class HttpRefusal(Exception):
@@ -84,7 +86,7 @@ async def openai_errors(
     try:
         return await handler(request)
     except (FrontError, HttpRefusal) as error:
-        return _response(error_status(error), error_body(error))
+        return _response(error_status(error), error_body(error), _retry_seconds(error))
     except web.HTTPException as error:
         code = _PLAIN_CODE.get(error.status, "invalid")
         return _response(error.status, _shape(error.status, error.reason, code, None))
@@ -100,6 +102,14 @@ def _shape(status: int, message: str, code: str, field: str | None) -> dict[str,
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
-def _response(status: int, body: dict[str, Any]) -> web.Response:
-    headers = {"Retry-After": _RETRY_SECONDS} if status in (429, 503) else None
+def _retry_seconds(error: Exception) -> int:
+    if isinstance(error, RateLimited):
+        return max(_RETRY_SECONDS, math.ceil(error.retry_after))
+    return _RETRY_SECONDS
+
+
+def _response(
+    status: int, body: dict[str, Any], retry_seconds: int = _RETRY_SECONDS
+) -> web.Response:
+    headers = {"Retry-After": str(retry_seconds)} if status in (429, 503) else None
     return web.json_response(body, status=status, headers=headers)

@@ -15,6 +15,7 @@ from .errors import InvalidField
 from .http_errors import HttpRefusal
 from .openai_reply import ReplyShape, send_stream, send_whole
 from .openai_sampling import AnswerOptions
+from .origin import http_origin
 from .request_fields import RequestFields
 from .request_reader import check_length, read_request_id, read_salt
 from .stop_strings import StopStrings
@@ -92,7 +93,7 @@ async def answer(
         session=prompt.session,
     )
     items = text_answer(
-        engine.generate(submit),
+        engine.generate(submit, http_origin(request)),
         model.codec.detokenizer(),
         StopStrings(options.stops),
         partial(engine.abort, prompt.request_id),

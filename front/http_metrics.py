@@ -1,21 +1,28 @@
 """GET /metrics: the node's counters for Prometheus."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from aiohttp import web
 
 from ..dashboard.exposition import CONTENT_TYPE, Exposition
 from ..dashboard.node_report import NodeReport
 from .engine_client import EngineClient
-from .handover_status import HandoverStatusSource
+from .handover_status import HandoverStatusSource, PrefillNodeState, PrefillNodeStatus
 
 
 async def node_report(engine: EngineClient, handover: HandoverStatusSource) -> NodeReport:
     """What the node counts, now."""
     stats = await engine.counters()
     status = handover()
-    states = Counter(node.state.value for node in status.prefill_nodes)
-    return NodeReport(stats, states, status.windows, status.sent)
+    return NodeReport(stats, _by_state(status.prefill_nodes), status.windows, status.sent)
+
+
+def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:
+    """Every state, so that a series does not end where its number becomes 0; none where there are
+    no nodes."""
+    counts = Counter(node.state for node in nodes)
+    return {state.value: counts[state] for state in PrefillNodeState} if nodes else {}
 
 
 class MetricsHandler:

@@ -10,7 +10,7 @@ from aiohttp import web
 from .access import LOOPBACK_ONLY, Access
 from .http_access import require_key
 from .http_errors import HttpRefusal, openai_errors
-from .server import MAX_MESSAGE_BYTES, BindError, join_address, parse_bind
+from .server import BindError, join_address, parse_bind
 from .version import package_version
 
 
@@ -76,7 +76,8 @@ async def start_http_server(
     tls = None if access.tls is None else access.tls.ssl_context()
     probes = Probes(lost)
     application = web.Application(
-        middlewares=[openai_errors, require_key(access.api_key)], client_max_size=MAX_MESSAGE_BYTES
+        middlewares=[openai_errors, require_key(access.keys)],
+        client_max_size=access.max_message_bytes,
     )
     application.add_routes([*probes.routes(), *routes])
     runner = web.AppRunner(

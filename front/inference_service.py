@@ -4,8 +4,10 @@ from ..engine.messages import Submit
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer_stream import REQUEST_ID_KEY, write_tokens
+from .api_keys import NO_KEYS, ApiKeys
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
+from .origin import grpc_origin
 from .request_reader import read_prompt, read_request_id, read_salt, read_sampling
 from .text_codec import TextCodec
 
@@ -13,7 +15,9 @@ from .text_codec import TextCodec
 class InferenceService(pb_grpc.InferenceServicer):
     """Knows requests, not sessions. Lives on the event loop's thread."""
 
-    def __init__(self, engine: EngineClient, codec: TextCodec) -> None:
+    def __init__(self, engine: EngineClient, codec: TextCodec, keys: ApiKeys = NO_KEYS) -> None:
+        """keys: whose limits a call counts against."""
+        self._keys = keys
         self._engine = engine
         self._codec = codec
 
@@ -30,7 +34,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 salt=read_salt(request.cache_salt),
                 marks=marks,
             )
-            events = self._engine.generate(submit)
+            events = self._engine.generate(submit, grpc_origin(self._keys, context))
             answer = await write_tokens(events, context.write, self._codec.detokenizer())
             await context.write(answer.finished)
 

@@ -30,15 +30,17 @@ from ..engine.messages import (
 )
 from ..engine.thread import EngineThread
 from .config import FrontConfig
-from .engine_client import EngineClient, unobserved
+from .engine_client import EngineClient
 from .errors import UnknownNode
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .http_dashboard import DashboardHandlers, DashboardSource
 from .http_metrics import MetricsHandler, node_report
 from .http_server import HttpServer, start_http_server
 from .node_recorder import NodeRecorder
+from .request_lines import log_ended
 from .server import BindError, Server, Service, start_server
 from .tls import TlsError
+from .tracing import NoTracing, Tracing
 from .tree_messages import read_node_name
 from .version import package_version
 
@@ -68,18 +70,28 @@ class Node:
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
         status: HandoverStatusSource = HandoverStatus,
         about: Mapping[str, str] = _FUSED,
+        tracing: Tracing | None = None,
     ) -> None:
         """services, routes: what this role serves over its engine by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread. status: of the hand-overs
-        behind this node. about: what its page says of it, `node` (its name) and `role`."""
+        behind this node. about: what its page says of it, `node` (its name) and `role`. tracing:
+        closed with the node."""
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
         self._exposition = exposition
         self._recorder = NodeRecorder(time.time)
         self._sampling: asyncio.Task[None] | None = None
-        self._observe = self._record if config.metrics == "on" else unobserved
-        self.engine = EngineClient(self.post, self._loop, handover, observe=self._observe)
+        self._keeps = config.metrics == "on"
+        self.tracing = tracing or NoTracing()
+        self.engine = EngineClient(
+            self.post,
+            self._loop,
+            handover,
+            observe=self._observe,
+            limits=config.limits,
+            begin=self.tracing.begin,
+        )
         self._thread = EngineThread(engine, self._deliver, self._engine_lost)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
@@ -89,6 +101,7 @@ class Node:
             self._recorder.now,
             self._tree,
             {**about, "version": package_version()},
+            self._recorder.telling_blocks,
         )
         dashboard = DashboardHandlers(source, load_page())
         self._routes = [
@@ -108,9 +121,12 @@ class Node:
             self._loop.call_soon_threadsafe(self._observe, message)
         self._thread.post(message)
 
-    def _record(self, message: Told) -> None:
-        self._exposition.observe(message)
-        self._recorder.observe(message)
+    def _observe(self, message: Told) -> None:
+        if self._keeps:
+            self._exposition.observe(message)
+            self._recorder.observe(message)
+        self.tracing.observe(message)
+        log_ended(message)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""
@@ -148,7 +164,7 @@ class Node:
             await self._server.drain(0)
             raise
         await asyncio.to_thread(self._thread.start)
-        if self._config.metrics == "on":
+        if self._keeps:
             self._sampling = self._loop.create_task(self._recorder.sample(self._report))
         return self._server.address
 
@@ -188,3 +204,4 @@ class Node:
         if self._server is not None:
             await self._server.drain(_LAST_WRITES_SECONDS)
         await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self.tracing.close)

@@ -4,12 +4,15 @@ Owns the history. Thread rule: the event loop's. `observe` never waits for anybo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from ..dashboard.events import Event, event_of, pools_event
 from ..dashboard.history import NodeHistory
 from ..dashboard.node_report import NodeReport
+from ..dashboard.prompt_blocks import PromptBlocks
 from ..dashboard.told import Told
+from ..engine.messages import Submit
 from .errors import FrontError
 
 _SAMPLE_SECONDS = 1.0
@@ -21,6 +24,8 @@ class NodeRecorder:
         self.history = NodeHistory()
         self._clock = clock
         self._last = 0.0
+        self._blocks = PromptBlocks()
+        self._recordings = 0
 
     def now(self) -> float:
         """A clock that is set back must not turn the history around."""
@@ -29,8 +34,20 @@ class NodeRecorder:
 
     def observe(self, message: Told) -> None:
         event = event_of(message)
-        if event is not None:
-            self._keep(event)
+        if event is None:
+            return
+        if self._recordings and isinstance(message, Submit):
+            event["blocks"] = self._blocks.names(message)
+        self._keep(event)
+
+    @contextmanager
+    def telling_blocks(self) -> Iterator[None]:
+        """Inside it prompts' blocks are told too: they are many, so only while somebody records."""
+        self._recordings += 1
+        try:
+            yield
+        finally:
+            self._recordings -= 1
 
     async def sample(self, ask: Callable[[], Awaitable[NodeReport]]) -> None:
         """Keep a sample a second until cancelled, or until the engine has died."""

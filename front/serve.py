@@ -1,7 +1,6 @@
 """`tasuki serve`: one process that prefills and decodes, with no hand-over."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,13 @@ from .config import FrontConfig
 from .dry_run import DryRunConfig, dry_run
 from .flags import parse_configs
 from .lifecycle import StopRequest, announce_ready
+from .logs import configure_logging
 from .node import Node
 from .openai_routes import openai_routes, served_model
+from .progress_bar import progress_bar
 from .services import front_services
 from .text_codec import TextCodec
+from .trace_export import open_tracing
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,23 +33,24 @@ def main(argv: Sequence[str]) -> int:
     if plan_config.dry_run:
         print(dry_run(engine_config, plan_config))
         return 0
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(front_config.log_format, front_config.log_level)
     asyncio.run(serve(engine_config, front_config))
     return 0
 
 
 async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
     """Startup, main loop, drain."""
-    parts = build_parts(engine_config)
+    parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
-    engine = build_engine(engine_config, Role.FUSED, parts)
+    engine = build_engine(engine_config, Role.FUSED, parts, progress=progress_bar("decode graphs"))
     served = served_model(engine_config.model, front_config, engine, codec)
     node = Node(
         engine,
         front_config,
         partial(front_services, codec=codec, config=front_config),
         routes=partial(openai_routes, model=served),
+        tracing=open_tracing(front_config.otlp_endpoint, "serve", "fused"),
     )
     async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
         announce_ready(await node.startup(), node.http_address)

@@ -17,11 +17,7 @@ from .access import LOOPBACK_ONLY, Access
 from .grpc_access import RequireKey
 from .malformed import MalformedRequests
 
-MAX_MESSAGE_BYTES = 32 * 2**20
-
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Two daemons on one port would share its calls at random.
     ("grpc.so_reuseport", 0),
     # Gateways ping often and without calls; gRPC's defaults would cut them off.
@@ -85,9 +81,13 @@ async def start_server(
     host, _ = parse_bind(bind, access)
     credentials = None if access.tls is None else access.tls.grpc_credentials()
     interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [MalformedRequests()]
-    if access.api_key:
-        interceptors.insert(0, RequireKey(access.api_key))
-    server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+    if access.keys:
+        interceptors.insert(0, RequireKey(access.keys))
+    limits = (
+        ("grpc.max_receive_message_length", access.max_message_bytes),
+        ("grpc.max_send_message_length", access.max_message_bytes),
+    )
+    server = grpc.aio.server(interceptors=interceptors, options=(*_OPTIONS, *limits))
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = [service.name for service in services]

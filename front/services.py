@@ -23,8 +23,9 @@ def front_services(
 ) -> tuple[Service, ...]:
     """Inference, Session and CacheAdmin over one engine; handover: as AdminService says."""
     store = SessionStore(engine, time.monotonic, config.max_sessions, config.session_idle_seconds)
-    inference = InferenceService(engine, codec)
-    session = SessionService(engine, codec, store)
+    keys = config.access.keys
+    inference = InferenceService(engine, codec, keys)
+    session = SessionService(engine, codec, store, keys)
     return (
         Service(
             "tasuki.v1.Inference",

@@ -8,9 +8,11 @@ from ..engine.messages import FinishReason, Submit
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer_stream import REQUEST_ID_KEY, write_tokens
+from .api_keys import NO_KEYS, ApiKeys
 from .chat_message import ChatTemplateError
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
+from .origin import grpc_origin
 from .request_reader import (
     check_length,
     read_messages,
@@ -28,7 +30,15 @@ class SessionService(pb_grpc.SessionServicer):
     """Joins the token logs of a SessionStore with text and templates. Lives on the event loop's
     thread."""
 
-    def __init__(self, engine: EngineClient, codec: TextCodec, store: SessionStore) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        codec: TextCodec,
+        store: SessionStore,
+        keys: ApiKeys = NO_KEYS,
+    ) -> None:
+        """keys: whose limits a call counts against."""
+        self._keys = keys
         self._engine = engine
         self._codec = codec
         self._store = store
@@ -75,7 +85,7 @@ class SessionService(pb_grpc.SessionServicer):
                     marks=session.log.marks,
                     session=session.label,
                 )
-                events = self._engine.generate(submit)
+                events = self._engine.generate(submit, grpc_origin(self._keys, context))
                 answer = await write_tokens(events, context.write, self._codec.detokenizer())
                 if answer.reason is not FinishReason.ABORT:
                     turn.keep(answer.token_ids)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .config import ModelConfig
+from .progress import Progress, untold
 from .weights import ModelWeights, WeightsError, assemble
 
 _DTYPES = frozenset({"F32", "BF16", "F16"})
@@ -28,9 +29,10 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
+    progress: Progress = untold,
 ) -> ModelWeights:
     """Weights in `dtype`; norms, decay and dt_bias stay float32. Raises WeightsError."""
-    return assemble(config, Checkpoint(Path(directory)), dtype, device)
+    return assemble(config, Checkpoint(Path(directory)), dtype, device, progress)
 
 
 def weights_digest(directory: Path | str) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..pycache.layout import LayerKind
 from .config import DenseShape, ModelConfig, MoeShape
+from .progress import Progress, untold
 
 
 class WeightsError(ValueError):
@@ -101,9 +102,11 @@ def assemble(
     source: TensorSource,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
+    progress: Progress = untold,
 ) -> ModelWeights:
-    """Read every tensor the config asks for, one at a time. Raises WeightsError."""
-    return _Assembler(config, source, dtype, torch.device(device)).model()
+    """Read every tensor the config asks for, one at a time; progress counts layers. Raises
+    WeightsError."""
+    return _Assembler(config, source, dtype, torch.device(device)).model(progress)
 
 
 def _for_device(matrix: Tensor) -> Tensor:
@@ -124,13 +127,17 @@ class _Assembler:
         self._dtype = dtype
         self._device = device
 
-    def model(self) -> ModelWeights:
+    def model(self, progress: Progress) -> ModelWeights:
         config = self._config
         table = (config.vocab, config.hidden)
         embedding = self._read("embed_tokens.weight", *table)
         head = embedding if config.tied else _for_device(self._read("lm_head.weight", *table))
-        layers = tuple(self._layer(layer, kind) for layer, kind in enumerate(config.layer_kinds))
-        return ModelWeights(embedding, layers, self._centred("norm.weight", config.hidden), head)
+        layers: list[LayerWeights] = []
+        for kind in config.layer_kinds:
+            layers.append(self._layer(len(layers), kind))
+            progress(len(layers), config.layers)
+        norm = self._centred("norm.weight", config.hidden)
+        return ModelWeights(embedding, tuple(layers), norm, head)
 
     def _layer(self, layer: int, kind: LayerKind) -> LayerWeights:
         prefix = f"layers.{layer}"

@@ -92,8 +92,12 @@ class OutgoingHandover:
         sender: Sender,
         progress_seconds: float,
         begin_pull: BeginPull,
+        request_id: str = "",
     ) -> None:
-        """begin_pull: fetches what the ticket offers; outlives the room."""
+        """begin_pull: fetches what the ticket offers; outlives the room. request_id: as the
+        receiver's clients know it; empty where it told none."""
+        self.named: dict[str, str | int] = {"request_id": request_id, "room": reserve.ticket.room}
+        """What its log lines are found by."""
         self.room = reserve.ticket.room
         self.generation = reserve.ticket.generation
         self.connection = connection
@@ -152,11 +156,11 @@ class OutgoingHandover:
         try:
             self._move(event)
         except IllegalTransition as error:
-            log.warning("room %d: %s", self.room, error)
+            log.warning("room %d: %s", self.room, error, extra=self.named)
             self._stop(str(error))
         except Exception as error:
             # A defect in one room must still drain it and free what it holds.
-            log.exception("room %d broke", self.room)
+            log.exception("room %d broke", self.room, extra=self.named)
             self._stop(f"internal error: {error!r}")
 
     def _move(self, event: RoomEvent) -> None:

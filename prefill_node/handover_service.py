@@ -65,6 +65,13 @@ class HandoverServiceSettings:
     pull: PullLimits = field(default_factory=PullLimits)
 
 
+BeginRoom = Callable[[m.RoomId, str, str], None]
+
+
+def _unknown(room: m.RoomId, request: str, traceparent: str) -> None:
+    return None
+
+
 class HandoverService(handover_pb2_grpc.HandoverServicer):
     def __init__(
         self,
@@ -76,7 +83,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         node: NodeIdentity,
         loop: asyncio.AbstractEventLoop,
         settings: HandoverServiceSettings | None = None,
+        begin_room: BeginRoom = _unknown,
     ) -> None:
+        """begin_room: hears of each room, the request it is for, and that one's traceparent."""
+        self._begin_room = begin_room
         self._post = post
         self._sender = sender
         self._contract = contract.flat()
@@ -247,6 +257,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await context.abort(
                 grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
             )
+        request_id, traceparent = wire.trail_from_wire(context.invocation_metadata())
         room = OutgoingHandover(
             reserve,
             first.reserve.connection_id,
@@ -254,7 +265,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._sender,
             self._settings.progress_seconds,
             self._pulls.begin,
+            request_id,
         )
+        self._begin_room(ticket.room, request_id, traceparent)
         self._rooms[ticket.room] = room
         # The room outlives its stream: it must drain when the stream breaks.
         task = asyncio.create_task(self._run(room), name=f"room-{ticket.room}")
@@ -273,6 +286,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 room.ended.set_result(Drain.FORCED)
             drain = room.ended.result()
             self._remember(room.room, room.generation, drain)
+            log.info("room over: %s", drain.name.lower(), extra=room.named)
             if drain is Drain.FORCED or room.endpoint_failed:
                 # What is stuck or broken once stays so: the receiver connects anew, over a new
                 # endpoint.

@@ -1,11 +1,14 @@
 """Engine messages of a hand-over to and from protobuf, as the prefill node needs them."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import numpy as np
 
 from ..engine import messages as m
 from ..engine.losses import LostState
+from ..front.answer_stream import REQUEST_ID_KEY
+from ..front.origin import TRACE_HEADER
 from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
@@ -20,6 +23,12 @@ _ERROR_KINDS = {
     m.ErrorKind.DRAINING: pb.ERROR_KIND_DRAINING,
     m.ErrorKind.INTERNAL: pb.ERROR_KIND_INTERNAL,
 }
+
+
+def trail_from_wire(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
+    """A room's request id and traceparent; empty where the receiver told none."""
+    told = {key: value for key, value in metadata or () if isinstance(value, str)}
+    return told.get(REQUEST_ID_KEY, ""), told.get(TRACE_HEADER, "")
 
 
 class InvalidReserve(ValueError):

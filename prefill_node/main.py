@@ -1,7 +1,6 @@
 """`tasuki prefill`: the daemon that reads prompts and hands their prefixes on."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from ..engine.build import build_parts
@@ -9,6 +8,8 @@ from ..engine.config import EngineConfig
 from ..front.config import FrontConfig
 from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
+from ..front.logs import configure_logging
+from ..front.progress_bar import progress_bar
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
 from ..transfer.transports.choice import build_transport
@@ -20,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     engine_config, front_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, EngineConfig, FrontConfig, PrefillConfig
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    configure_logging(front_config.log_format, front_config.log_level)
     asyncio.run(run(engine_config, front_config, config))
     return 0
 
@@ -29,7 +30,7 @@ async def run(
     engine_config: EngineConfig, front_config: FrontConfig, config: PrefillConfig
 ) -> None:
     """Startup, main loop, drain."""
-    parts = build_parts(engine_config)
+    parts = build_parts(engine_config, progress_bar("weights"))
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
         plane = DataPlane.over(

@@ -16,8 +16,10 @@ from ..front.config import FrontConfig
 from ..front.etcd import Etcd
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
+from ..front.progress_bar import progress_bar
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
+from ..front.trace_export import open_tracing
 from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
@@ -70,7 +72,14 @@ class PrefillNode:
             settings,
         )
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
-        engine = build_engine(engine_config, Role.PREFILL, parts, self._sender, on_fresh)
+        engine = build_engine(
+            engine_config,
+            Role.PREFILL,
+            parts,
+            self._sender,
+            on_fresh,
+            progress=progress_bar("decode graphs"),
+        )
         self.front = Node(
             engine,
             front_config,
@@ -78,6 +87,7 @@ class PrefillNode:
             handover=self._handover,
             status=self._status,
             about={"node": config.name, "role": "prefill"},
+            tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),
         )
         self._config = config
         self._registration: Registration | None = None
@@ -89,6 +99,7 @@ class PrefillNode:
             plane.contract,
             plane.node,
             asyncio.get_running_loop(),
+            begin_room=self.front.tracing.begin_room,
         )
 
     def _handover(self, message: Outbox) -> None:

@@ -93,6 +93,11 @@ class Node:
         return self._daemon.pid
 
     @property
+    def last_words(self) -> tuple[str, ...]:
+        """The end of what it has written to stderr."""
+        return self._daemon.last_words
+
+    @property
     def running(self) -> bool:
         return self._running
 

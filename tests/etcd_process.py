@@ -13,18 +13,18 @@ import pytest
 
 
 class EtcdProcess:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         program = shutil.which("etcd")
         if program is None:
             pytest.skip("etcd is not installed: install Debian's etcd-server")
         self._folder = folder
         self._program = program
         with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            two.bind(("127.0.0.1", 0))
+            one.bind((host, 0))
+            two.bind((host, 0))
             client, peer = one.getsockname()[1], two.getsockname()[1]
-        self.url = f"http://127.0.0.1:{client}"
-        self._peer = f"http://127.0.0.1:{peer}"
+        self.url = f"http://{host}:{client}"
+        self._peer = f"http://{host}:{peer}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -59,8 +59,8 @@ class EtcdProcess:
 
 
 @contextmanager
-def running_etcd(folder: Path) -> Iterator[EtcdProcess]:
-    etcd = EtcdProcess(folder)
+def running_etcd(folder: Path, host: str = "127.0.0.1") -> Iterator[EtcdProcess]:
+    etcd = EtcdProcess(folder, host)
     etcd.start()
     try:
         yield etcd

@@ -166,7 +166,7 @@ def running_front(
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     engine = engine or ScriptedEngine()
-    client = EngineClient(engine.post, loop, queue_limit=queue_limit)
+    client = EngineClient(engine.post, loop, queue_limit=queue_limit, limits=config.limits)
     engine.deliver = client.deliver
     engine.start()
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.front.access import Access
+from tasuki.front.config import FrontConfig
 from tasuki.front.http_generation import ServedModel
 from tasuki.front.http_server import HttpServer, start_http_server
 from tasuki.front.openai_routes import openai_routes
@@ -79,16 +79,20 @@ class HttpFront:
 
 @contextmanager
 def running_http(
-    codec: TextCodec, api_key: str = "", queue_limit: int = 4096
+    codec: TextCodec,
+    api_key: str = "",
+    queue_limit: int = 4096,
+    config: FrontConfig | None = None,
 ) -> Iterator[HttpFront]:
     """A real server on loopback, beside the gRPC server of running_front."""
-    with running_front(codec, queue_limit=queue_limit) as front:
+    config = config or FrontConfig(api_key=api_key)
+    with running_front(codec, config, queue_limit=queue_limit) as front:
         model = ServedModel("tiny", 1_700_000_000, 1000, codec)
 
         async def start() -> HttpServer:
             routes = openai_routes(front.client, model)
             return await start_http_server(
-                "127.0.0.1:0", routes, lambda: front.client.lost, Access(api_key=api_key)
+                "127.0.0.1:0", routes, lambda: front.client.lost, config.access
             )
 
         server = asyncio.run_coroutine_threadsafe(start(), front.loop).result(10)

@@ -1,4 +1,4 @@
-"""Two network namespaces joined by one link: two hosts, as far as a network can tell.
+"""Network namespaces joined by a link, or by a switch: hosts, as far as a network can tell.
 
 Owns the namespaces, which end with it; touches no interface of the host it runs on. Needs root.
 """
@@ -50,13 +50,49 @@ def two_hosts(name: str) -> Iterator[tuple[str, str]]:
             ip("-n", space, "address", "add", f"{address}/30", "dev", DEVICE)
             for device in ("lo", DEVICE):
                 ip("-n", space, "link", "set", device, "up")
-            limit = ["rate", "200mbit", "burst", "64kb", "latency", "50ms"]
-            command = ["tc", "-n", space, "qdisc", "add", "dev", DEVICE, "root", "tbf", *limit]
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            _limit(space)
         yield spaces
     finally:
         for space in made:
             ip("netns", "delete", space)
+
+
+@contextmanager
+def switched_hosts(name: str, count: int) -> Iterator[tuple[str, ...]]:
+    """`count` namespaces on a switch, which is one more, at 200 Mbit/s each; their addresses are
+    host_address(0), ..."""
+    stem = f"tasuki-{os.getpid()}-{name}"
+    switch, spaces = f"{stem}-switch", tuple(f"{stem}-{number}" for number in range(count))
+    made = []
+    try:
+        for space in (switch, *spaces):
+            ip("netns", "add", space)
+            made.append(space)
+        ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        ip("-n", switch, "link", "set", "switch", "up")
+        for number, space in enumerate(spaces):
+            port = f"port{number}"
+            link = ["link", "add", DEVICE, "netns", space, "type", "veth", "peer"]
+            ip(*link, "name", port, "netns", switch)
+            ip("-n", switch, "link", "set", port, "master", "switch", "up")
+            ip("-n", space, "address", "add", f"{host_address(number)}/24", "dev", DEVICE)
+            for device in ("lo", DEVICE):
+                ip("-n", space, "link", "set", device, "up")
+            _limit(space)
+        yield spaces
+    finally:
+        for space in made:
+            ip("netns", "delete", space)
+
+
+def host_address(number: int) -> str:
+    return f"10.231.78.{number + 1}"
+
+
+def _limit(space: str) -> None:
+    limit = ["rate", "200mbit", "burst", "64kb", "latency", "50ms"]
+    command = ["tc", "-n", space, "qdisc", "add", "dev", DEVICE, "root", "tbf", *limit]
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
+from tasuki.engine.rate_meter import LEAST
 from tasuki.engine.role import Role
 from tasuki.model.sampling import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -194,3 +195,49 @@ def test_what_was_evicted_or_is_another_rooms_is_refused(decode: Lone) -> None:
     ]
     decode.post(m.Abort(m.RequestId("next")))
     decode.assert_at_rest()
+
+
+def teach(node: Lone, here: float, there: float) -> None:
+    """Seconds a token on this node, and over there."""
+    meter = node.engine._meter
+    for tokens in range(100, 100 * (LEAST + 1), 100):
+        meter.here.add(tokens, here * tokens)
+        meter.there.add(tokens, there * tokens)
+        meter.sent.add(1000 * tokens, 1e-9 * tokens)
+
+
+@pytest.mark.parametrize(("here", "there", "stays"), [(1e-4, 1e-2, True), (1e-2, 1e-4, False)])
+def test_measured_rates_decide_and_are_told(
+    decode: Lone, here: float, there: float, stays: bool
+) -> None:
+    teach(decode, here, there)
+    decode.post(m.PeersChanged(True))
+    decode.post(submit("asked", prompt_of(400 if stays else 40), 2))
+    decode.run()
+    assert bool(said(decode, m.HandoverWanted)) is not stays
+    if not stays:
+        decode.post(m.Abort(m.RequestId("asked")))
+    route = decode.finished("asked").usage.route
+    assert route is not None and route.choice == ("here" if stays else "there")
+    assert (route.estimates["here"] <= route.estimates["there"]) is stays
+
+
+def test_a_fixed_route_is_not_moved_by_rates(tmp_path: object) -> None:
+    config = engine_config(tmp_path, local_prefill_tokens=64, route="fixed")
+    node = Lone(config, Role.DECODE, tiny_parts())
+    teach(node, here=1e-9, there=1.0)
+    node.post(m.PeersChanged(True))
+    node.post(submit("asked", prompt_of(400), 2))
+    node.run()
+    assert said(node, m.HandoverWanted)
+    node.post(m.Abort(m.RequestId("asked")))
+    assert node.finished("asked").usage.route == m.RouteReport("there", {})
+
+
+def test_a_pull_that_takes_longer_than_the_forward_is_not_begun(prefill: Lone) -> None:
+    teach(prefill, here=1e-6, there=1.0)
+    for size in range(1, LEAST + 1):
+        prefill.engine._meter.pulled.add(size, 1.0)
+    prefill.post(reserve(prompt_of(300), 200))
+    prefill.run()
+    assert said(prefill, m.PrefillAccepted) and not said(prefill, m.PullWanted)

@@ -53,8 +53,8 @@ OnEnd = Callable[[RoomEnd], None]
 
 @dataclass
 class Posted:
-    """digest: of the window's bytes, computed beside the transfer; None until then, and for good
-    where that failed, which stops the room."""
+    """digest: of the window's bytes, computed beside the transfer. flushed: when the transfer was
+    seen to have ended; None until then."""
 
     window: Window
     transfer: Transfer
@@ -62,7 +62,8 @@ class Posted:
     layers_finished: tuple[float, ...]
     begun: float
     at: float
-    digest: int | None = None
+    digest: "Future[int]"
+    flushed: float | None = None
 
 
 @dataclass
@@ -152,12 +153,14 @@ class OutgoingRoom:
         go."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
-    def flushed(self, posted: Posted, now: float) -> None:
-        header = posted.window.header
+    def flushed(self, posted: Posted) -> None:
+        """REQUIRES: its transfer and its digest are done. Raises what the digest raised."""
+        header, now = posted.window.header, posted.flushed
+        assert now is not None
+        digest = posted.digest.result()
         self._last_flush = now
         self._bytes += posted.bytes
-        if posted.digest is not None:
-            self._digests.append(WindowDigest(header, posted.digest))
+        self._digests.append(WindowDigest(header, digest))
         self._timeline.append(
             WindowTiming(
                 header.sequence,

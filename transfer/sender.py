@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
@@ -87,6 +87,7 @@ class Sender:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
+        self._digests = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tasuki-digests")
         steps.subscribe(self._wake.set)
 
     def start(self) -> None:
@@ -104,6 +105,7 @@ class Sender:
         self._stopping.set()
         self._wake.set()
         self._thread.join()
+        self._digests.shutdown()
         self._close_endpoints()
 
     # Peers
@@ -353,13 +355,17 @@ class Sender:
         room.link.posted(size)
         # What the counter no longer remembers was finished before; the bound is what is known.
         layers = tuple(begun if at is None else at for at in finished)
-        posted = Posted(window, transfer, size, layers, begun, given)
-        with self._lock:
-            room.posted.append(posted)
         # Beside the transfer: the bytes stay as they are for as long as the room is open.
-        posted.digest = self._digester.digest(
-            room.room, room.generation, header, window.local_pages, window.local_slot
+        digest = self._digests.submit(
+            self._digester.digest,
+            room.room,
+            room.generation,
+            header,
+            window.local_pages,
+            window.local_slot,
         )
+        with self._lock:
+            room.posted.append(Posted(window, transfer, size, layers, begun, given, digest))
         reach(Place.SENDER_AFTER_POST, header.sequence)
 
     def _reap(self, room: OutgoingRoom) -> bool:
@@ -368,9 +374,14 @@ class Sender:
         flushed: list[Posted] = []
         for posted in list(room.posted):
             try:
-                if self._transport.poll(posted.transfer) is TransferState.PENDING:
-                    continue
-                room.flushed(posted, self._clock())
+                if posted.flushed is None:
+                    if self._transport.poll(posted.transfer) is TransferState.PENDING:
+                        continue
+                    posted.flushed = self._clock()
+                if not room.stopped:
+                    if not posted.digest.done():
+                        continue
+                    self._note_flushed(room, posted)
                 flushed.append(posted)
             except TransferError as error:
                 room.endpoint_failed = room.write_lost = True
@@ -387,8 +398,17 @@ class Sender:
             reach(Place.SENDER_AFTER_FLUSH, posted.window.header.sequence)
         if flushed:
             size = sum(posted.bytes for posted in flushed)
-            room.link.flushed(size, flushed[0].at, self._clock())
+            last = max(posted.flushed or 0.0 for posted in flushed)
+            room.link.flushed(size, flushed[0].at, last)
         return bool(gone)
+
+    def _note_flushed(self, room: OutgoingRoom, posted: Posted) -> None:
+        try:
+            room.flushed(posted)
+        except Exception as error:
+            # Its bytes are there, and nobody can say which.
+            log.exception("a window of room %d could not be digested", room.room)
+            self._stop(room, f"internal error: {error!r}")
 
     def _end_if_over(self, room: OutgoingRoom) -> bool:
         with self._lock:

@@ -20,7 +20,7 @@ import torch
 from ...decode_node.config import DecodeConfig
 from ...decode_node.node import DecodeNode
 from ...engine import messages as m
-from ...engine.build import torch_device
+from ...engine.build import torch_device, use_device
 from ...engine.config import EngineConfig
 from ...front.config import FrontConfig
 from ...front.text_codec import TextCodec
@@ -119,6 +119,7 @@ async def node_pair(
     try:
         parts, plane = _built(model, decode, kind, "bench-decode")
         address = await asyncio.to_thread(_address, channel)
+        use_device(torch_device(decode))
         node = DecodeNode(
             decode,
             _FRONT,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
-import torch
 
 from ...engine import messages as m
 from ...engine.build import build_engine
@@ -22,7 +21,7 @@ from ...pycache.layout import PAGE_TOKENS
 from ...transfer.data_plane import DataPlane
 from ...transfer.destination import Destination
 from ...transfer.outgoing import RoomEnd, RoomSent
-from ...transfer.report import SendReport
+from ...transfer.report import SendReport, WindowTiming
 from ...transfer.sender import Sender, SenderSettings
 from ...transfer.transports.choice import build_transport
 from ..errors import BenchError
@@ -44,9 +43,8 @@ class HandedOver:
     report: SendReport
 
     @property
-    def last_window_bytes_share(self) -> float:
-        """Of the wire's whole work, by time between the last two flushes; see throttled rows."""
-        return self.report.bytes / max(1, self.report.windows)
+    def last_window(self) -> WindowTiming:
+        return max(self.report.timeline, key=lambda window: window.sequence)
 
 
 class PrefillRig:
@@ -162,8 +160,3 @@ class PrefillRig:
 
 def pages_of(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS)
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

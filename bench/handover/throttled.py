@@ -1,9 +1,8 @@
-"""A link of a chosen rate in front of a faster one: each transfer is held until such a link would
-have carried it.
+"""A link of a chosen rate over a faster one: no transfer is done before such a link had carried it.
 
-The throttle is inside the sender, and a row that used it says so. Owns the imagined wire's clock.
-Thread rule: as any transport. Invariant: bytes and notification leave for the real transport when
-the imagined wire is through with them, in the order of their posting.
+The throttle is inside the sender, and a row that used it says so. It needs a transport that tells
+the peer of a window in poll(), as peer_copy does: then nobody looks at bytes that came early. Owns
+the imagined wire's clock. Thread rule: as any transport.
 """
 
 import threading
@@ -24,11 +23,8 @@ from ...transfer.transports.base import (
 
 @dataclass(eq=False)
 class _Held(Transfer):
-    endpoint: Endpoint
-    pieces: Pieces
-    notification: bytes
+    real: Transfer
     due: float
-    real: Transfer | None = None
 
 
 class ThrottledTransport(Transport):
@@ -68,31 +64,24 @@ class ThrottledTransport(Transport):
         notification: bytes,
         pace: Pace = Pace.BESIDE_COMPUTE,
     ) -> Transfer:
+        transfer = self._inner.post(endpoint, pieces, notification, pace)
         rate = self.bytes_per_second
         if rate is None:
-            return self._inner.post(endpoint, pieces, notification, pace)
+            return transfer
         with self._lock:
             begins = max(time.monotonic(), self._free_at)
             self._free_at = begins + float(pieces[:, 2].sum()) / rate
-            return _Held(endpoint, pieces, notification, self._free_at)
+            return _Held(transfer, self._free_at)
 
     def poll(self, transfer: Transfer) -> TransferState:
         if not isinstance(transfer, _Held):
             return self._inner.poll(transfer)
-        if transfer.real is None:
-            if time.monotonic() < transfer.due:
-                return TransferState.PENDING
-            # What is left of its time is the real link's own.
-            transfer.real = self._inner.post(
-                transfer.endpoint, transfer.pieces, transfer.notification, Pace.ALONE
-            )
+        if time.monotonic() < transfer.due:
+            return TransferState.PENDING
         return self._inner.poll(transfer.real)
 
     def release(self, transfer: Transfer) -> None:
-        if not isinstance(transfer, _Held):
-            self._inner.release(transfer)
-        elif transfer.real is not None:
-            self._inner.release(transfer.real)
+        self._inner.release(transfer.real if isinstance(transfer, _Held) else transfer)
 
     def notifications(self) -> list[bytes]:
         return self._inner.notifications()

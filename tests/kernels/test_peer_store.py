@@ -8,10 +8,10 @@ from tasuki.transfer.descriptors import Pieces
 from tasuki.transfer.kernels.peer_store import (
     ALIGNMENT,
     Grid,
+    PieceStore,
     Target,
     fill_table,
     naive_store_pieces,
-    store_pieces,
     table_words,
 )
 
@@ -49,7 +49,7 @@ def stored(
     table = np.full(table_words(len(pieces)), -1, dtype=np.int64)
     fill_table(table, pieces)
     target = Target(write.data_ptr(), gates.data_ptr(), PERMISSION)
-    store_pieces(
+    PieceStore().launch(
         read.data_ptr(),
         target,
         torch.from_numpy(table).to(device),

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
 from ...pycache.kernel_spec import KernelSpec
 from ...pycache.layout import CacheLayout
@@ -27,6 +26,7 @@ _PARTS = 4
 _CHUNK = 4096
 _BLOCK = 1024
 _WARPS = 4
+_HIGH_PRIORITY = -1
 
 
 class GpuWindowDigester:
@@ -40,7 +40,10 @@ class GpuWindowDigester:
         self._words = memory.view(torch.int64)
         most = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
-        self._stream = torch.cuda.Stream(memory.device) if memory.is_cuda else None
+        # Before the blocks of a forward that wait for a place: a window's end waits for this.
+        self._stream = (
+            torch.cuda.Stream(memory.device, priority=_HIGH_PRIORITY) if memory.is_cuda else None
+        )
 
     def digest(
         self,
@@ -67,9 +70,9 @@ class PlacedRows:
 
     @staticmethod
     def on(device: torch.device, rows: WindowRows) -> "PlacedRows":
-        return PlacedRows(
-            _on(device, rows.offsets), _on(device, rows.lengths), _on(device, rows.seeds)
-        )
+        # One copy: each costs as much as all three.
+        table = np.stack([rows.offsets, rows.lengths, rows.seeds])
+        return PlacedRows(*torch.from_numpy(table).to(device, non_blocking=True))
 
 
 def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> torch.Tensor:
@@ -95,10 +98,6 @@ def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> to
     )
     _mix_kernel[(count,)](partial, rows.seeds, total, PARTS=_PARTS, num_warps=1)
     return total
-
-
-def _on(device: torch.device, column: NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(column).to(device, non_blocking=True)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ Bytes are read and written once: the floor is the link. Thread rule: as of any l
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,32 +70,43 @@ def fill_table(table: NDArray[np.int64], pieces: Pieces) -> int:
     return int(firsts[count])
 
 
-def store_pieces(
-    source: int, target: Target, table: torch.Tensor, pieces: int, flag: int, grid: Grid
-) -> None:
-    """Write every piece of the filled table on the current stream, then 1 to the int32 at `flag`.
+class PieceStore:
+    """Launches on one device. Keeps what was compiled: looking it up costs as much as a launch."""
 
-    source: address of this side's arena. table: on the device, as fill_table wrote it. flag: of
-    host memory that the device can write.
-    """
-    _store_kernel[(grid.programs,)](
-        source,
-        target.arena,
-        target.gate,
-        target.permission,
-        table,
-        pieces,
-        grid.turn,
-        flag,
-        CHUNK=_CHUNK_BYTES // 8,
-        num_warps=_WARPS,
-    )
+    def __init__(self) -> None:
+        self._compiled: Any = None
+
+    def launch(
+        self, source: int, target: Target, table: torch.Tensor, pieces: int, flag: int, grid: Grid
+    ) -> None:
+        """Write every piece of the filled table on the current stream, then 1 to the int32 at
+        `flag`.
+
+        source: address of this side's arena. table: on the device, as fill_table wrote it. flag: of
+        host memory that the device can write. Addresses and the permission need more than 32 bits.
+        """
+        arguments = (
+            source,
+            target.arena,
+            target.gate,
+            target.permission,
+            table,
+            pieces,
+            grid.turn,
+            flag,
+            _CHUNK_BYTES // 8,
+        )
+        if self._compiled is None:
+            # None of the arguments is specialised on, so that this is compiled once.
+            self._compiled = _store_kernel[(grid.programs,)](*arguments, num_warps=_WARPS)
+        else:
+            self._compiled[(grid.programs, 1, 1)](*arguments)
 
 
 def naive_store_pieces(
     source: NDArray[np.uint8], target: NDArray[np.uint8], pieces: Pieces
 ) -> None:
-    """The twin of store_pieces on arrays, with the gate open."""
+    """The twin of PieceStore on arrays, with the gate open."""
     for local, remote, length in pieces.tolist():
         target[remote : remote + length] = source[local : local + length]
 

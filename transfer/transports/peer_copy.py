@@ -22,19 +22,19 @@ from ..descriptors import Pieces, check_bounds
 from ..errors import OutOfBounds, TransportError
 from ..fence import ProcessIdentity
 from ..grain import Grain
-from ..kernels.peer_store import ALIGNMENT, Grid, Target, fill_table, store_pieces
+from ..kernels.peer_store import ALIGNMENT, Grid, PieceStore, Target, fill_table
 from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 from .cuda_ipc import CudaIpc
 from .mailbox import Mailbox, MailboxWriter
 from .peer_address import PeerAddress
-from .peer_gate import PeerGate
+from .peer_gate import NOBODY, PeerGate
 from .staging import Staging, Table
 
 _GRIDS = {
-    # A prefill makes a few GB/s, and this moves a hundred without taking SMs from it.
-    Pace.BESIDE_COMPUTE: Grid(programs=4, turn=16),
+    # A prefill makes a few GB/s, and this moves a hundred with as many SMs.
+    Pace.BESIDE_COMPUTE: Grid(programs=2, turn=64),
     # The rest of a prompt's time is this window's: more than one program an SM.
-    Pace.ALONE: Grid(programs=264, turn=1),
+    Pace.ALONE: Grid(programs=264, turn=4),
 }
 # So that one window's table and first stores go beside the last ones of the window before.
 _STREAMS = 2
@@ -83,10 +83,23 @@ class PeerCopyTransport(Transport):
             torch.cuda.Stream(self._device, priority=_HIGH_PRIORITY)  # type: ignore[no-untyped-call]
             for _ in range(_STREAMS)
         ]
+        self._store = PieceStore()
+        self._compile()
         self._lock = threading.Lock()
         self._region: Region | None = None
         self._endpoints: list[_PeerEndpoint] = []
         self._closed = False
+
+    def _compile(self) -> None:
+        """So that no window waits for it: one launch that finds the gate shut."""
+        table = self._staging.take(0)
+        own = self._gate.address
+        with torch.cuda.stream(self._streams[0]):
+            self._store.launch(
+                own, Target(own, own, NOBODY), table.device, 0, table.flag_address, Grid(1, 1)
+            )
+            table.event.record(self._streams[0])
+        self._staging.give_back(table)
 
     @property
     def settle_seconds(self) -> float:
@@ -184,10 +197,10 @@ class PeerCopyTransport(Transport):
             with torch.cuda.stream(stream):
                 table = self._staging.take(count)
                 chunks = fill_table(table.host, pieces)
-                table.send(count)
+                table.send()
                 grid = _GRIDS[pace]
                 turns = -(-chunks // grid.turn)
-                store_pieces(
+                self._store.launch(
                     region.address,
                     endpoint.target,
                     table.device,

@@ -13,23 +13,24 @@ from .cuda_ipc import CudaIpc, Export
 # An allocation of its own: the driver shares blocks of this size between smaller ones.
 _ALLOCATION_BYTES = 2 << 20
 # As an argument of a kernel it must never fit 32 bits, or the kernel would be compiled anew.
-_LOWEST = 1 << 40
+NOBODY = 1 << 40
+"""A permission that no gate ever gives."""
 
 
 class PeerGate:
     def __init__(self, ipc: CudaIpc) -> None:
         self._ipc = ipc
-        self._address = ipc.allocate(_ALLOCATION_BYTES)
+        self.address = ipc.allocate(_ALLOCATION_BYTES)
         self.shut()
 
     @property
     def export(self) -> Export:
-        return self._ipc.export(self._address)
+        return self._ipc.export(self.address)
 
     def shut(self) -> None:
         """Kernels that begin from now on with a permission of before write nothing."""
-        self._ipc.write_word(self._address, _LOWEST + secrets.randbits(60))
+        self._ipc.write_word(self.address, NOBODY + 1 + secrets.randbits(60))
 
     def close(self) -> None:
         """REQUIRES: once. Peers that map it keep it."""
-        self._ipc.free(self._address)
+        self._ipc.free(self.address)

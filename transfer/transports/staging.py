@@ -38,10 +38,10 @@ class Table:
         over: bool = self.event.query()  # type: ignore[no-untyped-call]
         return over
 
-    def send(self, pieces: int) -> None:
-        """To the device, on the current stream, as far as that many pieces reach."""
-        words = table_words(pieces)
-        self.device[:words].copy_(self._pinned[:words], non_blocking=True)
+    def send(self) -> None:
+        """To the device, on the current stream."""
+        # All of it: some KiB more cost less than two views.
+        self.device.copy_(self._pinned, non_blocking=True)
 
 
 class Staging:
@@ -52,15 +52,22 @@ class Staging:
 
     def take(self, pieces: int) -> Table:
         """A table that holds that many pieces and that nothing uses; its flag is down."""
-        self._collect()
-        fitting = [table for table in self._free if table.pieces >= pieces]
-        table = min(fitting, key=lambda t: t.pieces, default=None)
+        table = self._free_for(pieces)
         if table is None:
-            size = max(_PIECES, 1 << (pieces - 1).bit_length())
-            table = Table(size, self._device)
-        else:
-            self._free.remove(table)
+            self._collect()
+            table = self._free_for(pieces)
+        if table is None:
+            table = Table(max(_PIECES, 1 << (pieces - 1).bit_length()), self._device)
         table.flag[0] = 0
+        return table
+
+    def _free_for(self, pieces: int) -> Table | None:
+        """The smallest that is known to be free and fits, taken out."""
+        fitting = [table for table in self._free if table.pieces >= pieces]
+        if not fitting:
+            return None
+        table = min(fitting, key=lambda t: t.pieces)
+        self._free.remove(table)
         return table
 
     def give_back(self, table: Table) -> None:

@@ -1,0 +1,38 @@
+"""Where a request comes from: who asks, and which trace it belongs to.
+
+Knows no transport's rules for keys; reads what was let in. Pure.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from .api_keys import ANYBODY, ApiKeys, Caller
+from .errors import CallContext
+from .http_access import http_caller
+
+TRACE_HEADER = "traceparent"
+"""As W3C names it, in HTTP headers and in gRPC metadata."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """traceparent: the caller's span as W3C writes it; empty where there is none."""
+
+    caller: Caller = ANYBODY
+    traceparent: str = ""
+
+
+NOWHERE = Origin()
+
+
+def grpc_origin(keys: ApiKeys, context: CallContext) -> Origin:
+    metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+    caller = keys.caller(metadata.get("authorization")) or ANYBODY
+    given = metadata.get(TRACE_HEADER, "")
+    return Origin(caller, given if isinstance(given, str) else "")
+
+
+def http_origin(request: web.Request) -> Origin:
+    return Origin(http_caller(request), request.headers.get(TRACE_HEADER, ""))

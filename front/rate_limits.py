@@ -1,0 +1,91 @@
+"""How much each caller may ask for in a minute: requests, and tokens of prompts and answers.
+
+Owns an allowance a caller, which refills evenly and never holds more than one minute's worth. Does
+not know keys, transports or engines. One event loop's thread.
+Invariants: a refused request costs nothing; a prompt is paid for before it is computed, its answer
+as it is written, so that a long answer may leave a debt that later requests wait for.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .api_keys import Caller
+from .errors import PromptTooLong, RateLimited
+
+_MINUTE = 60.0
+
+
+@dataclass
+class _Allowance:
+    """level: what is left, below zero a debt; at `at` seconds of the limits' clock."""
+
+    level: float
+    at: float
+
+
+class _Rate:
+    """One unit's allowances. per_minute: 0 sets no limit."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._allowances: dict[Caller, _Allowance] = {}
+
+    def seconds_until(self, caller: Caller, amount: float) -> float:
+        """How long until that much is there; 0 where it is now. Costs nothing."""
+        if not self.per_minute:
+            return 0.0
+        missing = amount - self._refilled(caller).level
+        return max(0.0, missing * _MINUTE / self.per_minute)
+
+    def spend(self, caller: Caller, amount: float) -> None:
+        if self.per_minute:
+            self._refilled(caller).level -= amount
+
+    def _refilled(self, caller: Caller) -> _Allowance:
+        now, full = self._clock(), float(self.per_minute)
+        allowance = self._allowances.setdefault(caller, _Allowance(full, now))
+        gained = (now - allowance.at) * full / _MINUTE
+        allowance.level = min(full, allowance.level + gained)
+        allowance.at = now
+        return allowance
+
+
+class RateLimits:
+    def __init__(
+        self, requests_per_minute: int, tokens_per_minute: int, clock: Callable[[], float]
+    ) -> None:
+        """0: no such limit. clock: seconds, monotone."""
+        self._requests = _Rate(requests_per_minute, clock)
+        self._tokens = _Rate(tokens_per_minute, clock)
+
+    def admit(self, caller: Caller, prompt_tokens: int) -> None:
+        """Take one request and its prompt from the caller's allowance. Raises RateLimited, with
+        the seconds after which it would be admitted, and PromptTooLong."""
+        per_minute = self._tokens.per_minute
+        if per_minute and prompt_tokens > per_minute:
+            raise PromptTooLong(
+                f"prompt has {prompt_tokens} tokens, and {per_minute} are allowed a minute: send "
+                "less"
+            )
+        for rate, amount, unit in (
+            (self._requests, 1, "requests"),
+            (self._tokens, prompt_tokens, "tokens"),
+        ):
+            seconds = rate.seconds_until(caller, amount)
+            if seconds > 0:
+                raise RateLimited(
+                    f"{caller} has used its {rate.per_minute} {unit} a minute: ask again in "
+                    f"{seconds:.1f} s",
+                    seconds,
+                )
+        self._requests.spend(caller, 1)
+        self._tokens.spend(caller, prompt_tokens)
+
+    def answered(self, caller: Caller) -> None:
+        """One token of an answer."""
+        self._tokens.spend(caller, 1)
+
+
+def no_limits() -> RateLimits:
+    return RateLimits(0, 0, lambda: 0.0)

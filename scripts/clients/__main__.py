@@ -1,0 +1,88 @@
+"""`python -m scripts.clients [CLIENT ...]`: each installed, run against a pair, and what it said.
+
+Exit status 0 only where none failed a request, and where each that counts cached tokens counted
+exactly what the server did. Traffic stays on loopback.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from tasuki.client.embedded import embedded_model
+
+from scripts.clients.environments import install
+from scripts.clients.runs import Said, runs
+from tests.daemons import Node, flags, until
+
+CLIENTS = ("aiperf", "evalscope", "guidellm", "locust")
+_SECONDS = 900
+
+
+def usable_tokens(address: str) -> int:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as reply:
+        pattern = r"^tasuki_request_usable_tokens_total (\S+)$"
+        (found,) = re.findall(pattern, reply.read().decode(), re.MULTILINE)
+    return int(float(found))
+
+
+def row(client: str, address: str, folder: Path) -> bool:
+    """Runs it and prints its line of a Markdown table."""
+    run = runs(f"http://{address}", embedded_model(), folder)[client]
+    before, begun = usable_tokens(address), time.monotonic()
+    done = subprocess.run(
+        run.command,
+        cwd=folder,
+        env={**os.environ, **run.environment},
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    (folder / "output").write_text(done.stdout + done.stderr, encoding="utf-8")
+    spent, counted = time.monotonic() - begun, usable_tokens(address) - before
+    try:
+        said = run.read(done.stdout + done.stderr, folder)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"| {client} | does not say: {error!r}; see {folder}/output | | | |", flush=True)
+        return False
+    told = "does not count" if said.cached_tokens is None else str(said.cached_tokens)
+    print(
+        f"| {client} | {said.requests} | {said.failed} | {told} | {counted} | {spent:.0f} s |",
+        flush=True,
+    )
+    return done.returncode == 0 and _agrees(said, counted)
+
+
+def _agrees(said: Said, counted: int) -> bool:
+    return said.requests > 0 and not said.failed and said.cached_tokens in (None, counted)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.clients", description=__doc__)
+    parser.add_argument("clients", nargs="*", choices=[*CLIENTS, []], default=[])
+    chosen = parser.parse_args().clients or CLIENTS
+    for client in chosen:
+        install(client)
+    http = ("--http-bind", "127.0.0.1:0", "--served-model-name", "embedded")
+    prefill = Node("prefill", *flags(arena_mib=256)).wait_ready()
+    decode = Node("decode", *flags(arena_mib=256), *http, "--prefill", prefill.address).wait_ready()
+    until(lambda: decode.stats().prefill_nodes[0].name == "prefill", decode.story)
+    print("| client | requests | failed | cached, its sum | cached, the server's | took |")
+    print("| --- | --- | --- | --- | --- | --- |", flush=True)
+    good = True
+    folder = Path(tempfile.mkdtemp(prefix="tasuki-clients-"))
+    for client in chosen:
+        (folder / client).mkdir()
+        good &= row(client, decode.http_address, folder / client)
+    assert [decode.stop(), prefill.stop()] == [0, 0]
+    print(f"clients: {'PASSED' if good else 'FAILED'}; outputs are in {folder}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""How each client that this project did not write is run against a pair, and what it says.
+
+Pure but for reading what a client left in its folder. Every client is as its authors ship it: what
+stands here are command lines, and where its own numbers are to be found.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.clients.environments import program
+
+MODEL = "embedded"
+_HUB_NAME = "local/embedded"
+
+
+@dataclass(frozen=True)
+class Said:
+    """cached_tokens: their sum over all answers; None where the client keeps no such count."""
+
+    requests: int
+    failed: int
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """command: run in `folder`; read: what it said, from its output and its folder."""
+
+    command: tuple[str, ...]
+    read: Callable[[str, Path], Said]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
+    """url: of the HTTP server, without /v1; tokenizer: a folder in Hugging Face layout; folder:
+    theirs to write in."""
+    hub = _hub(tokenizer, folder / "hub")
+    return {
+        "aiperf": Run(
+            (
+                *(str(program("aiperf", "aiperf")), "profile", "--model", MODEL, "--url", url),
+                *("--endpoint-type", "chat", "--streaming", "--tokenizer", _HUB_NAME),
+                *("--conversation-num", "4", "--conversation-turn-mean", "3"),
+                *("--conversation-turn-stddev", "0", "--concurrency", "2"),
+                *("--synthetic-input-tokens-mean", "120", "--output-tokens-mean", "12"),
+                *("--extra-inputs", "ignore_eos:true", "--ui", "none", "--random-seed", "1"),
+                *("--output-artifact-dir", str(folder / "aiperf")),
+            ),
+            _read_aiperf,
+            hub,
+        ),
+        "evalscope": Run(
+            (
+                *(str(program("evalscope", "evalscope")), "perf", "--model", MODEL),
+                *("--url", f"{url}/v1/chat/completions", "--api", "openai", "--stream"),
+                *("--multi-turn", "--dataset", "random_multi_turn"),
+                *("--tokenizer-path", str(tokenizer), "--parallel", "2", "--number", "6"),
+                *("--min-turns", "2", "--max-turns", "3", "--seed", "1"),
+                *("--min-prompt-length", "100", "--max-prompt-length", "200"),
+                *("--max-tokens", "12", "--prefix-length", "0"),
+                *("--no-timestamp", "--outputs-dir", str(folder / "evalscope")),
+            ),
+            _read_evalscope,
+            hub,
+        ),
+        "guidellm": Run(
+            (
+                *(str(program("guidellm", "guidellm")), "run"),
+                *("--backend", f"kind=openai_http,target={url},model={MODEL}"),
+                *("--profile", "kind=synchronous"),
+                *("--constraint", "kind=max_requests,count=6"),
+                *("--tokenizer", f"kind=hf_auto,model={tokenizer}"),
+                *("--data", "kind=synthetic_text,prompt_tokens=200,output_tokens=12"),
+                *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
+                "--disable-console-interactive",
+            ),
+            _read_guidellm,
+            hub,
+        ),
+        "locust": Run(
+            (
+                *(str(program("locust", "locust")), "--headless", "--only-summary"),
+                *("-f", str(Path(__file__).with_name("locustfile.py")), "--host", url),
+                # No user is cut in the middle of a chat: what it was told would be lost.
+                *("--users", "4", "--run-time", "15s", "--stop-timeout", "60"),
+            ),
+            _read_locust,
+        ),
+    }
+
+
+def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
+    """Some clients take names of a hub only: a cache that has the folder under one."""
+    model = home / "hub" / f"models--{_HUB_NAME.replace('/', '--')}"
+    snapshot = model / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0")
+    for file in tokenizer.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            (snapshot / file.name).write_bytes(file.read_bytes())
+    return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+def _read_aiperf(output: str, folder: Path) -> Said:
+    (export,) = (folder / "aiperf").rglob("profile_export.jsonl")
+    records = [json.loads(line) for line in export.read_text(encoding="utf-8").splitlines()]
+    good = [record for record in records if not record.get("error")]
+    cached = [
+        record["metrics"].get("usage_prompt_cache_read_tokens", {}).get("value", 0)
+        for record in good
+    ]
+    return Said(len(records), len(records) - len(good), int(sum(cached)))
+
+
+def _read_evalscope(output: str, folder: Path) -> Said:
+    def number(label: str) -> float:
+        found = re.findall(rf"{label}[^0-9]*([0-9.]+)", output)
+        return float(found[-1]) if found else 0.0
+
+    return Said(int(number("Total requests")), int(number("Failed requests")), None)
+
+
+def _read_guidellm(output: str, folder: Path) -> Said:
+    report = json.loads((folder / "guidellm.json").read_text(encoding="utf-8"))
+    totals = [benchmark["metrics"]["request_totals"] for benchmark in report["benchmarks"]]
+    failed = sum(total["errored"] + total["incomplete"] for total in totals)
+    return Said(sum(total["total"] for total in totals), failed, None)
+
+
+def _read_locust(output: str, folder: Path) -> Said:
+    (line,) = [line for line in output.splitlines() if line.startswith('{"turns"')]
+    told = json.loads(line)
+    return Said(told["turns"], told["failed"], told["cached_tokens"])

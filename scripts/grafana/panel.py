@@ -1,0 +1,76 @@
+"""One panel of a board: a title, a unit and its queries; and what Grafana's SDK makes of it.
+
+Queries say $node for the nodes that are looked at and $rate for the span of a rate.
+"""
+
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import common, prometheus, timeseries
+from grafana_foundation_sdk.models.common import StackingMode
+from grafana_foundation_sdk.models.dashboard import DataSourceRef
+
+DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+NODES = 'instance=~"$node"'
+
+
+@dataclass(frozen=True)
+class Query:
+    """expr: PromQL. legend: with {{label}} for a label's value."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """unit: as Grafana calls it. stacked: the queries are parts of one whole."""
+
+    title: str
+    unit: str
+    queries: tuple[Query, ...]
+    text: str
+    stacked: bool = False
+
+
+def rate(metric: str, by: str = "", labels: str = "") -> str:
+    """Of a counter, a second, summed over the nodes looked at. by: a label to keep."""
+    selected = f"{metric}{{{', '.join(filter(None, (NODES, labels)))}}}"
+    kept = f" by ({by})" if by else ""
+    return f"sum{kept} (rate({selected}[$rate]))"
+
+
+def share(part: str, whole: str) -> str:
+    return f"{part} / {whole}"
+
+
+def gauge(metric: str, by: str) -> str:
+    return f"sum by ({by}) ({metric}{{{NODES}}})"
+
+
+def quantiles(metric: str) -> tuple[Query, ...]:
+    """Of a histogram: the median and the slow end."""
+    buckets = f"sum by (le) (rate({metric}_bucket{{{NODES}}}[$rate]))"
+    return tuple(
+        Query(f"histogram_quantile({quantile}, {buckets})", f"p{100 * quantile:g}")
+        for quantile in (0.5, 0.9, 0.99)
+    )
+
+
+def built(panel: Panel) -> timeseries.Panel:
+    drawn = (
+        timeseries.Panel()
+        .title(panel.title)
+        .description(panel.text)
+        .unit(panel.unit)
+        .datasource(DATASOURCE)
+        .fill_opacity(70 if panel.stacked else 10)
+        .min(0)
+        .span(12)
+        .height(8)
+    )
+    if panel.stacked:
+        drawn = drawn.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+    for number, query in enumerate(panel.queries):
+        target = prometheus.Dataquery().expr(query.expr.replace("$rate", "$__rate_interval"))
+        drawn = drawn.with_target(target.legend_format(query.legend).ref_id(chr(65 + number)))
+    return drawn

@@ -1,0 +1,78 @@
+"""The pair of daemons that a load is put on, and a watch over what they hold.
+
+Owns the processes. Does not know what is asked. Invariant: each node keeps its address over its
+lives, so that clients find it again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tasuki.proto import inference_pb2 as pb
+
+from scripts.load.memory import MemoryTrail, resident_bytes
+from scripts.load.tally import Tally
+from tests.daemons import Node, flags, until
+
+_MEET_SECONDS = 30.0
+_SAMPLE_SECONDS = 0.5
+
+
+class Nodes:
+    def __init__(self, arena_mib: int = 512) -> None:
+        small = flags(arena_mib=arena_mib)
+        self.prefill = Node("prefill", *small).wait_ready()
+        self.decode = Node(
+            "decode",
+            *small,
+            "--prefill",
+            self.prefill.address,
+            *("--drain-timeout", "60", "--http-bind", "127.0.0.1:0"),
+        ).wait_ready()
+        self.meet()
+
+    def meet(self) -> None:
+        """Wait until the decode node has found the prefill node."""
+        until(self._connected, "decode and prefill do not find each other", _MEET_SECONDS)
+
+    def _connected(self) -> bool:
+        (node,) = self.decode.stats().prefill_nodes
+        return bool(node.state == pb.PREFILL_NODE_STATE_CONNECTED)
+
+    async def watch_memory(self, tally: Tally, over: Callable[[], bool]) -> None:
+        """A trail of each node's life that is being lived, until `over`."""
+        while not over():
+            for name, node in (("prefill", self.prefill), ("decode", self.decode)):
+                trail = tally.memory.setdefault(f"{name} {node.pid}", MemoryTrail())
+                try:
+                    trail.add(resident_bytes(node.pid))
+                except ProcessLookupError:
+                    continue
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    def restart(self, node: Node) -> None:
+        """SIGTERM, the drain, and a new life at the old address. Blocks."""
+        assert node.stop() == 0
+        node.start_again()
+
+    def kill(self, node: Node) -> None:
+        """SIGKILL and a new life at the old address. Blocks."""
+        node.kill()
+        node.start_again()
+
+    def assert_at_rest(self, seconds: float = 10.0) -> None:
+        for node in (self.decode, self.prefill):
+            node.assert_at_rest(seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        statuses = [node.stop() for node in (self.decode, self.prefill)]
+        assert statuses == [0, 0] or error is not None, statuses

@@ -1,0 +1,75 @@
+"""Completion scripts, run by the shells they are for, and the bar of a start that takes long."""
+
+import io
+import shutil
+import subprocess
+from contextlib import redirect_stdout
+from functools import cache
+
+import pytest
+from tasuki.client import completion
+from tasuki.front.cli import COMMANDS
+from tasuki.front.progress_bar import progress_bar
+
+
+@cache
+def script(shell: str) -> str:
+    said = io.StringIO()
+    with redirect_stdout(said):
+        assert completion.main([shell]) == 0
+    return said.getvalue()
+
+
+def completed(*words: str) -> set[str]:
+    """What bash offers for the last of the words."""
+    quoted = " ".join(f"'{word}'" for word in ("tasuki", *words))
+    ask = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _tasuki; echo ${{COMPREPLY[@]}}"
+    run = subprocess.run(
+        ["bash", "-c", f"{script('bash')}\n{ask}"], capture_output=True, text=True, check=True
+    )
+    return set(run.stdout.split())
+
+
+def test_commands_flags_and_choices_are_completed() -> None:
+    assert completed("") == {*COMMANDS, "version"}
+    assert completed("de") == {"demo", "decode"}
+    assert completed("decode", "--pre") == {
+        *("--prefill", "--prefill-file", "--prefill-ca", "--prefill-chunk-tokens")
+    }
+    assert completed("serve", "--dtype", "") == {"float32", "bfloat16"}
+    assert completed("completion", "z") == {"zsh"}
+    assert completed("serve", "folder") == set()
+
+
+def test_every_command_describes_itself() -> None:
+    for name in COMMANDS:
+        if name not in ("completion", "bench"):
+            assert completion.described(name).flags, name
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_accept_theirs(shell: str) -> None:
+    assert "decode" in script(shell) and "prefill-file" in script(shell)
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([program, "-n", "-c", script(shell)], check=True, capture_output=True)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_drawn_on_terminals_only() -> None:
+    log, terminal, now = io.StringIO(), Terminal(), [0.0]
+    for stream in (log, terminal):
+        show = progress_bar("weights", stream, lambda: now[0])
+        for done in range(1, 9):
+            now[0] += 0.02
+            show(done, 8)
+    assert log.getvalue() == ""
+    frames = terminal.getvalue().split("\r")[1:]
+    assert 3 <= len(frames) < 8, "not a frame a step"
+    assert "8/8" in frames[-1] and frames[-1].endswith(" s\n")
+    assert frames[-1].count("#") == 30 and frames[0].count(".") > 0
