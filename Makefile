@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test load clients clients-ci ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs lint-proto screenshots kernels clean boards
+.PHONY: demo test load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -54,6 +54,11 @@ clients: $(VENV)/dev-installed
 # The one that the tests run.
 clients-ci: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.clients.install trie
+
+# The documentation as a site in build/site; what is broken in it fails.
+docs: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.install docs
+	NO_MKDOCS_2_WARNING=1 build/clients/docs/bin/python -m mkdocs build -q
 
 # Nodes on a Ray cluster of several machines, all of them this one.
 ray-test: $(VENV)/dev-installed

@@ -4,6 +4,7 @@ On a host with two GPUs: windows of scattered blocks, hand-overs during prefill,
 CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, control round trips.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +20,14 @@ from .host import describe_host
 from .report import Report, Row
 
 _GPU_PARTS = ("blocks", "engine", "nodes")
-_CPU_PARTS = ("goodput", "control")
+_CPU_PARTS = ("goodput", "control", "early")
 
 
 @dataclass(frozen=True)
 class TransferConfig:
-    parts: str = option("", "of the rows, by commas: blocks,engine,nodes (GPU), goodput,control")
+    parts: str = option(
+        "", "of the rows, by commas: blocks,engine,nodes (GPU), goodput,control,early"
+    )
     transport: str = option("peer_copy", "between the GPUs", ("peer_copy", "nixl", "auto"))
     prompt: int = option(50_000, "tokens that are handed over")
     turn: int = option(800, "tokens that a cached turn adds")
@@ -48,6 +51,10 @@ def main(argv: Sequence[str]) -> int:
     print(report.head(), flush=True)
     parts = own.parts.split(",") if own.parts else list(_GPU_PARTS if on_gpu else _CPU_PARTS)
     with report.kept(config.out_path):
+        if not on_gpu:
+            report.note(
+                f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+            )
         for row in _rows(parts, config, own):
             if isinstance(row, str):
                 report.note(row)
@@ -73,6 +80,10 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
         from .handover.control import control_rows
 
         yield from control_rows()
+    if "early" in parts:
+        from .handover.early import early_rows
+
+        yield from early_rows()
 
 
 def _model_rows(

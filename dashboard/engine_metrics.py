@@ -17,6 +17,13 @@ def engine_families(report: NodeReport) -> Iterator[Metric]:
         yield histogram(
             "engine_idle", "The device had nothing to run between two forwards.", steps.idle
         )
+    if report.stats.early:
+        yield counter(
+            "early_steps",
+            "Decode steps behind the layer barrier, by what became of them.",
+            "outcome",
+            report.stats.early,
+        )
     sent = report.sent
     if sent is not None:
         yield counter("handover_sent_rooms", "Rooms sent, by outcome.", "outcome", sent.rooms)

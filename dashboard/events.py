@@ -11,6 +11,7 @@ a running node, a recording, and the page of a recording. Pure functions.
 | room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
 | evicted | the cache made room | evictions |
 | lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
+| pulled, pull_lost, pull_fenced | a pull of a prompt's beginning | room; of pulled report |
 | peers | whether a prefill node is connected | prefill_available |
 | pools | a sample of what the node counts | as pools_event says |
 """
@@ -23,6 +24,9 @@ from ..engine.messages import (
     HandoverCancelled,
     HandoverLost,
     PeersChanged,
+    PullCommitted,
+    PullFenced,
+    PullLost,
     Rejected,
     RoomEnded,
     Submit,
@@ -60,6 +64,12 @@ def event_of(message: Told) -> Event | None:
             return {"kind": "fenced", **plain(message)}
         case PeersChanged():
             return {"kind": "peers", **plain(message)}
+        case PullCommitted():
+            return {"kind": "pulled", **plain(message)}
+        case PullLost():
+            return {"kind": "pull_lost", **plain(message)}
+        case PullFenced():
+            return {"kind": "pull_fenced", **plain(message)}
 
 
 def _ended(message: Finished) -> Event:

@@ -10,13 +10,25 @@ from itertools import chain
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from ..engine.messages import Evicted, Finished, PeersChanged, Rejected, RoomEnded, Submit, TokenOut
+from ..engine.messages import (
+    Evicted,
+    Finished,
+    PeersChanged,
+    PullCommitted,
+    PullFenced,
+    PullLost,
+    Rejected,
+    RoomEnded,
+    Submit,
+    TokenOut,
+)
 from .cache_metrics import cache_families
 from .engine_metrics import engine_families
 from .eviction_metrics import EvictionMetrics
 from .fault_metrics import FaultMetrics
 from .field_names import translated
 from .node_report import NodeReport
+from .pull_metrics import PullMetrics
 from .request_metrics import RequestMetrics
 from .room_metrics import RoomMetrics
 from .told import Told
@@ -33,6 +45,7 @@ class Exposition:
         self._rooms = RoomMetrics(self._registry)
         self._evictions = EvictionMetrics(self._registry)
         self._faults = FaultMetrics(self._registry)
+        self._pulls = PullMetrics(self._registry)
         self._dialect = dialect
 
     def observe(self, message: Told) -> None:
@@ -43,7 +56,9 @@ class Exposition:
                 self._rooms.observe(message)
             case Evicted():
                 self._evictions.observe(message)
-            case Submit() | PeersChanged():
+            case PullCommitted() | PullLost():
+                self._pulls.observe(message)
+            case Submit() | PeersChanged() | PullFenced():
                 pass
             case _:
                 self._faults.observe(message)

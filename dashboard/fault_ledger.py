@@ -34,6 +34,8 @@ class FaultLedger:
                 if began is not None:
                     took = f"its ids are free again after {event['at'] - began:.3f} s"
                     self._note(event, "fenced", f"room {room}", took)
+            case {"kind": "pull_lost", "room": room}:
+                self._note(event, "pull_lost", f"room {room}", "its prompt is computed whole")
             case {"kind": "peers", "prefill_available": available}:
                 text = "a prefill node is connected" if available else "no prefill node is left"
                 self._note(event, "peers_up" if available else "peers_down", "", text)

@@ -92,6 +92,7 @@ def _report() -> NodeReport:
         requests=one,
         policies={_LABEL_ONLY: 0.0},
         steps=StepTimes().report(),
+        early=one,
     )
     return NodeReport(stats, prefill_nodes=one, windows=one, sent=SenderCounters())
 

@@ -6,6 +6,9 @@ from ..engine.messages import (
     HandoverCancelled,
     HandoverLost,
     PeersChanged,
+    PullCommitted,
+    PullFenced,
+    PullLost,
     Rejected,
     RoomEnded,
     Submit,
@@ -24,4 +27,7 @@ Told = (
     | HandoverCancelled
     | WriterFenced
     | PeersChanged
+    | PullCommitted
+    | PullLost
+    | PullFenced
 )

@@ -25,11 +25,16 @@ class DecodeConfig:
     prefill_ca: str = option(
         "", "PEM file: prefill nodes must show a certificate signed by these; none: plain text"
     )
+    layers_per_window: int | None = option(
+        None, "layers that are sent together of what is pulled; not given: what the link makes best"
+    )
     lease_seconds: float = option(
         2.0, "what a prefill node pulls is posted until that long after a beat last heard this node"
     )
 
     def __post_init__(self) -> None:
+        if self.layers_per_window is not None and self.layers_per_window < 1:
+            raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
         if not self.lease_seconds > 0:
             raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")
         if sum(map(bool, (self.prefill, self.prefill_file, self.etcd))) > 1:

@@ -41,7 +41,7 @@ def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
                 marks=ticket.marks,
                 offered=ticket.offered,
             ),
-            prompt=wanted.prompt.tolist(),
+            prompt=wanted.prompt.astype("<i4", copy=False).tobytes(),
             told=wanted.sender is not None,
         )
     )

@@ -69,7 +69,9 @@ class DecodeNode:
             # What is pulled from here was computed long ago: no tick is waited for.
             StepCounter(),
             parts.arena.slabs,
-            SenderSettings(lease_seconds=config.lease_seconds),
+            SenderSettings(
+                layers_per_window=config.layers_per_window, lease_seconds=config.lease_seconds
+            ),
         )
         self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
         engine = build_engine(

@@ -6,6 +6,7 @@ Invariants: a step's token leaves here only by take(), which is for rooms that a
 one step at most, and what it left is gone with withdraw().
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -17,8 +18,11 @@ from .early_step import EarlyStep, EarlySteps
 from .messages import RoomId
 from .request import Request
 
-_KEPT = 0.8
-"""Of the learnt length of a step, for each step more."""
+_REMEMBERED = 8
+"""Steps whose shortest is believed: a step that others held up says nothing of the next."""
+_DOUBT = 0.98
+"""Of what is believed, for each transfer that was not worth a step: without steps nothing is
+learnt."""
 
 Barriers = Callable[[RoomId], LayerBarrier | None]
 """The barrier of a room whose windows land here; None where none are awaited."""
@@ -41,7 +45,8 @@ class EarlyStart:
         self._steps = steps
         self._barriers = barriers
         self._rooms: dict[RoomId, EarlyStep] = {}
-        self._step_seconds = 0.0
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._belief = 1.0
         self._counters = EarlyCounters()
 
     @property
@@ -63,6 +68,7 @@ class EarlyStart:
         request's output is one token, not its last; the lease covers that token's position."""
         if tail_seconds is None or tail_seconds <= self._step_seconds:
             self._counters.unneeded += 1
+            self._belief *= _DOUBT
             return
         barrier = self._barriers(room)
         if barrier is None:
@@ -85,6 +91,10 @@ class EarlyStart:
         else:
             self._counters.busy += 1
 
+    @property
+    def _step_seconds(self) -> float:
+        return self._belief * min(self._seconds, default=0.0)
+
     def busy(self, room: RoomId) -> bool:
         """Whether a step may still write ids of the room."""
         step = self._rooms.get(room)
@@ -100,8 +110,8 @@ class EarlyStart:
             self._counters.dropped += 1
             return None
         assert step.seconds is not None
-        known = self._step_seconds
-        self._step_seconds = known * _KEPT + step.seconds * (1 - _KEPT) if known else step.seconds
+        self._seconds.append(step.seconds)
+        self._belief = 1.0
         self._counters.joined += 1
         return step.sampled
 

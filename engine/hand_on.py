@@ -28,6 +28,7 @@ from .request import (
     Request,
     Waiting,
 )
+from .room_names import room_name
 from .scheduler import Work
 
 
@@ -54,7 +55,7 @@ class HandOn:
         """REQUIRES: the room is new and its prompt can be served."""
         ticket = message.ticket
         request = Request(
-            m.RequestId(f"room-{ticket.room}"),
+            room_name(ticket.room),
             message.prompt,
             ticket.sampling,
             ticket.salt,

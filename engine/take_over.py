@@ -28,6 +28,7 @@ from .request import (
     Request,
     Waiting,
 )
+from .room_names import RoomNames
 from .runner import Passed, Runner
 
 
@@ -51,6 +52,7 @@ class TakeOver:
         self._early = early
         self._meter = meter
         self._rooms: dict[m.RoomId, Request] = {}
+        self._names = RoomNames()
         self._wanting: dict[m.RoomId, Request] = {}
         self._quarantined: dict[m.RoomId, int] = {}
         self._done: dict[m.RoomId, m.RemoteDone] = {}
@@ -74,6 +76,7 @@ class TakeOver:
         request.asked_at = time.monotonic()
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = request
+        self._names.note(ticket.room, request.id)
         sender = None if told is None else told.sender
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt, sender))
 
@@ -151,7 +154,7 @@ class TakeOver:
         request = self._rooms.get(message.room)
         if request is None or not isinstance(request.state, Receiving) or request.output:
             return None
-        request.hit = message.hit
+        request.hit = self._names.told_here(message.hit)
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
         request.route = joined(request.route, message.route)

@@ -25,6 +25,9 @@ from ..engine.messages import (
     Inbox,
     Outbox,
     PeersChanged,
+    PullCommitted,
+    PullFenced,
+    PullLost,
     RoomEnded,
     WriterFenced,
 )
@@ -48,6 +51,14 @@ log = logging.getLogger(__name__)
 
 # What answers already made may take to reach their clients once the engine is empty.
 _LAST_WRITES_SECONDS = 1.0
+_TOLD_TO_THE_ENGINE = (
+    HandoverLost,
+    WriterFenced,
+    PeersChanged,
+    PullCommitted,
+    PullLost,
+    PullFenced,
+)
 _FUSED = {"node": "serve", "role": "fused"}
 # As many as a page can draw.
 _TREE_NODES = 512
@@ -117,7 +128,7 @@ class Node:
 
     def post(self, message: Inbox) -> None:
         """To the engine, from any thread."""
-        if isinstance(message, HandoverLost | WriterFenced | PeersChanged):
+        if isinstance(message, _TOLD_TO_THE_ENGINE):
             self._loop.call_soon_threadsafe(self._observe, message)
         self._thread.post(message)
 

@@ -27,8 +27,10 @@ from ..transfer.node_identity import NodeIdentity
 from ..transfer.outgoing import Drain
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
+from ..transfer.severing import Severing
 from ..transfer.transports.base import Transport
 from ..transfer.wire import drain_from_wire, drain_to_wire, node_from_wire, node_to_wire
+from ..transfer.writer_life import WriterLife
 from . import handover_wire as wire
 from .handover_room import AbortAsked, OutgoingHandover, PullHeard, ReceiverLost, Stopped
 from .incoming_pull import PullLimits
@@ -105,14 +107,13 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             transport.retry_seconds,
             transport.settle_seconds,
         )
-        self._transport = transport
         self._pulls = IncomingPulls(
             post,
             receiver,
             self._connections,
             transport.retry_seconds,
             self._settings.patience_seconds,
-            self._sever,
+            Severing(transport, receiver, self._lose_all).end,
             self._settings.pull,
         )
         self._rooms: dict[int, OutgoingHandover] = {}
@@ -211,12 +212,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     def _pull_drained(self, drained: pb.DrainedPull) -> None:
         self._pulls.acknowledge(drained.room, drained.generation, drain_from_wire(drained.drain))
 
-    async def _sever(self) -> None:
-        """Let no write of any peer land that has not landed. All receivers connect anew: the
-        endpoints of those that live are broken too."""
+    def _lose_all(self) -> list[WriterLife]:
         self._connections.drop_all()
-        await asyncio.to_thread(self._transport.sever)
-        await asyncio.sleep(self._transport.settle_seconds)
+        return self._pulls.writers
 
     # Rooms
 

@@ -31,6 +31,9 @@ def trail_from_wire(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple
     return told.get(REQUEST_ID_KEY, ""), told.get(TRACE_HEADER, "")
 
 
+_TOKEN = np.dtype("<i4")
+
+
 class InvalidReserve(ValueError):
     """A Reserve that no receiver of this version sends. Names the field."""
 
@@ -44,9 +47,12 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
         raise InvalidReserve(f"ticket.generation {ticket.generation} is not in [0, 2^63)")
     if not reserve.prompt:
         raise InvalidReserve("prompt is empty: give at least one token")
-    if ticket.offered >= len(reserve.prompt):
+    if len(reserve.prompt) % _TOKEN.itemsize:
+        raise InvalidReserve(f"prompt has {len(reserve.prompt)} bytes, four make a token")
+    prompt = np.frombuffer(reserve.prompt, dtype=_TOKEN)
+    if ticket.offered >= len(prompt):
         raise InvalidReserve(
-            f"ticket.offered {ticket.offered} is not less than the prompt's {len(reserve.prompt)}"
+            f"ticket.offered {ticket.offered} is not less than the prompt's {len(prompt)}"
         )
     wire = ticket.sampling
     try:
@@ -71,7 +77,7 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             marks=tuple(ticket.marks),
             offered=ticket.offered,
         ),
-        np.array(reserve.prompt, dtype=np.int32),
+        prompt.astype(np.int32),
     )
 
 

@@ -180,9 +180,9 @@ class Reserve(_message.Message):
     TOLD_FIELD_NUMBER: _ClassVar[int]
     connection_id: str
     ticket: Ticket
-    prompt: _containers.RepeatedScalarFieldContainer[int]
+    prompt: bytes
     told: bool
-    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., told: bool = ...) -> None: ...
+    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., told: bool = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered")

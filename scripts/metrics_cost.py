@@ -1,26 +1,37 @@
-"""What metrics cost: one node with them and one without, asked in turns within one run.
+"""What metrics cost: the same answers with and without them, in turns within one run.
 
-python -m scripts.metrics_cost [--rounds 12] [--tokens 300] [--clients 4]
+python -m scripts.metrics_cost [--turns 400] [--steps 20] [--clients 4]
 
-Wall time says what a client sees; CPU time of the node's process says the same on a machine that
-others use too. Each round asks both nodes, in an order that alternates; ratios are of rounds.
+One engine of the embedded model decodes; what it says goes through a front's client to readers, as
+in a daemon, and every so many steps metrics and history are left out or put back. Turns are short
+and alternate, so that what else the machine does falls on both alike; the figures are the median
+over pairs of neighbours, of wall time and of this process's CPU time.
 """
 
 import argparse
-import os
+import asyncio
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 
+import numpy as np
 from tasuki.client.embedded import embedded_model
-from tasuki.client.launcher import Daemon
-from tasuki.client.prompt import Prompt
-from tasuki.client.session import Client
+from tasuki.dashboard.exposition import Exposition
+from tasuki.dashboard.told import Told
+from tasuki.engine.build import build_engine, build_parts
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.engine import Engine
+from tasuki.engine.messages import Evicted, RequestId, Submit
+from tasuki.engine.role import Role
+from tasuki.front.engine_client import EngineClient
+from tasuki.front.node_recorder import NodeRecorder
+from tasuki.model.sampling import SamplingParams
 
-_TICK = os.sysconf("SC_CLK_TCK")
+_PROMPT_TOKENS = 70
+_ANSWER_TOKENS = 500
 
 
 @dataclass(frozen=True)
@@ -29,65 +40,90 @@ class Spent:
     cpu: float
 
 
-class Node:
-    def __init__(self, stack: ExitStack, metrics: str) -> None:
-        model = str(embedded_model())
-        flags = ["--model", model, "--dtype", "float32", "--arena-mib", "64", "--metrics", metrics]
-        self._daemon = Daemon("serve", [*flags, "--http-bind", "127.0.0.1:0"])
-        stack.callback(self._daemon.stop)
-        self._client = stack.enter_context(Client(self._daemon.wait_ready()))
+class Rig:
+    """An engine that is stepped by hand, its client, and observers that can be left out."""
 
-    def answer(self, clients: int, tokens: int) -> Spent:
-        """`clients` answers of `tokens` tokens side by side."""
-        cpu, began = self._cpu_seconds(), time.monotonic()
-        streams = [
-            self._client.generate(
-                Prompt(token_ids=[1 + number] * 70), max_new_tokens=tokens, ignore_eos=True
-            )
-            for number in range(clients)
-        ]
-        for stream in streams:
-            stream.result()
-        return Spent(time.monotonic() - began, self._cpu_seconds() - cpu)
+    def __init__(self) -> None:
+        config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=64)
+        self._engine: Engine = build_engine(config, Role.FUSED, build_parts(config))
+        self._exposition = Exposition()
+        self._recorder = NodeRecorder(time.time)
+        self.observing = True
+        self.observed = 0.0
+        """CPU seconds in observers, reading the clock included."""
+        loop = asyncio.get_running_loop()
+        self._client = EngineClient(self._engine.handle, loop, observe=self._observe)
+        self._asked = 0
 
-    def _cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self._daemon.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+    def _observe(self, message: Told) -> None:
+        if self.observing:
+            began = time.thread_time()
+            self._exposition.observe(message)
+            self._recorder.observe(message)
+            self.observed += time.thread_time() - began
+
+    async def keep_asking(self) -> None:
+        """One client after the other's answer, for ever."""
+        while True:
+            self._asked += 1
+            prompt = np.full(_PROMPT_TOKENS, 1 + self._asked % 1000, dtype=np.int32)
+            sampling = SamplingParams(max_new_tokens=_ANSWER_TOKENS, ignore_eos=True)
+            submit = Submit(RequestId(str(self._asked)), prompt, sampling)
+            async with aclosing(self._client.generate(submit)) as items:
+                async for _ in items:
+                    pass
+
+    async def turn(self, steps: int, observing: bool) -> Spent:
+        self.observing = observing
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            self._engine.step()
+            for message in self._engine.take_outbox():
+                if isinstance(message, Evicted):
+                    self._observe(message)
+                else:
+                    self._client.deliver(message)
+            # What was told is dispatched, and readers read it.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return Spent(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def ratios(rounds: int, clients: int, tokens: int) -> tuple[list[float], list[float]]:
-    """With metrics over without: wall times and CPU times of each round."""
-    with ExitStack() as stack:
-        told, silent = Node(stack, "on"), Node(stack, "off")
-        for node in (told, silent):
-            node.answer(clients, tokens)
-        wall, cpu = [], []
-        for number in range(rounds):
-            order = (told, silent) if number % 2 else (silent, told)
-            spent = {node: node.answer(clients, tokens) for node in order}
-            wall.append(spent[told].wall / spent[silent].wall)
-            cpu.append(spent[told].cpu / spent[silent].cpu)
-    return wall, cpu
+async def pairs(turns: int, steps: int, clients: int) -> tuple[list[tuple[Spent, Spent]], float]:
+    """Neighbouring turns: with metrics, without. And the share of the former's CPU time that
+    observers took, which needs no comparison."""
+    rig = Rig()
+    askers = [asyncio.create_task(rig.keep_asking()) for _ in range(clients)]
+    await rig.turn(steps, observing=True)
+    rig.observed = 0.0
+    spent = [await rig.turn(steps, observing=number % 2 == 0) for number in range(turns)]
+    for asker in askers:
+        asker.cancel()
+    await asyncio.gather(*askers, return_exceptions=True)
+    neighbours = [
+        (one, other) if number % 2 == 0 else (other, one)
+        for number, (one, other) in enumerate(pairwise(spent))
+    ]
+    return neighbours, rig.observed / sum(turn.cpu for turn in spent[::2])
 
 
-def line(name: str, values: Sequence[float]) -> str:
-    middle = statistics.median(values)
-    low, _, high = statistics.quantiles(values, n=4)
-    return (
-        f"{name:<10} {100 * (middle - 1):+.2f} % in the median of {len(values)} rounds, "
-        f"half of them from {100 * (low - 1):+.2f} to {100 * (high - 1):+.2f} %"
-    )
+def line(name: str, ratios: Sequence[float]) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    # Of a median, as for a normal spread; neighbours share a turn, so half of the pairs count.
+    error = 1.25 * (high - low) / 1.35 / (len(ratios) / 2) ** 0.5
+    return f"{name:<10} {100 * (middle - 1):+.2f} % +- {100 * error:.2f} (median of {len(ratios)})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What metrics cost a node that decodes.")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--turns", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--clients", type=int, default=4)
     given = parser.parse_args()
-    wall, cpu = ratios(given.rounds, given.clients, given.tokens)
-    print(line("wall time", wall))
-    print(line("CPU time", cpu))
+    measured, share = asyncio.run(pairs(given.turns, given.steps, given.clients))
+    print(line("wall time", [told.wall / silent.wall for told, silent in measured]))
+    print(line("CPU time", [told.cpu / silent.cpu for told, silent in measured]))
+    print(f"observers  {100 * share:.2f} % of the CPU time of turns with metrics")
 
 
 if __name__ == "__main__":

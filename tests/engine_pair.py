@@ -85,7 +85,7 @@ class EnginePair:
                 token.margin,
                 token.hit,
                 "prefill",
-                tail_seconds,
+                tail_seconds=tail_seconds,
             )
         )
 

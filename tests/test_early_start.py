@@ -25,6 +25,7 @@ from tasuki.transfer.transports.loopback import Fault
 
 from tests.engine_pair import EnginePair, engine_pair
 from tests.engines import TINY, Lone, submit, tiny_parts
+from tests.test_transfer_path import wait_until
 
 LONG = 10.0
 """Seconds that any step is shorter than."""
@@ -269,39 +270,87 @@ def test_one_step_at_a_time_and_the_batch_goes_on_beside_it(
     assert pair.early.counters == early(begun=1, busy=1, joined=1)
 
 
+class Watched(Qwen35Model):
+    """Notes the step's own processor time as each layer's gate has opened, and at the end."""
+
+    def __init__(self, model: Qwen35Model) -> None:
+        super().__init__(model.config, model.weights)
+        self.steps: list[list[float]] = []
+
+    def layers(self, tokens: Any, operators: Any, arena: Any, hooks: Any) -> Any:
+        if not threading.current_thread().name.startswith("tasuki-early-step"):
+            return super().layers(tokens, operators, arena, hooks)
+        opened: list[float] = []
+        self.steps.append(opened)
+
+        class Noted:
+            after_layer = hooks.after_layer
+
+            def before_layer(self, layer: int) -> None:
+                hooks.before_layer(layer)
+                opened.append(time.thread_time())
+
+        return super().layers(tokens, operators, arena, Noted())
+
+    def head(self, *args: Any) -> torch.Tensor:
+        logits = super().head(*args)
+        if threading.current_thread().name.startswith("tasuki-early-step"):
+            self.steps[-1].append(time.thread_time())
+        return logits
+
+
 def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
-    """Over a slow link the second token comes sooner after Done than a whole step takes: a ratio of
-    two medians of one run, so that a slow machine slows both."""
+    """However late the last window is, the second token waits for one layer after it and not for a
+    step: a ratio of processor times of one run, which other processes do not change."""
     shape = TINY | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
 
     def parts() -> EngineParts:
         config = ModelConfig.from_dict(shape)
         layout = config.cache_layout("float32", "float32", "float32")
-        model = Qwen35Model(config, random_weights(config, 5, torch.float32))
+        model = Watched(Qwen35Model(config, random_weights(config, 5, torch.float32)))
         return EngineParts(config, model, Arena(layout, 24), StepCounter())
 
-    def wait(pair: EnginePair, name: str, length: int, tail: float | None) -> float:
-        """Seconds from Done to the second token."""
-        room = pair.hand_over(submit(name, prompt(length), 2))
-        pair.ready(room, tail)
-        pair.flushed(room)
-        began = time.monotonic()
-        pair.done(room)
-        if tail is None:
-            pair.decode.run()
-        else:
-            pair.step_ended()
-        taken = time.monotonic() - began
-        assert pair.decode.finished(name).usage.completion_tokens == 2
-        return taken
+    def last_of_a_room(index: int) -> Fault:
+        return Fault.HOLD if index % 12 == 11 else Fault.NONE
 
-    with engine_pair(parts(), parts()) as pair:
-        pair.link.bytes_per_second = 1e6
-        waits: dict[float | None, list[float]] = {None: [], LONG: []}
-        for number in range(5):
-            for tail, taken in waits.items():
-                name = f"{number}-{tail}"
-                taken.append(wait(pair, name, 70 + 2 * number + (tail is None), tail))
-        assert pair.early.counters["joined"] == 5
-    joined_early, joined_late = (statistics.median(waits[tail]) for tail in (LONG, None))
-    assert joined_early < 0.6 * joined_late, (joined_early, joined_late)
+    shares = []
+    decode = parts()
+    assert isinstance(decode.model, Watched)
+    with engine_pair(parts(), decode, last_of_a_room) as pair:
+        for number in range(3):
+            name = str(number)
+            room = pair.hand_over(submit(name, prompt(60 + number), 2))
+            pair.ready(room, LONG)
+            wait_until(lambda number=number: len(decode.model.steps) > number, timeout=30)
+            opened = decode.model.steps[number]
+            wait_until(lambda opened=opened: len(opened) == 11, timeout=30)
+            wait_until(lambda: bool(pair.fabric.held), timeout=30)
+            pair.fabric.let_go()
+            pair.done(room)
+            pair.step_ended()
+            assert pair.decode.finished(name).usage.completion_tokens == 2
+            first, *_, last, end = opened
+            shares.append((end - last) / (end - first))
+        assert pair.early.counters == early(begun=3, joined=3)
+    assert statistics.median(shares) < 0.35, shares
+
+
+def test_a_step_that_was_held_up_is_not_believed_for_ever(pair: EnginePair) -> None:
+    room = pair.hand_over(submit("slow", prompt(70), 3))
+    pair.ready(room, LONG)
+    pair.done(room)
+    pair.step_ended()
+    pair.early._seconds[0] = 1.5 * LONG
+    declined = 0
+    while pair.early.counters["begun"] == 1:
+        room = pair.hand_over(submit(str(declined), prompt(71 + declined), 2))
+        pair.ready(room, LONG)
+        declined += 1
+        if pair.early.busy(room.ticket.room):
+            pair.done(room)
+            pair.step_ended()
+        else:
+            pair.done(room)
+        pair.decode.run()
+        assert declined < 40
+    assert pair.early.counters["unneeded"] > 1

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 from tasuki.engine import messages as m
+from tasuki.engine.losses import Eviction, LostState
+from tasuki.engine.room_names import RoomNames
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, TreeConfig
 
 from tests.engines import Lone, engine_config, submit, tiny_parts
@@ -105,3 +107,18 @@ def test_a_turn_is_told_which_request_took_its_state() -> None:
     assert states == ["Prefilling", "Decoding", "Finished"]
     steps = lone.stats().steps
     assert steps is not None and sum(steps.steps.counts) > 12 and sum(steps.idle.counts) > 0
+
+
+def test_a_room_is_told_by_its_request() -> None:
+    names = RoomNames()
+    names.note(m.RoomId(7), m.RequestId("mine"))
+
+    def told(taken_by: str | None) -> str | None:
+        lost = LostState(64, 1.0, Eviction(1, "checkpoint", None, 64, 1.0, None, taken_by))
+        hit = names.told_here(m.HitBreakdown(100, 0, 0, {"new": 100}, None, lost))
+        assert hit.lost is not None and hit.lost.eviction is not None
+        return hit.lost.eviction.taken_by
+
+    assert [told(name) for name in ("room-7", "room-8", None)] == ["mine", "room-8", None]
+    bare = m.HitBreakdown(100, 0, 0, {"new": 100}, None)
+    assert names.told_here(bare) is bare

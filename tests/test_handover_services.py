@@ -49,7 +49,7 @@ def test_a_room_goes_from_reserve_to_done() -> None:
             ready = await both.decode.wait(m.RemoteReady)
             assert isinstance(ready, m.RemoteReady)
             assert ready == m.RemoteReady(
-                m.RoomId(ROOM), 42, -0.5, 1.25, HIT, "prefill-0", ready.tail_seconds
+                m.RoomId(ROOM), 42, -0.5, 1.25, HIT, "prefill-0", tail_seconds=ready.tail_seconds
             )
             # None where the token was told before the first window was flushed.
             assert ready.tail_seconds is None or 0 <= ready.tail_seconds < 5
@@ -439,8 +439,10 @@ def test_what_breaks_the_protocol_is_a_typed_status() -> None:
                 grant = pb.ReceiverMessage(grant=pb.Grant(generation=1))
                 assert (await raw.status(grant))[0] is code.INVALID_ARGUMENT
                 empty = raw.reserve(9)
-                del empty.reserve.prompt[:]
+                empty.reserve.prompt = b""
                 assert "prompt is empty" in (await raw.status(empty))[1]
+                empty.reserve.prompt = bytes(6)
+                assert "prompt has 6 bytes" in (await raw.status(empty))[1]
                 roomless = raw.reserve(9)
                 roomless.reserve.ticket.room = 0
                 assert "ticket.room" in (await raw.status(roomless))[1]

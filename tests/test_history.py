@@ -80,7 +80,9 @@ def test_a_request_is_told_whole_and_in_a_list() -> None:
     assert record is not None and record["arrived_at"] == 12.0 and record["handed_on"]
     totals = views.overview(history, 13.0, 60, 10)["totals"]
     assert totals["prompt"] == 164 == totals["lost.unscheduled"] + totals["lost.new"]
-    assert history.faults.counts == {"aborted": 1, "rejected.invalid": 1}
+    told(history, 14.0, m.PullCommitted(m.RoomId(5), m.PullReport(640, 4096, 0.25)))
+    told(history, 15.0, m.PullLost(m.RoomId(6)))
+    assert history.faults.counts == {"aborted": 1, "rejected.invalid": 1, "pull_lost": 1}
 
 
 def test_intervals_add_up_and_old_ones_go() -> None:

@@ -200,6 +200,18 @@ def test_a_prefill_node_tells_of_its_rooms_and_its_sending() -> None:
     assert seen["tasuki_handover_sent_seconds_total{when=exposed}"] == 0.25
 
 
+def test_pulls_are_counted() -> None:
+    told = exposition()
+    told.observe(m.PullCommitted(m.RoomId(1), m.PullReport(640, 4096, 0.25)))
+    told.observe(m.PullLost(m.RoomId(2)))
+    told.observe(m.PullFenced(m.RoomId(2)))
+    seen = samples(told.text(REPORT))
+    assert seen["tasuki_pulls_total{outcome=committed}"] == 1
+    assert seen["tasuki_pulls_total{outcome=lost}"] == 1
+    assert (seen["tasuki_pulled_tokens_total"], seen["tasuki_pulled_bytes_total"]) == (640, 4096)
+    assert seen["tasuki_pull_seconds_sum"] == 0.25
+
+
 def test_a_daemon_counts_what_its_clients_were_told() -> None:
     node = Node("serve", *flags(), "--http-bind", "127.0.0.1:0").wait_ready()
     try:

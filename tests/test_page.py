@@ -1,6 +1,7 @@
 """The page in a real browser: its numbers are those that clients were told, and it can be clicked
 through. TASUKI_SCREENSHOTS=docs/images keeps the pictures that the documents show."""
 
+import json
 import os
 import urllib.request
 from collections import Counter
@@ -17,13 +18,14 @@ from tasuki.engine.messages import Usage
 from tests.daemons import Node, flags, random_prompt, until
 from tests.pages import Opened, opened
 
-TURNS = 4
+TURNS = 3
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A pair through which the demo's first turns went, and two requests that were refused and
-    given up."""
+    """A pair with little room through which the demo's first turns went, between them prompts of
+    others that took its place; at last one that was given up. usages: of the demo's turns, then of
+    the others."""
 
     prefill: Node
     decode: Node
@@ -33,15 +35,22 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
     http = ("--http-bind", "127.0.0.1:0")
-    prefill = Node("prefill", *flags(arena_mib=32), *http).wait_ready()
-    decode = Node("decode", *flags(arena_mib=32), *http, "--prefill", prefill.address)
+    prefill = Node("prefill", *flags(arena_mib=12), *http).wait_ready()
+    decode = Node("decode", *flags(arena_mib=12), *http, "--prefill", prefill.address)
     try:
         client = decode.wait_ready().client
-        usages = []
-        with client.open_session() as session:
-            for messages in demo_script.turns()[:TURNS]:
+        turns, others = [], []
+        with client.open_session() as session, client.open_session() as crowd:
+            for number, messages in enumerate(demo_script.turns()[:TURNS]):
                 session.append(Prompt(messages=messages))
-                usages.append(session.generate(max_new_tokens=12, ignore_eos=True).result().usage)
+                turns.append(session.generate(max_new_tokens=12, ignore_eos=True).result().usage)
+                for seed in range(2):
+                    prompt = Prompt(token_ids=random_prompt(400, 10 * number + seed))
+                    stream = client.generate(prompt, max_new_tokens=2, ignore_eos=True)
+                    others.append(stream.result().usage)
+                crowd.append(Prompt(token_ids=random_prompt(130, number)))
+                others.append(crowd.generate(max_new_tokens=4, ignore_eos=True).result().usage)
+        usages = [*turns, *others]
         left = client.generate(Prompt(token_ids=random_prompt(90, 3)), max_new_tokens=900)
         next(iter(left))
         left.cancel()
@@ -95,6 +104,10 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
             free = f"[data-pool={pool}][data-owner=free][data-value='{counts['free']}']"
             seen.page.wait_for_selector(free, timeout=5000)
         assert seen.page.locator("#waterfall canvas").count() == 1
+        what_if = json.loads(asked(demo.decode, "/debug/overview"))["what_if"]
+        assert f"+{what_if['slots']} slots would recover {what_if['points']:.1f} points" in (
+            seen.text("#what-if")
+        )
         picture(seen, "hits")
         assert not seen.complaints and not seen.foreign
 
@@ -104,7 +117,7 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         seen.show("tree")
         seen.page.wait_for_selector("#icicle [data-node]")
         nodes = seen.page.locator("#icicle [data-node]")
-        assert nodes.count() >= demo.decode.stats().tree["nodes"]
+        assert nodes.count() > demo.decode.stats().tree["nodes"] > 0
         nodes.nth(nodes.count() - 1).click()
         assert "tokens from the start" in seen.text("#tree-node")
         picture(seen, "tree")
@@ -112,18 +125,24 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         seen.show("sessions")
         seen.page.wait_for_selector("#session-rows [data-request]")
         turns = seen.page.locator("#session-rows [data-request]")
-        assert turns.count() == TURNS
-        turns.nth(TURNS - 1).click()
+        assert turns.count() == 2 * TURNS
+        # Sessions are listed youngest first, and each turn of the demo was followed by the crowd's.
+        last = turns.nth(2 * TURNS - 1)
+        last.click()
         told = seen.text("#turn")
-        hit = demo.usages[-1].hit
+        hit = demo.usages[TURNS - 1].hit
         assert hit is not None and f"{hit.usable_tokens:,} (" in told
-        request = turns.nth(TURNS - 1).get_attribute("data-request")
+        assert hit.lost is not None and hit.lost.eviction is not None
+        taker = hit.lost.eviction.taken_by
+        assert taker is not None and f"{taker} took its place" in told
+        demo.decode.client.explain(taker)
+        request = last.get_attribute("data-request")
         picture(seen, "sessions")
 
         seen.show("handovers")
         seen.page.click(f"#handover-rows tr[data-key='{request}']")
         seen.page.wait_for_selector("#gantt [data-window]")
-        transfer = demo.usages[-1].transfer
+        transfer = demo.usages[TURNS - 1].transfer
         assert transfer is not None
         # A bar a window on the sender's track and one on the receiver's.
         assert seen.page.locator("#gantt [data-window]").count() == 2 * transfer.windows

@@ -19,7 +19,7 @@ LAYERS = 8
 TURNS = 8
 FIRST, ADDED = 2000, 100
 HEAD, MORE = 300, 100
-ROOM = ("--arena-mib", "96", "--prefill-chunk-tokens", "256")
+ROOM = ("--arena-mib", "96", "--prefill-chunk-tokens", "256", "--layers-per-window", "1")
 NEVER_IN_PREFILL, NEVER_IN_DECODE = "receiver.before_reserve", "sender.on_grant"
 """Places of the other role: a life that is not to end."""
 
@@ -33,7 +33,7 @@ def fused() -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def prefill() -> Iterator[Victim]:
-    node = Victim("prefill", *victim_flags(), *ROOM, "--layers-per-window", "1").wait_ready()
+    node = Victim("prefill", *victim_flags(), *ROOM).wait_ready()
     assert isinstance(node, Victim)
     yield node
     assert node.stop() == 0

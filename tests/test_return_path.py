@@ -116,7 +116,7 @@ def test_what_is_here_no_more_is_refused() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("fault", [Fault.FLIP_BIT, Fault.LOSE, Fault.BREAK, Fault.REFUSE])
+@pytest.mark.parametrize("fault", [Fault.FLIP_BIT, Fault.LOSE, Fault.REFUSE])
 def test_a_fault_on_the_way_costs_the_pull_only(fault: Fault) -> None:
     async def scenario() -> None:
         async with nodes(back_faults=third(fault)) as both:
@@ -128,7 +128,30 @@ def test_a_fault_on_the_way_costs_the_pull_only(fault: Fault) -> None:
     run(scenario())
 
 
-def test_a_grant_outside_the_arena_is_refused_before_anything_is_posted() -> None:
+def test_a_pull_that_breaks_on_its_way_is_severed_and_the_next_room_goes_through() -> None:
+    """What broke may still land: that is no drain, and both directions share the wire."""
+
+    async def scenario() -> None:
+        async with nodes(back_faults=third(Fault.BREAK)) as both:
+            await asked(both)
+            first = both.client.links[0].connection
+            both.client.deliver(m.PullPinned(source_of(both)))
+            await lost_and_fenced(both)
+            await both.decode.wait(m.HandoverLost, ROOM)
+            await both.prefill.wait(m.PrefillEnd, ROOM)
+            async with asyncio.timeout(5):
+                while both.client.links[0].connection in (None, first):
+                    await asyncio.sleep(0.01)
+            await both.grant(ROOM + 1)
+            both.compute(ROOM + 1)
+            both.say_token(ROOM + 1)
+            await both.decode.wait(m.RemoteDone, ROOM + 1)
+            await quiet(both)
+
+    run(scenario())
+
+
+def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -> None:
     async def scenario() -> None:
         async with nodes() as both:
             await both.connected()
@@ -136,18 +159,22 @@ def test_a_grant_outside_the_arena_is_refused_before_anything_is_posted() -> Non
             connection = both.client.links[0].connection
             assert connection is not None
             said = []
-            for pages, slot in (((10**6,), 0), ((1,), 10**6), ((-1,), 0)):
-                wrong = m.PullGrant(m.RoomId(ROOM), PULL_GENERATION, 60, 0, pages, slot)
+            fine = pull_of(both)
+            for pages, slot, reason in (
+                ((10**6,), 0, "is no page"),
+                ((1,), 10**6, "is outside"),
+                ((-1,), 0, "is no page"),
+                (fine.pages[:1], fine.slot, "was not granted"),
+            ):
+                wrong = m.PullGrant(m.RoomId(ROOM), PULL_GENERATION, 250, 0, pages, slot)
                 before = len(both.decode.of(m.PullEnd))
                 both.client._pulls.begin(wrong, connection, said.append)
                 both.client.deliver(m.PullPinned(source_of(both)))
                 async with asyncio.timeout(5):
                     while len(both.decode.of(m.PullEnd)) == before:
                         await asyncio.sleep(0.002)
-                assert "outside" in said[-1].pull_failed.reason or (
-                    "no page" in said[-1].pull_failed.reason
-                )
-            assert len(said) == 3
+                assert reason in said[-1].pull_failed.reason
+            assert len(said) == 4
             assert both.pair.target.transport._posted == 0
 
     run(scenario())

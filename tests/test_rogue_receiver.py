@@ -93,7 +93,7 @@ class Rogue:
                     **ticket,
                 }
             ),
-            prompt=random_prompt(130, 0),
+            prompt=np.array(random_prompt(130, 0), dtype="<i4").tobytes(),
         )
         return handover_pb2.ReceiverMessage(reserve=reserve)
 

@@ -33,7 +33,9 @@ class Traced:
 def pair() -> Iterator[Traced]:
     if installed_package() is None:
         pytest.skip("NIXL is not installed")
-    with running_collector() as collector:
+    with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
+        # The SDK's own setting: it sends every five seconds otherwise.
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         more = ("--otlp-endpoint", collector.url, "--log-format", "json")
         prefill = Node("prefill", *flags(), *more).wait_ready()
         decode = Node(

@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 import pytest
 from tasuki.transfer.errors import OutOfBounds, TransportError
+from tasuki.transfer.grain import Grain
 from tasuki.transfer.transports.base import Endpoint, TransferState
 from tasuki.transfer.transports.nixl import NixlTransport, configure_environment
 
@@ -68,7 +69,7 @@ def put(transport: NixlTransport, endpoint: Endpoint) -> bool:
 
 
 class Wire:
-    def __init__(self) -> None:
+    def __init__(self, grain: Grain | None = None) -> None:
         configure_environment()
         context = mp.get_context("spawn")
         self.channel, theirs = context.Pipe()
@@ -77,7 +78,7 @@ class Wire:
         theirs.close()
         self.transport = NixlTransport("source")
         self.memory = np.random.default_rng(5).integers(0, 256, SIZE, dtype=np.uint8)
-        self.transport.register(self.memory.ctypes.data, self.memory.size)
+        self.transport.register(self.memory.ctypes.data, self.memory.size, grain)
         assert self.channel.poll(60)
         self.endpoint: Endpoint = self.transport.connect(self.channel.recv_bytes())
 
@@ -135,6 +136,31 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
         assert wire.channel.recv_bytes() == expected.tobytes()
     wire.write([], b"nothing to send")
     assert wire.ask("notes", 1) == [b"nothing to send"]
+
+
+def test_what_was_prepared_is_posted_by_index_and_all_else_as_before() -> None:
+    block, slab, state = 4096, 10 * 4096, 3 * 4096 + 64
+    grain = Grain(block, slab, state, states=2)
+    made = Wire(grain)
+    try:
+        expected = np.zeros(SIZE, dtype=np.uint8)
+        windows = [
+            [(3 * block, 90 * block, 4 * block), (40 * block, 17 * block, block)],
+            [(2 * slab + state, 5 * slab + state, state), (7 * slab, 30 * slab, state)],
+            [(60 * block, 61 * block, block), (8 * slab, 40 * slab, state)],
+            [(64, 70 * block + 128, 192)],
+        ]
+        for number, pieces in enumerate(windows):
+            indices = grain.indices(np.array(pieces, dtype=np.int64), SIZE, SIZE)
+            assert (indices is None) == (number == 3)
+            for a, b, length in pieces:
+                expected[b : b + length] = made.memory[a : a + length]
+            made.write(pieces, b"window %d" % number)
+            assert made.ask("notes", 1) == [b"window %d" % number]
+        made.channel.send(("bytes", 0, SIZE))
+        assert made.channel.recv_bytes() == expected.tobytes()
+    finally:
+        made.close()
 
 
 def test_bounds_are_checked_on_both_sides_before_posting(wire: Wire) -> None:

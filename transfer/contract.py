@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from ..pycache.layout import PAGE_TOKENS, CacheLayout
 from .errors import TransferError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class LinkRate:
         times are of one monotonic clock."""
         self.in_flight_bytes -= size
         seconds = now - max(posted_at, self.last_flush)
-        self.last_flush = now
+        self.last_flush = max(self.last_flush, now)
         self.newest_flushed = max(self.newest_flushed, posted_at)
         # A notification alone says nothing of bytes.
         if size and seconds > 0:

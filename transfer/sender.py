@@ -22,19 +22,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
-from .descriptors import layer_bytes, window_bytes, window_pieces
+from .descriptors import window_bytes, window_pieces
 from .destination import Destination, check_pages, check_slot
 from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from .failpoints import Place, reach
 from .fair_turns import FairTurns
 from .leases import WriterLeases
-from .link_rate import LinkRate
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
 from .sender_counters import SenderCounters
 from .steps import StepCounter
+from .tail import tail_seconds
 from .transports.base import Pace, TransferState, Transport
-from .window_sizes import Run, adaptive_runs, budget, fixed_runs
+from .window_sizes import window_runs
 from .windows import ForwardPlan, Window, cut
 
 log = logging.getLogger(__name__)
@@ -185,42 +185,19 @@ class Sender:
             except TransferError as error:
                 outgoing.stop(str(error), now)
             else:
-                runs = self._runs(accepted, outgoing.link)
+                size = self.settings.layers_per_window
+                runs = window_runs(self._layout, accepted, size, outgoing.link.cost)
                 outgoing.append(cut(accepted, runs, outgoing.next_sequence))
         self._wake.set()
 
-    def _runs(self, plan: ForwardPlan, link: LinkRate) -> list[Run]:
-        layers = len(self._layout.layer_kinds)
-        if self.settings.layers_per_window is not None:
-            return fixed_runs(layers, self.settings.layers_per_window)
-        pages, carries_state = len(plan.local_pages), plan.state_slot is not None
-        sizes = [layer_bytes(self._layout, layer, pages, carries_state) for layer in range(layers)]
-        return adaptive_runs(sizes, budget(link.cost))
-
     def tail_seconds(self, room: int) -> float | None:
-        """How long until all that is planned of the room is flushed, if its layers were finished
-        now and the rooms of its peer share the link evenly; None where nothing is known of the link
-        yet. 0 for a room that is over."""
+        """How long until all that is planned of the room is flushed (tail.py); 0 for a room that is
+        over, None where nothing is known of its link yet."""
         with self._lock:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
                 return 0.0
-            cost = outgoing.link.cost
-            if cost is None:
-                return None
-            own = self._backlog(outgoing)
-            windows = len(outgoing.waiting) + len(outgoing.posted)
-            shared = sum(
-                min(own, self._backlog(other))
-                for other in self._rooms.values()
-                if other.link is outgoing.link
-            )
-            return windows * cost.window_seconds + shared * cost.byte_seconds
-
-    def _backlog(self, room: OutgoingRoom) -> int:
-        """Bytes that are planned and not flushed."""
-        waiting = sum(window_bytes(self._layout, window.header) for window in room.waiting)
-        return waiting + sum(posted.bytes for posted in room.posted)
+            return tail_seconds(self._layout, outgoing, self._rooms.values())
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -384,7 +361,7 @@ class Sender:
                     self._note_flushed(room, posted)
                 flushed.append(posted)
             except TransferError as error:
-                room.endpoint_failed = True
+                room.endpoint_failed = room.write_lost = True
                 room.link.gone(posted.bytes)
                 self._stop(room, str(error))
             self._transport.release(posted.transfer)
@@ -417,6 +394,9 @@ class Sender:
                 drain = Drain.DRAINED
             elif room.stop_reason is not None and not room.posted:
                 drain = Drain.DRAINED
+                if room.write_lost:
+                    drain = Drain.FORCED
+                    self._forced.add(room.room)
                 end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
             elif self._drained_for_too_long(room):
                 drain = Drain.FORCED

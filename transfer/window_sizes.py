@@ -1,6 +1,6 @@
 """How many layers a window takes, from what each has to send and what the link costs.
 
-Pure functions; knows no pages, rooms or bytes in memory. A run is (first layer, end layer).
+Pure functions; knows no rooms and no memory. A run is (first layer, end layer).
 Invariants of every list of runs: each layer is in exactly one, in order; an adaptive run that has
 more than one layer with bytes holds at most the budget, and at most half of what its forward had
 left to send, so that a forward's last window, which nothing hides, is one layer; bytes never wait
@@ -9,8 +9,11 @@ for a layer behind them that has none.
 
 from collections.abc import Sequence
 
+from ..pycache.layout import CacheLayout
+from .descriptors import layer_bytes
 from .errors import PlanError
 from .link_rate import LinkCost
+from .windows import ForwardPlan
 
 Run = tuple[int, int]
 
@@ -39,6 +42,18 @@ def budget(cost: LinkCost | None) -> int:
     if not cost.spread:
         return int(_PROBE * cost.mean_bytes)
     return int(max(cost.window_seconds, _LEAST_SECONDS) / cost.byte_seconds)
+
+
+def window_runs(
+    layout: CacheLayout, plan: ForwardPlan, layers_per_window: int | None, cost: LinkCost | None
+) -> list[Run]:
+    """Of one forward: fixed where layers_per_window is given, else by the cost of its link."""
+    layers = len(layout.layer_kinds)
+    if layers_per_window is not None:
+        return fixed_runs(layers, layers_per_window)
+    pages, carries_state = len(plan.local_pages), plan.state_slot is not None
+    sizes = [layer_bytes(layout, layer, pages, carries_state) for layer in range(layers)]
+    return adaptive_runs(sizes, budget(cost))
 
 
 def adaptive_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:

@@ -177,16 +177,25 @@ def _measure(channel: Connection, settings: dict[str, str]) -> None:
     transport = _TimedTransport(measured)
     transport.register(memory.ctypes.data, memory.nbytes, Grain.of(_LAYOUT))
     try:
-        with receiving_peer(_LAYOUT, _SLABS, Place("cpu", "nixl")) as peer:
-            _alternate(transport, memory, peer, measured)
+        place = Place("cpu", "nixl")
+        with (
+            receiving_peer(_LAYOUT, _SLABS, place) as peer,
+            receiving_peer(_LAYOUT, _SLABS, place) as bare,
+        ):
+            _alternate(transport, memory, peer, bare, measured)
     finally:
         transport.close()
     channel.send(json.dumps(asdict(measured)))
 
 
 def _alternate(
-    transport: NixlTransport, memory: np.ndarray, peer: ReceivingPeer, measured: Measured
+    transport: NixlTransport,
+    memory: np.ndarray,
+    peer: ReceivingPeer,
+    bare: ReceivingPeer,
+    measured: Measured,
 ) -> None:
+    """bare: the peer of raw puts, which does nothing but let bytes in."""
     steps = StepCounter()
     settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
     digester = WindowDigester(memory, _LAYOUT)
@@ -197,7 +206,7 @@ def _alternate(
     try:
         for run in range(1 + _REPEATS):
             end, seconds = _hand_over(sender, steps, peer, run + 1, generator)
-            raw = _raw_put(transport, peer, end.report.bytes)
+            raw = _raw_put(transport, bare, end.report.bytes)
             if run == 0:
                 measured.posts.clear()
                 measured.prepared.clear()
@@ -246,6 +255,8 @@ def _hand_over(
 def _raw_put(transport: NixlTransport, peer: ReceivingPeer, size: int) -> float:
     """One contiguous write of as many bytes."""
     endpoint = transport.connect(peer.metadata)
+    # Polled without pause there too.
+    peer.start_taking(1)
     try:
         start = time.perf_counter()
         transfer = NixlTransport.post(
@@ -255,6 +266,7 @@ def _raw_put(transport: NixlTransport, peer: ReceivingPeer, size: int) -> float:
             pass
         seconds = time.perf_counter() - start
         transport.release(transfer)
+        peer.taken()
     finally:
         transport.disconnect(endpoint)
     return seconds

@@ -33,7 +33,9 @@ function say(text) {
 function take(next) {
   const happened = !state || next.ended !== state.ended || JSON.stringify(next.faults) !== JSON.stringify(state.faults);
   state = next;
-  find("node").textContent = `${next.about.node} ${next.about.version ?? ""}`;
+  const { node, version = "" } = next.about;
+  // A checkout that is not installed has no version to tell.
+  find("node").textContent = version.startsWith("(") ? node : `${node} ${version}`;
   views.tree.role = next.about.role;
   say(next.about.recorded ? `recorded ${next.about.recorded}` : "live");
   document.body.dataset.ended = next.ended;

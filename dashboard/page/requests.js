@@ -45,7 +45,15 @@ function tell(list, row) {
     ["lost to", lost ? `${lost.eviction?.taken_by ?? "somebody forgotten"}: a state of ${count(lost.tokens)} tokens`
       + (lost.eviction?.score == null ? "" : `, held to be worth ${lost.eviction.score.toExponential(2)} a page`) : null],
     ["handed over", transfer ? `${bytes(transfer.bytes)} in ${transfer.windows} windows, ${seconds(transfer.exposed_seconds)} after the forward` : null],
+    ["computed where", row.usage?.route ? routeOf(row.usage.route) : null],
+    ["pulled", row.usage?.pulled ? `${count(row.usage.pulled.tokens)} tokens, ${bytes(row.usage.pulled.bytes)} in ${seconds(row.usage.pulled.seconds)}` : null],
     ["fell back", row.usage?.local_fallback ? "the hand-over was lost; its prompt was computed here" : null],
     ["life", (row.life ?? []).map((mark) => `${mark.state} at ${seconds(mark.at)}`).join(", ") || null],
   ]);
+}
+
+// The choice and what it was made by: seconds expected of each way.
+function routeOf(route) {
+  const expected = Object.entries(route.estimates).map(([way, value]) => `${way} ${seconds(value)}`);
+  return expected.length ? `${route.choice} (expected: ${expected.join(", ")})` : route.choice;
 }

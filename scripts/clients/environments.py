@@ -21,10 +21,11 @@ PACKAGES = {
     "guidellm": (_TORCH, "guidellm==0.8.1"),
     "locust": ("locust==2.47.0",),
     "ray": ("ray==2.60.0",),
+    "docs": ("mkdocs-material==9.8.1",),
 }
 
 
-BESIDE = frozenset({"ray"})
+BESIDE = frozenset({"docs", "ray"})
 """Those that run our own package: they see it and all it needs, and are held to our versions."""
 
 

@@ -5,7 +5,6 @@ stands here are command lines, and where its own numbers are to be found.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,11 +116,12 @@ def _read_aiperf(output: str, folder: Path) -> Said:
 
 
 def _read_evalscope(output: str, folder: Path) -> Said:
-    def number(label: str) -> float:
-        found = re.findall(rf"{label}[^0-9]*([0-9.]+)", output)
-        return float(found[-1]) if found else 0.0
-
-    return Said(int(number("Total requests")), int(number("Failed requests")), None)
+    """It tells a rate of the prompt tokens instead of their count."""
+    (path,) = (folder / "evalscope").rglob("benchmark_summary.json")
+    told = json.loads(path.read_text(encoding="utf-8"))
+    prompts = told["Avg Input Tokens"] * told["Success Requests"]
+    cached = round(prompts * told["KV Cache Hit Rate (%)"] / 100)
+    return Said(told["Total Requests"], told["Failed Requests"], cached)
 
 
 def _read_guidellm(output: str, folder: Path) -> Said:

@@ -204,6 +204,18 @@ HANDOVER = Board(
             "On the senders, of rooms sent whole.",
         ),
         Panel(
+            "Pulls by outcome",
+            "short",
+            (Query(rate("tasuki_pulls_total", "outcome"), "{{outcome}}"),),
+            "Prefill nodes that fetched a prompt's beginning instead of computing it.",
+        ),
+        Panel(
+            "Pulled",
+            "Bps",
+            (Query(rate("tasuki_pulled_bytes_total"), "bytes"),),
+            "By prefill nodes from the nodes that asked.",
+        ),
+        Panel(
             "Rooms' queue",
             "s",
             quantiles("tasuki_room_queue_seconds"),

@@ -208,7 +208,10 @@ def test_a_killed_senders_writes_end_with_it_and_the_receiver_lives(wire: Wire) 
     channel.send_bytes(wire.metadata)
     assert channel.poll(120) and channel.recv() == "flooding"
     before = wire.ask("sum")
-    assert wire.ask("sum") != before, "the flood does not reach the arena"
+    # GPUs that other processes use as well may rest for milliseconds.
+    deadline = time.monotonic() + 10
+    while wire.ask("sum") == before:
+        assert time.monotonic() < deadline, "the flood does not reach the arena"
     assert sender.pid is not None
     pidfd = os.pidfd_open(sender.pid)
     os.kill(sender.pid, signal.SIGKILL)

@@ -1,0 +1,205 @@
+"""What an early start is worth on a slow link: from Done to the second token, with and without it.
+
+Two engines of one process, driven by hand, over a loopback wire of a chosen rate (the throttle is
+in the sender's transport); the same prompts' lengths, taken in turns in one run. The main thread is
+both engines' loop; transfers and the early step have their own, as in a node.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+from ...engine import messages as m
+from ...engine.build import EngineParts, build_early_start, build_engine
+from ...engine.config import EngineConfig
+from ...engine.role import Role
+from ...model.config import ModelConfig
+from ...model.sampling import SamplingParams
+from ...transfer.destination import Destination
+from ...transfer.digest import WindowDigester
+from ...transfer.outgoing import RoomEnd, RoomSent
+from ...transfer.receiver import Receiver
+from ...transfer.sender import Sender, SenderSettings
+from ...transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from ..errors import BenchError
+from ..report import Row
+from ..rig import random_parts
+
+Said = TypeVar("Said")
+
+_SHAPE = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 1024,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+_CONFIG = EngineConfig(dtype="float32", arena_mib=64, local_prefill_tokens=0)
+_PROMPT = 70
+_BYTES_PER_SECOND = 1e6
+_REPEATS = 5
+_SECONDS = 60.0
+
+
+@dataclass
+class _Waits:
+    """Seconds from Done (every digest equal) to the second token, and from the first token to
+    it."""
+
+    after_done: list[float] = field(default_factory=list)
+    after_first: list[float] = field(default_factory=list)
+
+
+def early_rows() -> Iterator[Row | str]:
+    rig = _Pair()
+    try:
+        waits = {early: _Waits() for early in (False, True)}
+        for number in range(2 * (_REPEATS + 1)):
+            taken = rig.hand_over(number, early=bool(number % 2))
+            if number >= 2:
+                waits[bool(number % 2)].after_done.append(taken[0])
+                waits[bool(number % 2)].after_first.append(taken[1])
+    finally:
+        rig.close()
+    late, early = median(waits[False].after_done), median(waits[True].after_done)
+    rate = f"{_BYTES_PER_SECOND / 1e6:g} MB/s"
+    yield Row(
+        f"Done to the second token, link throttled to {rate}, joining the batch",
+        late,
+        extra={"from the first token ms": 1e3 * median(waits[False].after_first)},
+    )
+    yield Row(
+        f"Done to the second token, link throttled to {rate}, early start",
+        early,
+        target="sooner than a whole step",
+        met=early < late,
+        extra={
+            "from the first token ms": 1e3 * median(waits[True].after_first),
+            "of joining the batch": early / late,
+        },
+    )
+
+
+class _Pair:
+    def __init__(self) -> None:
+        model = ModelConfig.from_dict(_SHAPE)
+        source, target = random_parts(model, _CONFIG), random_parts(model, _CONFIG)
+        fabric = LoopbackFabric()
+        self._link = LoopbackTransport(fabric, "sender")
+        self._link.bytes_per_second = _BYTES_PER_SECOND
+        landing = LoopbackTransport(fabric, "receiver")
+        settings = SenderSettings(lease_seconds=3600.0, layers_per_window=None)
+        self._sender = Sender(
+            source.layout,
+            self._link,
+            _digester(source, self._link),
+            source.steps,
+            source.arena.slabs,
+            settings,
+        )
+        self._receiver = Receiver(
+            target.layout, landing, _digester(target, landing), target.arena.slabs
+        )
+        self._sender.connect("receiver", landing.metadata(), target.arena.slabs)
+        self._ended: SimpleQueue[m.EarlyStepEnded] = SimpleQueue()
+        self._flushed: SimpleQueue[RoomEnd] = SimpleQueue()
+        self._early = build_early_start(
+            target, self._receiver.barrier, lambda: self._ended.put(m.EarlyStepEnded())
+        )
+        self._prefill = build_engine(_CONFIG, Role.PREFILL, source, self._sender)
+        self._decode = build_engine(_CONFIG, Role.DECODE, target, early=self._early)
+        self._decode.handle(m.PeersChanged(True))
+        self._sender.start()
+        self._receiver.start()
+
+    def close(self) -> None:
+        self._early.close()
+        self._sender.stop()
+        self._receiver.stop()
+
+    def hand_over(self, number: int, *, early: bool) -> tuple[float, float]:
+        """One request of two tokens: seconds from Done, and from the first token, to the second."""
+        prompt = np.random.default_rng(number).integers(0, 1024, _PROMPT, dtype=np.int32)
+        sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
+        self._decode.handle(m.Submit(m.RequestId(f"bench-{number}"), prompt, sampling))
+        self._decode.step()
+        wanted = _said(self._decode.take_outbox(), m.HandoverWanted)
+        room, generation = wanted.ticket.room, wanted.ticket.generation
+        self._prefill.handle(m.PrefillReserve(wanted.ticket, wanted.prompt))
+        self._prefill.step()
+        self._decode.handle(m.GrantWanted(room))
+        self._decode.step()
+        grant = _said(self._decode.take_outbox(), m.HandoverGranted).grant
+        granted = Destination(grant.first_page, grant.pages, grant.slot)
+        self._receiver.expect(room, generation, granted)
+        self._sender.open(room, generation, "receiver", granted, self._flushed.put)
+        self._prefill.handle(m.PrefillStart(grant))
+        while self._prefill.step():
+            pass
+        token = _said(self._prefill.take_outbox(), m.PrefillToken)
+        self._decode.handle(
+            m.RemoteReady(
+                room,
+                token.token,
+                token.logprob,
+                token.margin,
+                token.hit,
+                "sender",
+                tail_seconds=self._sender.tail_seconds(room) if early else 0.0,
+            )
+        )
+        if early and not self._early.busy(room):
+            raise BenchError("no early step was begun: the transfer's rest was no longer than one")
+        first = time.perf_counter()
+        end = self._flushed.get(timeout=_SECONDS)
+        if not isinstance(end, RoomSent):
+            raise BenchError(f"the hand-over broke: {end.reason}")
+        report = end.report
+        self._receiver.verify(room, generation, report.digests, _SECONDS)
+        done = time.perf_counter()
+        told = m.TransferReport(
+            report.bytes,
+            report.windows,
+            report.pages,
+            report.hidden_seconds,
+            report.exposed_seconds,
+        )
+        self._decode.handle(m.RemoteDone(room, told))
+        if early:
+            self._decode.handle(self._ended.get(timeout=_SECONDS))
+        while self._decode.step():
+            pass
+        second = time.perf_counter()
+        _said(self._decode.take_outbox(), m.Finished)
+        self._receiver.forget(room)
+        self._prefill.handle(m.PrefillEnd(room))
+        return second - done, second - first
+
+
+def _digester(parts: EngineParts, transport: LoopbackTransport) -> WindowDigester:
+    transport.register(parts.arena.address, parts.arena.size)
+    return WindowDigester(parts.arena.bytes.numpy(), parts.layout)
+
+
+def _said(outbox: list[m.Outbox], kind: type[Said]) -> Said:
+    """The last of its kind. Raises BenchError where there is none."""
+    for message in reversed(outbox):
+        if isinstance(message, kind):
+            return message
+    raise BenchError(f"no {kind.__name__} came: give a larger --arena-mib")

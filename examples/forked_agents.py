@@ -1,0 +1,47 @@
+"""One conversation, forked for sub-agents that each go their own way.
+
+`python examples/forked_agents.py 127.0.0.1:7000`
+
+A fork shares every page and checkpoint of what was said before it: sub-agents pay for their own
+question only, and run at the same time.
+"""
+
+import asyncio
+import sys
+
+from tasuki.client.aio import AsyncClient, AsyncSession
+from tasuki.client.prompt import Prompt
+
+BRIEF = "Longbourn is a village. The family of the house has five daughters and little money. " * 8
+QUESTIONS = (
+    "Who of them reads most?",
+    "Who of them walks to the town in the rain?",
+    "Who of them laughs loudest?",
+)
+
+
+async def ask(session: AsyncSession, question: str) -> tuple[str, int, int]:
+    """The answer, prompt tokens, and how many of them were cached."""
+    await session.append(Prompt(messages=[{"role": "user", "content": question}]))
+    answer = await session.generate(max_new_tokens=24, temperature=0.7, seed=1).result()
+    hit = answer.usage.hit
+    return answer.text, answer.usage.prompt_tokens, 0 if hit is None else hit.usable_tokens
+
+
+async def main(target: str) -> None:
+    async with AsyncClient(target) as client, await client.open_session() as parent:
+        await parent.append(Prompt(messages=[{"role": "system", "content": BRIEF}]))
+        text, prompt, cached = await ask(parent, "Tell me of the house.")
+        print(f"parent: {prompt} prompt tokens, {cached} cached: {' '.join(text.split())}")
+        children = [await parent.fork() for _ in QUESTIONS]
+        answers = await asyncio.gather(
+            *(ask(child, question) for child, question in zip(children, QUESTIONS, strict=True))
+        )
+        for question, (text, prompt, cached) in zip(QUESTIONS, answers, strict=True):
+            print(f"{question} {prompt} prompt tokens, {cached} cached: {' '.join(text.split())}")
+        for child in children:
+            await child.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
