@@ -5,12 +5,20 @@ import grpc
 
 class ClientError(Exception):
     """A call was refused or lost. status: the gRPC status; kind: what programs may switch on
-    (docs of front/errors.py), None where the failure is not the server's."""
+    (docs of front/errors.py), None where the failure is not the server's. retry_after: seconds
+    after which the server would have it again, None where it did not say."""
 
-    def __init__(self, message: str, status: grpc.StatusCode, kind: str | None) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: grpc.StatusCode,
+        kind: str | None,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
+        self.retry_after = retry_after
 
 
 class LaunchError(RuntimeError):
@@ -23,5 +31,11 @@ def client_error(error: grpc.RpcError) -> ClientError:
         return ClientError(str(error), grpc.StatusCode.UNKNOWN, None)
     trailing: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
     kind = trailing.get("tasuki-error-kind")
+    pushback = trailing.get("grpc-retry-pushback-ms")
     message = f"{error.details() or error.code().name} ({error.code().name})"
-    return ClientError(message, error.code(), kind.decode() if isinstance(kind, bytes) else kind)
+    return ClientError(
+        message,
+        error.code(),
+        kind.decode() if isinstance(kind, bytes) else kind,
+        None if pushback is None else int(pushback) / 1000,
+    )

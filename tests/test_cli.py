@@ -183,3 +183,14 @@ def test_a_bad_file_is_one_line(
 def test_other_engines_spellings_mean_the_same(flag: str, field: str) -> None:
     engine, _ = parse_configs("tasuki serve", "", [flag, "128"], EngineConfig, FrontConfig)
     assert getattr(engine, field) == 128
+
+
+def test_ray_is_asked_for_only_by_its_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["ray", "--prefill", "2"]) == 1
+    assert "pip install 'tasuki[ray]'" in one_line(capsys)
+    with pytest.raises(SystemExit):
+        cli.main(["ray", "--decode", "0"])
+    assert "at least one decode node" in one_line(capsys)

@@ -117,6 +117,7 @@ def test_a_session_pays_as_well(tmp_path: Path) -> None:
         with pytest.raises(ClientError) as caught:
             session.generate().result()
         assert caught.value.kind == "rate_limited"
+        assert caught.value.retry_after is not None and 0 < caught.value.retry_after <= 60
 
 
 def test_http_says_429_with_retry_after(tmp_path: Path) -> None:
