@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards
+.PHONY: demo test load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -78,8 +78,19 @@ format: $(VENV)/dev-installed
 	$(BIN)/ruff format .
 	find cpp_cache -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
 
-stubs: $(VENV)/dev-installed
-	$(BIN)/python proto/generate.py
+# The generator wants an older protobuf than the daemons run on, so it has an environment of its own.
+stubs: .venv-stubs/installed
+	.venv-stubs/bin/python proto/generate.py
+
+.venv-stubs/installed: proto/generate.py
+	$(PYTHON) -m venv .venv-stubs
+	.venv-stubs/bin/pip install --progress-bar off -q "grpcio-tools==$$(sed -n 's/^TOOLS = "\(.*\)"/\1/p' proto/generate.py)" 'setuptools<81'
+	@touch $@
+
+# Needs npm; buf is no Python package.
+lint-proto:
+	mkdir -p build/protos/tasuki/proto && cp proto/*.proto build/protos/tasuki/proto && cp buf.yaml build/protos
+	npx --yes @bufbuild/buf@1.75.0 lint build/protos
 
 # The pictures that the documents show, from a real browser.
 screenshots: $(VENV)/dev-installed
@@ -95,7 +106,7 @@ kernels: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.compile_kernels
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-stubs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch comes first and pinned, so that nothing else pulls another build of it.
 $(VENV)/torch:

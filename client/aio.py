@@ -91,7 +91,7 @@ class AsyncClient:
 
     async def watch_cache(self, stream: str = "usable") -> AsyncGenerator[EventBatch, None]:
         """As Client.watch_cache."""
-        wanted = pb.WatchEventsRequest.Stream.Value(stream.upper())
+        wanted = pb.WatchEventsRequest.Stream.Value(f"STREAM_{stream.upper()}")
         request = pb.WatchEventsRequest(stream=wanted)
         call = self._admin.WatchEvents(request, metadata=self._metadata)
         parts = EventParts()

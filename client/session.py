@@ -50,7 +50,7 @@ class Client:
     def watch_cache(self, stream: str = "usable") -> Iterator[EventBatch]:
         """The node's cache as it changes, a snapshot first; PrefixIndex follows it. Has no end:
         close the iterator. `stream`: usable (prefixes with a checkpoint) or all (pages too)."""
-        wanted = pb.WatchEventsRequest.Stream.Value(stream.upper())
+        wanted = pb.WatchEventsRequest.Stream.Value(f"STREAM_{stream.upper()}")
         call = self._admin.WatchEvents(pb.WatchEventsRequest(stream=wanted))
         parts = EventParts()
         try:

@@ -21,7 +21,9 @@ from ..transfer.contract import Contract
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
+from ..transfer.severing import Severing
 from ..transfer.transports.base import Transport
+from ..transfer.writer_life import WriterLife
 from . import handover_wire as wire
 from .attempts import Attempts
 from .handover_room import IncomingHandover
@@ -61,6 +63,7 @@ class HandoverClient:
         self._pulls = OutgoingPulls(post, sender)
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
         self._attempts = Attempts()
+        self._severing = Severing(transport, receiver, self._lose_all)
         self._tasks: set[asyncio.Task[None]] = set()
         self._available = False
         self._membership = membership.changes()
@@ -139,15 +142,16 @@ class HandoverClient:
                     room.put(message)
 
     def _open(self, wanted: m.HandoverWanted) -> None:
-        chosen = self._choose(self._attempts.tried(wanted.request_id))
+        tried = self._attempts.tried(wanted.request_id)
+        chosen = self._choose(tried) if wanted.sender is None else self._link_to(wanted.sender)
         if chosen is None:
-            self._attempts.over(wanted.request_id)
-            self._post(
+            self._say(
+                wanted.request_id,
                 m.HandoverLost(
                     wanted.ticket.room,
-                    "no prefill node is connected",
+                    self._nobody(wanted.sender),
                     cause=m.LossCause.NO_NODE,
-                )
+                ),
             )
             return
         link, connection = chosen
@@ -160,7 +164,7 @@ class HandoverClient:
             self._receiver,
             self._transport.retry_seconds,
             self._settings,
-            self._sever,
+            partial(self._severing.end, connection.writer),
             self._pulls.begin,
             wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
         )
@@ -179,6 +183,16 @@ class HandoverClient:
         ):
             self._attempts.over(request)
         self._post(message)
+
+    def _link_to(self, target: str) -> tuple[PrefillLink, PrefillConnection] | None:
+        found = (pair for pair in self._links.connected() if pair[0].target == target)
+        return next(found, None)
+
+    @staticmethod
+    def _nobody(sender: str | None) -> str:
+        if sender is None:
+            return "no prefill node is connected"
+        return f"{sender}, which a gateway chose, is no connected prefill node"
 
     def _choose(self, tried: Collection[str]) -> tuple[PrefillLink, PrefillConnection] | None:
         """The connected prefill node with the fewest live rooms, of those not tried; None also
@@ -201,12 +215,9 @@ class HandoverClient:
     def _end_idle_links(self) -> None:
         self._links.end_idle(room.connection for room in self._rooms.values())
 
-    async def _sever(self) -> None:
-        """Let no write of any peer land that has not landed. All links connect anew: the endpoints
-        of those that live are broken too."""
+    def _lose_all(self) -> list[WriterLife]:
         self._links.lose_all()
-        await asyncio.to_thread(self._transport.sever)
-        await asyncio.sleep(self._transport.settle_seconds)
+        return [room.connection.writer for room in self._rooms.values()]
 
     def _links_changed(self) -> None:
         available = self._links.available

@@ -21,6 +21,7 @@ from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
 from ..transfer.errors import DigestMismatch, TransferError
 from ..transfer.failpoints import Place, reach
+from ..transfer.fence import FenceReason
 from ..transfer.outgoing import Drain
 from ..transfer.protocol import (
     IllegalTransition,
@@ -99,7 +100,7 @@ class IncomingHandover:
         receiver: Receiver,
         retry_seconds: float,
         settings: HandoverSettings,
-        sever: Callable[[], Awaitable[None]],
+        sever: Callable[[FenceReason], Awaitable[None]],
         begin_pull: BeginPull,
         trail: Trail = (),
     ) -> None:

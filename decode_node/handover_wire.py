@@ -42,6 +42,7 @@ def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
                 offered=ticket.offered,
             ),
             prompt=wanted.prompt.astype("<i4", copy=False).tobytes(),
+            told=wanted.sender is not None,
         )
     )
 

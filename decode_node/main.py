@@ -11,6 +11,7 @@ from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
 from ..front.logs import configure_logging
 from ..front.progress_bar import progress_bar
+from ..front.role_change import NextRole, RoleChange, become
 from ..front.text_codec import TextCodec
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
@@ -18,18 +19,25 @@ from ..transfer.transports.choice import build_transport
 from .config import DecodeConfig
 from .node import DecodeNode
 
+CONFIGS = (EngineConfig, FrontConfig, DecodeConfig)
+
 
 def main(argv: Sequence[str]) -> int:
     engine_config, front_config, config = parse_configs(
-        "tasuki decode", "A decode node.", argv, EngineConfig, FrontConfig, DecodeConfig
+        "tasuki decode", "A decode node.", argv, *CONFIGS
     )
     configure_logging(front_config.log_format, front_config.log_level)
-    asyncio.run(run(engine_config, front_config, config))
+    wanted = asyncio.run(run(engine_config, front_config, config))
+    if wanted is not None:
+        become(wanted)
     return 0
 
 
-async def run(engine_config: EngineConfig, front_config: FrontConfig, config: DecodeConfig) -> None:
-    """Startup, main loop, drain."""
+async def run(
+    engine_config: EngineConfig, front_config: FrontConfig, config: DecodeConfig
+) -> NextRole | None:
+    """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
+    role_change = RoleChange("decode", (engine_config, front_config, config))
     parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
@@ -43,10 +51,15 @@ async def run(engine_config: EngineConfig, front_config: FrontConfig, config: De
             config.transport,
             config.name,
         )
-        node = DecodeNode(engine_config, front_config, config, parts, plane, codec)
+        node = DecodeNode(
+            engine_config, front_config, config, parts, plane, codec, role_change=role_change
+        )
         async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
-            announce_ready(await node.startup(), node.front.http_address)
+            address = await node.startup()
+            role_change.offer(address, node.front.http_address, stop.ask)
+            announce_ready(address, node.front.http_address)
             await stop.wait()
             await node.shutdown()
     finally:
         transport.close()
+    return role_change.wanted

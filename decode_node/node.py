@@ -15,10 +15,13 @@ from ..engine.config import EngineConfig
 from ..engine.messages import EarlyStepEnded, Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
+from ..front.gateway import gateway_services
+from ..front.gateway_model import GatewayModel
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.openai_routes import openai_routes, served_model
 from ..front.progress_bar import progress_bar
+from ..front.role_change import RoleChange
 from ..front.services import front_services
 from ..front.text_codec import TextCodec
 from ..front.tls import ClientTls
@@ -56,6 +59,7 @@ class DecodeNode:
         codec: TextCodec,
         settings: HandoverSettings | None = None,
         on_fresh: FreshIds = leave_as_is,
+        role_change: RoleChange | None = None,
     ) -> None:
         self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
         self._sender = Sender(
@@ -78,10 +82,16 @@ class DecodeNode:
             early=self._early,
             progress=progress_bar("decode graphs"),
         )
+        gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
         self.front = Node(
             engine,
             front_config,
-            partial(front_services, codec=codec, config=front_config, handover=self._status),
+            lambda client: (
+                *front_services(client, codec, front_config, self._status, role_change),
+                *gateway_services(
+                    client, front_config, gateway_model, codec.tokenizer, engine_config.max_batch
+                ),
+            ),
             handover=self._handover,
             routes=partial(
                 openai_routes,

@@ -54,9 +54,10 @@ class PrefillConnection:
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.lost = asyncio.Event()
-        self._writer = WriterLife(
+        self.writer = WriterLife(
             self.node.process, connected.lease_seconds, retry_seconds, settle_seconds
         )
+        """The prefill node, which writes what it hands over."""
         self._drained: list[pb.DrainedPull] = []
 
     @property
@@ -65,16 +66,16 @@ class PrefillConnection:
 
     def answering(self) -> None:
         """Call when a beat has come and before it is answered."""
-        self._writer.answering()
+        self.writer.answering()
 
     def end(self) -> None:
         """No beat is answered any more. Idempotent."""
         self.lost.set()
-        self._writer.lose()
+        self.writer.lose()
 
     def evidence(self) -> list[Evidence]:
         """Of the writer's death and of its lease's end."""
-        return self._writer.evidence()
+        return self.writer.evidence()
 
     def drained(self, room: int, generation: int, drain: Drain) -> None:
         """A pull that this node sent has ended: the next renewal says so."""

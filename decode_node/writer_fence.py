@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from ..transfer.fence import FenceReason
 from ..transfer.writer_fence import LastResorts, WriterFence
 from .handover_settings import HandoverSettings
 from .prefill_link import PrefillConnection, PrefillLink
@@ -29,7 +30,9 @@ class DrainRequest:
         self._connection = connection
         self._settings = settings
 
-    def fence(self, retry_seconds: float, sever: Callable[[], Awaitable[None]]) -> WriterFence:
+    def fence(
+        self, retry_seconds: float, sever: Callable[[FenceReason], Awaitable[None]]
+    ) -> WriterFence:
         """Of the room that is asked about. retry_seconds: the transport's."""
         last = LastResorts(self._settings.patience, self._connection.lost.set, sever)
         return WriterFence(self._room, self._connection.evidence(), retry_seconds, last)

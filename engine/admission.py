@@ -73,9 +73,11 @@ class Admission:
             self._state_bytes(match.kv_tokens, match.prompt_tokens),
             self._config.local_prefill_tokens,
         )
-        request.route = report(verdict)
-        if verdict.choice is Choice.HERE:
-            return False
+        # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
+        if request.told is None:
+            request.route = report(verdict)
+            if verdict.choice is Choice.HERE:
+                return False
         self._take_over.reserve(request, match)
         return True
 

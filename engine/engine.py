@@ -409,8 +409,13 @@ class Engine:
             message.salt,
             message.cursor,
             message.marks,
+            told=message.told,
         )
         error = self._refusal(request.prompt, request.final_length)
+        if request.told is not None and self._take_over.knows(request.told.room):
+            error = m.RequestError(
+                m.ErrorKind.INVALID, f"room {request.told.room} is in use: make another"
+            )
         if request.id in self._requests:
             error = m.RequestError(
                 m.ErrorKind.INVALID, f"request id {request.id!r} is in use: choose another"

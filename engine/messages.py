@@ -131,11 +131,21 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class ToldRoom:
+    """A room that a gateway made and told both nodes of. sender: HOST:PORT of the prefill node's
+    gRPC server."""
+
+    room: RoomId
+    sender: str
+
+
+@dataclass(frozen=True)
 class Submit:
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
     marks are token counts at which the client wants a checkpoint (role boundaries). session: what
-    operators may call the conversation; the engine does not look at it.
+    operators may call the conversation; the engine does not look at it. told: the room of its
+    first hand-over, where a gateway made it.
     """
 
     request_id: RequestId
@@ -145,6 +155,7 @@ class Submit:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     session: str | None = None
+    told: ToldRoom | None = None
 
 
 @dataclass(frozen=True)
@@ -191,7 +202,8 @@ class FlushCache:
 
 @dataclass(frozen=True)
 class WatchCache:
-    """Tell changes of the cache from now on. `stream`: all or usable (HybridTree.watch)."""
+    """Tell changes of the cache from now on. `stream`: all, usable or spelled
+    (HybridTree.watch)."""
 
     query_id: int
     stream: str
@@ -569,11 +581,13 @@ class PullRefused:
 
 @dataclass(frozen=True)
 class HandoverWanted:
-    """(decode) Reserve this prompt at a prefill node."""
+    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has told
+    it of the room."""
 
     request_id: RequestId
     ticket: Ticket
     prompt: Tokens
+    sender: str | None = None
 
 
 @dataclass(frozen=True)

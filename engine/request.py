@@ -25,6 +25,7 @@ from .messages import (
     RouteReport,
     Ticket,
     Tokens,
+    ToldRoom,
     TransferReport,
 )
 
@@ -198,6 +199,7 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     ticket: Ticket | None = None
+    told: ToldRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: HitBreakdown | None = None

@@ -62,8 +62,9 @@ class TakeOver:
 
     def reserve(self, request: Request, match: Match) -> None:
         """Ask a prefill node for the prompt; nothing is held here until it is about to start."""
+        told, request.told = request.told, None
         ticket = m.Ticket(
-            room=m.RoomId(secrets.randbits(63)),
+            room=m.RoomId(secrets.randbits(63)) if told is None else told.room,
             generation=next(self._generations),
             kv_matched=match.kv_tokens // PAGE_TOKENS * PAGE_TOKENS,
             sampling=request.sampling,
@@ -76,7 +77,12 @@ class TakeOver:
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = request
         self._names.note(ticket.room, request.id)
-        self._emit(m.HandoverWanted(request.id, ticket, request.prompt))
+        sender = None if told is None else told.sender
+        self._emit(m.HandoverWanted(request.id, ticket, request.prompt, sender))
+
+    def knows(self, room: m.RoomId) -> bool:
+        """Whether the room has a request, or ids that its writer may still write."""
+        return room in self._rooms or room in self._quarantined
 
     def awaiting(self, room: m.RoomId) -> Request | None:
         """The request that a prefill node has and that was granted nothing yet."""

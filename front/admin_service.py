@@ -9,9 +9,10 @@ from ..proto import inference_pb2_grpc as pb_grpc
 from ..transfer.timeline_wire import timeline_to_wire
 from .answer_stream import finished_message
 from .engine_client import EngineClient
-from .errors import CallContext, UnknownNode, UnknownRequest, refusals
+from .errors import CallContext, RoleFixed, UnknownNode, UnknownRequest, refusals
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .loss_messages import eviction_message
+from .role_change import RoleChange
 from .session_store import SessionStore
 from .tree_messages import tree_message, tree_question
 from .watch_messages import parts_of
@@ -19,20 +20,25 @@ from .watch_messages import parts_of
 # How often an idle watch asks the engine again: a router may be so far behind.
 _POLL_SECONDS = 0.05
 
+_ROLE_NUMBERS = {"prefill": pb.NODE_ROLE_PREFILL, "decode": pb.NODE_ROLE_DECODE}
+
 
 class AdminService(pb_grpc.CacheAdminServicer):
     """Knows counters only. Lives on the event loop's thread. A prefill node has no sessions:
-    store None. `handover`: what a decode node tells of its prefill nodes."""
+    store None. `handover`: what a decode node tells of its prefill nodes. role_change: None where
+    the node has both roles."""
 
     def __init__(
         self,
         engine: EngineClient,
         store: SessionStore | None,
         handover: HandoverStatusSource = HandoverStatus,
+        role_change: RoleChange | None = None,
     ) -> None:
         self._engine = engine
         self._store = store
         self._handover = handover
+        self._role_change = role_change
 
     async def Stats(self, request: pb.StatsRequest, context: CallContext) -> pb.StatsResponse:
         async with refusals(context):
@@ -49,6 +55,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
             sessions=0 if self._store is None else len(self._store),
             prefill_nodes=[node.message() for node in handover.prefill_nodes],
             windows=handover.windows,
+            role=None if self._role_change is None else _ROLE_NUMBERS[self._role_change.role],
         )
 
     async def Explain(self, request: pb.ExplainRequest, context: CallContext) -> pb.ExplainResponse:
@@ -86,6 +93,16 @@ class AdminService(pb_grpc.CacheAdminServicer):
                 )
         return tree_message(view)
 
+    async def ChangeRole(
+        self, request: pb.ChangeRoleRequest, context: CallContext
+    ) -> pb.ChangeRoleResponse:
+        async with refusals(context):
+            if self._role_change is None:
+                raise RoleFixed("this node prefills and decodes: it has no role to change")
+            names = {number: name for name, number in _ROLE_NUMBERS.items()}
+            self._role_change.ask(names.get(request.role, ""), request.settings)
+        return pb.ChangeRoleResponse()
+
     async def Flush(self, request: pb.FlushRequest, context: CallContext) -> pb.FlushResponse:
         async with refusals(context):
             dropped = await self._engine.flush()
@@ -99,7 +116,8 @@ class AdminService(pb_grpc.CacheAdminServicer):
     async def WatchEvents(
         self, request: pb.WatchEventsRequest, context: CallContext
     ) -> AsyncIterator[pb.WatchEventsResponse]:
-        every = request.stream == pb.WatchEventsRequest.ALL
+        await context.send_initial_metadata(())
+        every = request.stream == pb.WatchEventsRequest.STREAM_ALL
         async with (
             refusals(context),
             aclosing(self._engine.watch("all" if every else "usable", _POLL_SECONDS)) as batches,

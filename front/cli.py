@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": ("front.serve", "one process that prefills and decodes"),
     "prefill": ("prefill_node.main", "a prefill daemon"),
     "decode": ("decode_node.main", "a decode daemon, the front door of a pair"),
+    "role": ("client.role", "make a prefill node decode, or the reverse"),
     "bench": ("bench.main", "how near the hardware's floor kernels and models run"),
     "chat": ("client.chat", "a conversation in this terminal, with what each turn had cached"),
     "explain": ("client.explain", "one request's story: what was cached, what was not and why"),

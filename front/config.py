@@ -44,6 +44,9 @@ class FrontConfig:
     tls_cert: str = option("", "PEM file: the certificate chain of gRPC and HTTP; none: plain text")
     tls_key: str = option("", "PEM file: the private key of tls_cert")
     tls_client_ca: str = option("", "PEM file: callers must show a certificate signed by these")
+    gateway: bool = option(
+        False, "serve the smg gateway's engine protocol beside our own (needs tasuki[smg])"
+    )
     insecure: bool = option(False, "serve a non-loopback address in plain text")
     drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
     max_sessions: int = option(1024, "sessions open at a time")

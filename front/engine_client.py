@@ -185,7 +185,7 @@ class EngineClient:
 
     async def watch(self, stream: str, poll_seconds: float) -> AsyncGenerator[EventBatch, None]:
         """The cache's events as batches, a snapshot first; none that tell nothing. `stream`: all
-        or usable. Close it (contextlib.aclosing) to end the watch."""
+        usable or spelled. Close it (contextlib.aclosing) to end the watch."""
         opened = await self._query(WatchOpened, lambda query: WatchCache(query, stream))
         try:
             while True:

@@ -1,30 +1,16 @@
 """Why a front refuses or ends a call, and the gRPC status each reason has.
 
-| error | status | trailing `tasuki-error-kind` |
-| --- | --- | --- |
-| InvalidRequest, InvalidField | INVALID_ARGUMENT | invalid |
-| PromptTooLong | INVALID_ARGUMENT | too_long |
-| RequestRejected(INVALID) | INVALID_ARGUMENT | invalid |
-| RequestRejected(TOO_LONG) | INVALID_ARGUMENT | too_long |
-| RequestRejected(DRAINING) | UNAVAILABLE | draining |
-| RequestRejected(INTERNAL) | INTERNAL | internal |
-| UnknownSession | NOT_FOUND | unknown_session |
-| UnknownRequest | NOT_FOUND | unknown_request |
-| UnknownNode | NOT_FOUND | unknown_node |
-| SessionBusy | FAILED_PRECONDITION | session_busy |
-| SessionLimit | RESOURCE_EXHAUSTED | session_limit |
-| DuplicateRequest | ALREADY_EXISTS | duplicate_request |
-| SlowReader | RESOURCE_EXHAUSTED | slow_reader |
-| RateLimited | RESOURCE_EXHAUSTED | rate_limited |
-| RequestAborted (HTTP only: gRPC's Finished says so) | ABORTED | aborted |
-
-RateLimited tells after how many milliseconds to ask again, as gRPC has it: in the trailing
-`grpc-retry-pushback-ms`. The HTTP status of each gRPC status stands in http_errors.py.
+docs/errors.md lists them, written by front/error_table.py from the classes below: a class's
+docstring says when it comes, `retry` what the caller may do. Over gRPC the trailing metadata
+`tasuki-error-kind` and `tasuki-retry` say both to programs. RateLimited tells beside
+them after how many milliseconds to ask again, as gRPC has it: in `grpc-retry-pushback-ms`. The
+status of each over HTTP stands in http_errors.py.
 """
 
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from enum import Enum
 from typing import Any
 
 import grpc
@@ -35,12 +21,31 @@ CallContext = grpc.aio.ServicerContext[Any, Any]
 
 ERROR_KIND_KEY = "tasuki-error-kind"
 RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
+RETRY_KEY = "tasuki-retry"
 
-_STATUS = {
+
+class Retry(Enum):
+    """What a caller may do about an error."""
+
+    NEVER = "never"  # the same call would be refused again: mend it first
+    LATER = "later"  # here, a moment later
+    ELSEWHERE = "elsewhere"  # at another node, or here once this one is back
+    REOPEN = "reopen"  # open the session again and replay the conversation
+
+
+STATUS_OF = {
     ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.DRAINING: grpc.StatusCode.UNAVAILABLE,
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+RETRY_OF = {
+    ErrorKind.INVALID: Retry.NEVER,
+    ErrorKind.TOO_LONG: Retry.NEVER,
+    ErrorKind.DRAINING: Retry.ELSEWHERE,
+    ErrorKind.INTERNAL: Retry.NEVER,
 }
 
 
@@ -49,9 +54,12 @@ class FrontError(Exception):
 
     status = grpc.StatusCode.INTERNAL
     kind = "internal"
+    retry = Retry.NEVER
 
 
 class InvalidRequest(FrontError):
+    """A field is missing, malformed or beyond its bounds."""
+
     status = grpc.StatusCode.INVALID_ARGUMENT
     kind = "invalid"
 
@@ -65,6 +73,8 @@ class InvalidField(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
+    """The model's context, or this node's memory, cannot hold the prompt and its answer."""
+
     kind = "too_long"
 
 
@@ -74,36 +84,58 @@ class RequestRejected(FrontError):
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
         self.error = error
-        self.status = _STATUS[error.kind]
+        self.status = STATUS_OF[error.kind]
         self.kind = error.kind.value
+        self.retry = RETRY_OF[error.kind]
 
 
 class UnknownSession(FrontError):
+    """The session was closed, gave way to others, or was on a node that restarted."""
+
     status = grpc.StatusCode.NOT_FOUND
     kind = "unknown_session"
+    retry = Retry.REOPEN
 
 
 class UnknownRequest(FrontError):
+    """The node does not remember how a request of that id ended."""
+
     status = grpc.StatusCode.NOT_FOUND
     kind = "unknown_request"
 
 
 class UnknownNode(FrontError):
+    """The tree no longer holds what was asked about."""
+
     status = grpc.StatusCode.NOT_FOUND
     kind = "unknown_node"
 
 
 class SessionBusy(FrontError):
+    """A turn of the session runs: wait for its end."""
+
     status = grpc.StatusCode.FAILED_PRECONDITION
     kind = "session_busy"
 
 
+class RoleFixed(FrontError):
+    """The node cannot take another role, or not now."""
+
+    status = grpc.StatusCode.FAILED_PRECONDITION
+    kind = "role_fixed"
+
+
 class SessionLimit(FrontError):
+    """As many sessions are open as the node allows, and none is idle."""
+
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     kind = "session_limit"
+    retry = Retry.LATER
 
 
 class DuplicateRequest(FrontError):
+    """A request of that id is in flight."""
+
     status = grpc.StatusCode.ALREADY_EXISTS
     kind = "duplicate_request"
 
@@ -116,12 +148,14 @@ class SlowReader(FrontError):
 
 
 class RateLimited(FrontError):
-    """The caller has used what it may ask for in a minute. retry_after: seconds."""
+    """The caller has used what it may ask for in a minute."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     kind = "rate_limited"
+    retry = Retry.LATER
 
     def __init__(self, message: str, retry_after: float) -> None:
+        """retry_after: seconds."""
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -134,10 +168,10 @@ class RequestAborted(FrontError):
 
 
 def _trailer(error: FrontError) -> tuple[tuple[str, str], ...]:
-    kind = (ERROR_KIND_KEY, error.kind)
+    hints = ((ERROR_KIND_KEY, error.kind), (RETRY_KEY, error.retry.value))
     if not isinstance(error, RateLimited):
-        return (kind,)
-    return (kind, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after))))
+        return hints
+    return (*hints, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after))))
 
 
 @asynccontextmanager

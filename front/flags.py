@@ -89,6 +89,15 @@ class FlagParser(argparse.ArgumentParser):
         )
 
 
+class FlagError(ValueError):
+    """A flag that cannot be used; the message names it and the mend."""
+
+
+class RaisingFlagParser(FlagParser):
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message)
+
+
 @overload
 def parse_configs(
     program: str,
@@ -117,7 +126,15 @@ def parse_configs(
 ) -> tuple[Any, ...]:
     """Several configs from one command line, and from the TOML file that --config names; the
     command line has the last word. Exits 2 with one line on a bad flag, 0 on --help."""
-    parser = FlagParser(program, description)
+    return _read(FlagParser(program, description), argv, configs)
+
+
+def read_configs(argv: Sequence[str], /, *configs: type[Any]) -> tuple[Any, ...]:
+    """As parse_configs, for a daemon that goes on: raises FlagError with the one line."""
+    return _read(RaisingFlagParser("", ""), argv, configs)
+
+
+def _read(parser: FlagParser, argv: Sequence[str], configs: Sequence[type[Any]]) -> tuple[Any, ...]:
     parser.add_argument("--config", metavar="FILE", default="", help="TOML file of these settings")
     for config in configs:
         parser.add_config(config)

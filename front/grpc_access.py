@@ -13,7 +13,7 @@ from .api_keys import ApiKeys
 from .errors import ERROR_KIND_KEY
 from .malformed import method_of
 
-_GUARDED = ("/tasuki.v1.",)
+_GUARDED = ("/tasuki.v1.", "/tokenspeed.")
 
 
 class RequireKey(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -9,6 +9,7 @@ from .config import FrontConfig
 from .engine_client import EngineClient
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .inference_service import InferenceService
+from .role_change import RoleChange
 from .server import Service
 from .session_service import SessionService
 from .session_store import SessionStore
@@ -20,8 +21,9 @@ def front_services(
     codec: TextCodec,
     config: FrontConfig,
     handover: HandoverStatusSource = HandoverStatus,
+    role_change: RoleChange | None = None,
 ) -> tuple[Service, ...]:
-    """Inference, Session and CacheAdmin over one engine; handover: as AdminService says."""
+    """Inference, Session and CacheAdmin over one engine; the rest as AdminService says."""
     store = SessionStore(engine, time.monotonic, config.max_sessions, config.session_idle_seconds)
     keys = config.access.keys
     inference = InferenceService(engine, codec, keys)
@@ -35,7 +37,7 @@ def front_services(
             "tasuki.v1.Session",
             partial(pb_grpc.add_SessionServicer_to_server, session),
         ),
-        admin_service(engine, store, handover),
+        admin_service(engine, store, handover, role_change),
     )
 
 
@@ -43,7 +45,8 @@ def admin_service(
     engine: EngineClient,
     store: SessionStore | None,
     handover: HandoverStatusSource = HandoverStatus,
+    role_change: RoleChange | None = None,
 ) -> Service:
     """CacheAdmin alone; store is None where there are no sessions."""
-    admin = AdminService(engine, store, handover)
+    admin = AdminService(engine, store, handover, role_change)
     return Service("tasuki.v1.CacheAdmin", partial(pb_grpc.add_CacheAdminServicer_to_server, admin))

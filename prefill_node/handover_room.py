@@ -53,6 +53,16 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class GatewayCame:
+    """The gateway's call for this room is here too, with the same prompt."""
+
+
+@dataclass(frozen=True)
+class GatewayMissing:
+    """It did not come in time."""
+
+
+@dataclass(frozen=True)
 class PullHeard:
     """What the receiver says of the pull that it sends."""
 
@@ -76,6 +86,8 @@ RoomEvent = (
     | AbortAsked
     | ReceiverLost
     | Stopped
+    | GatewayCame
+    | GatewayMissing
     | _Drained
 )
 
@@ -93,9 +105,12 @@ class OutgoingHandover:
         progress_seconds: float,
         begin_pull: BeginPull,
         request_id: str = "",
+        *,
+        awaits_gateway: bool = False,
     ) -> None:
         """begin_pull: fetches what the ticket offers; outlives the room. request_id: as the
-        receiver's clients know it; empty where it told none."""
+        receiver's clients know it; empty where it told none. awaits_gateway: nothing is computed
+        before GatewayCame."""
         self.named: dict[str, str | int] = {"request_id": request_id, "room": reserve.ticket.room}
         """What its log lines are found by."""
         self.room = reserve.ticket.room
@@ -107,6 +122,7 @@ class OutgoingHandover:
         """What the stream writes; None ends it."""
         self.ended: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
         self._reserve = reserve
+        self._awaits_gateway = awaits_gateway
         self._post = post
         self._sender = sender
         self._progress_seconds = progress_seconds
@@ -120,6 +136,10 @@ class OutgoingHandover:
         self._report: SendReport | None = None
         self._failure: str | None = None
 
+    @property
+    def prompt(self) -> m.Tokens:
+        return self._reserve.prompt
+
     def put(self, event: RoomEvent) -> None:
         """Events of a room that is over are dropped with it."""
         self._events.put_nowait(event)
@@ -132,9 +152,9 @@ class OutgoingHandover:
     async def run(self) -> None:
         """From Reserve to the end."""
         self._machine.apply(SenderEvent.ARRIVE)
-        # A Reserve that brings the prompt is the gateway's call and the receiver's in one.
-        self._machine.apply(SenderEvent.MEET)
-        self._post(self._reserve)
+        if not self._awaits_gateway:
+            # A Reserve that brings the prompt is the gateway's call and the receiver's in one.
+            self._met()
         drain = Drain.DRAINED
         while self._machine.state not in _OVER:
             try:
@@ -194,12 +214,22 @@ class OutgoingHandover:
                 self._failure = self._failure or reason
                 self._machine.apply(SenderEvent.STOP)
                 self._drained(drain)
+            case GatewayCame():
+                self._met()
+            case GatewayMissing():
+                if self._machine.allows(SenderEvent.EXPIRE):
+                    self._machine.apply(SenderEvent.EXPIRE)
+                    self._say(wire.failed("the gateway's call did not come", Drain.DRAINED))
             case AbortAsked() | ReceiverLost():
                 self._stop(None)
             case Stopped(reason=reason):
                 self._stop(reason)
             case _Drained(drain=drain):
                 self._drained(drain)
+
+    def _met(self) -> None:
+        if self._machine.apply(SenderEvent.MEET) is SenderState.QUEUED:
+            self._post(self._reserve)
 
     def _refuse(self, error: m.RequestError) -> None:
         if self._machine.state is SenderState.QUEUED:
@@ -248,12 +278,17 @@ class OutgoingHandover:
         """Begin to drain; `failure` is this side's reason, None where the receiver wanted it."""
         first = self._machine.state is not SenderState.DRAINING
         self._failure = self._failure or failure
-        self._machine.apply(SenderEvent.STOP)
-        if first:
+        if self._machine.apply(SenderEvent.STOP) is SenderState.ENDED:
+            # Parked: there is nothing to drain.
+            self._tell_end(Drain.DRAINED)
+        elif first:
             self._sender.abort(self.room).add_done_callback(self._on_drained)
 
     def _drained(self, drain: Drain) -> None:
         self._machine.apply(SenderEvent.DRAINED)
+        self._tell_end(drain)
+
+    def _tell_end(self, drain: Drain) -> None:
         if self._failure is None:
             self._say(wire.aborted(drain))
         else:

@@ -27,13 +27,16 @@ from ..transfer.node_identity import NodeIdentity
 from ..transfer.outgoing import Drain
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
+from ..transfer.severing import Severing
 from ..transfer.transports.base import Transport
 from ..transfer.wire import drain_from_wire, drain_to_wire, node_from_wire, node_to_wire
+from ..transfer.writer_life import WriterLife
 from . import handover_wire as wire
 from .handover_room import AbortAsked, OutgoingHandover, PullHeard, ReceiverLost, Stopped
 from .incoming_pull import PullLimits
 from .incoming_pulls import IncomingPulls
 from .receiver_connections import ReceiverConnections
+from .told_rooms import ToldRooms
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +85,13 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         loop: asyncio.AbstractEventLoop,
         settings: HandoverServiceSettings | None = None,
         begin_room: BeginRoom = _unknown,
+        told_rooms: ToldRooms | None = None,
     ) -> None:
-        """begin_room: hears of each room, the request it is for, and that one's traceparent."""
+        """begin_room: hears of each room, the request it is for, and that one's traceparent.
+        told_rooms: of the gateway that tells this node of rooms; None: there is none."""
         self._begin_room = begin_room
         self._post = post
+        self._told_rooms = told_rooms
         self._sender = sender
         self._contract = contract.flat()
         self._node = node
@@ -101,14 +107,13 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             transport.retry_seconds,
             transport.settle_seconds,
         )
-        self._transport = transport
         self._pulls = IncomingPulls(
             post,
             receiver,
             self._connections,
             transport.retry_seconds,
             self._settings.patience_seconds,
-            self._sever,
+            Severing(transport, receiver, self._lose_all).end,
             self._settings.pull,
         )
         self._rooms: dict[int, OutgoingHandover] = {}
@@ -130,6 +135,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 room = self._rooms.get(message.room)
                 if room is not None:
                     room.put(message)
+                if isinstance(message, m.PrefillToken) and self._told_rooms is not None:
+                    self._told_rooms.told(message.room, message)
             case m.PullWanted(grant=grant):
                 room = self._rooms.get(grant.room)
                 if room is not None:
@@ -184,6 +191,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         request_iterator: AsyncIterator[pb.Renewal],
         context: "grpc.aio.ServicerContext[pb.Renewal, pb.Beat]",
     ) -> AsyncIterator[pb.Beat]:
+        await context.send_initial_metadata(())
         first = await anext(request_iterator, None)
         if first is None or not self._connections.may_beat(first.connection_id):
             await context.abort(
@@ -204,12 +212,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     def _pull_drained(self, drained: pb.DrainedPull) -> None:
         self._pulls.acknowledge(drained.room, drained.generation, drain_from_wire(drained.drain))
 
-    async def _sever(self) -> None:
-        """Let no write of any peer land that has not landed. All receivers connect anew: the
-        endpoints of those that live are broken too."""
+    def _lose_all(self) -> list[WriterLife]:
         self._connections.drop_all()
-        await asyncio.to_thread(self._transport.sever)
-        await asyncio.sleep(self._transport.settle_seconds)
+        return self._pulls.writers
 
     # Rooms
 
@@ -218,6 +223,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         request_iterator: AsyncIterator[pb.ReceiverMessage],
         context: "grpc.aio.ServicerContext[pb.ReceiverMessage, pb.SenderMessage]",
     ) -> AsyncIterator[pb.SenderMessage]:
+        await context.send_initial_metadata(())
         room = await self._open(await anext(request_iterator, None), context)
         reader = asyncio.create_task(self._read_receiver(room, request_iterator))
         try:
@@ -259,6 +265,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await context.abort(
                 grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
             )
+        told = first.reserve.told
+        if told and self._told_rooms is None:
+            await context.abort(failed, "reserve.told: no gateway tells this node; give --gateway")
         request_id, traceparent = wire.trail_from_wire(context.invocation_metadata())
         room = OutgoingHandover(
             reserve,
@@ -268,6 +277,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._settings.progress_seconds,
             self._pulls.begin,
             request_id,
+            awaits_gateway=told,
         )
         self._begin_room(ticket.room, request_id, traceparent)
         self._rooms[ticket.room] = room
@@ -275,6 +285,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         task = asyncio.create_task(self._run(room), name=f"room-{ticket.room}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if told and self._told_rooms is not None:
+            self._told_rooms.receiver_came(room)
         return room
 
     async def _run(self, room: OutgoingHandover) -> None:
@@ -282,6 +294,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await room.run()
         finally:
             del self._rooms[room.room]
+            if self._told_rooms is not None:
+                self._told_rooms.over(room)
             for grant in room.pulls_not_begun():
                 self._pulls.refuse(grant.room)
             if not room.ended.done():

@@ -46,7 +46,7 @@ class _Lost:
 
 @dataclass(frozen=True)
 class _Verified:
-    failure: TransferError | None
+    failure: Exception | None
 
 
 PullEvent = pb.PullDone | pb.PullFailed | _Lost | _Verified
@@ -139,6 +139,11 @@ class IncomingPull:
                         self._lose(reason)
         except IllegalTransition as error:
             self._lose(str(error))
+        except Exception as error:
+            # A defect in one pull must still end it and fence what it granted.
+            log.exception("the pull of room %d broke", self.room)
+            if self._machine.state in _LIVE:
+                self._lose(f"internal error: {error!r}")
 
     def _done(self, done: pb.PullDone) -> None:
         self._machine.apply(PullReceiverEvent.DONE)
@@ -151,7 +156,7 @@ class IncomingPull:
         self._verifying = asyncio.create_task(self._verify(done))
 
     async def _verify(self, done: pb.PullDone) -> None:
-        failure = None
+        failure: Exception | None = None
         try:
             await asyncio.to_thread(
                 self._receiver.verify,
@@ -162,9 +167,13 @@ class IncomingPull:
             )
         except TransferError as error:
             failure = error
+        except Exception as error:
+            # Nobody waits for this task: untold, the pull would wait for ever.
+            log.exception("the pull of room %d could not be verified", self.room)
+            failure = error
         self._events.put_nowait(_Verified(failure))
 
-    def _verified(self, failure: TransferError | None) -> None:
+    def _verified(self, failure: Exception | None) -> None:
         if failure is not None:
             self._lose(str(failure))
             return

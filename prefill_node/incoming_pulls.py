@@ -6,11 +6,14 @@ decode node is not connected any more.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ..engine import messages as m
+from ..transfer.fence import FenceReason
 from ..transfer.outgoing import Drain
 from ..transfer.receiver import Receiver
 from ..transfer.writer_fence import LastResorts, WriterFence
+from ..transfer.writer_life import WriterLife
 from .incoming_pull import IncomingPull, PullLimits, Say
 from .receiver_connections import ReceiverConnections
 
@@ -23,10 +26,10 @@ class IncomingPulls:
         connections: ReceiverConnections,
         retry_seconds: float,
         patience: float,
-        sever: Callable[[], Awaitable[None]],
+        sever: Callable[[WriterLife, FenceReason], Awaitable[None]],
         limits: PullLimits,
     ) -> None:
-        """retry_seconds: the transport's. patience, sever: see LastResorts."""
+        """retry_seconds: the transport's. patience: see LastResorts. sever: see Severing.end."""
         self._post = post
         self._receiver = receiver
         self._connections = connections
@@ -35,6 +38,7 @@ class IncomingPulls:
         self._sever = sever
         self._limits = limits
         self._live: dict[tuple[int, int], IncomingPull] = {}
+        self._writers: dict[tuple[int, int], WriterLife] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def refuse(self, room: m.RoomId) -> None:
@@ -48,10 +52,15 @@ class IncomingPulls:
         if writer is None:
             self.refuse(grant.room)
             return None
-        last = LastResorts(self._patience, lambda: self._connections.drop(connection), self._sever)
+        last = LastResorts(
+            self._patience,
+            lambda: self._connections.drop(connection),
+            partial(self._sever, writer),
+        )
         fence = WriterFence(grant.room, writer.evidence(), self._retry_seconds, last)
         pull = IncomingPull(grant, self._post, self._receiver, fence, self._limits, say)
         self._live[grant.room, grant.generation] = pull
+        self._writers[grant.room, grant.generation] = writer
         task = asyncio.get_running_loop().create_task(self._run(pull), name=f"pull-{grant.room}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -62,6 +71,12 @@ class IncomingPulls:
             await pull.run()
         finally:
             del self._live[pull.room, pull.generation]
+            del self._writers[pull.room, pull.generation]
+
+    @property
+    def writers(self) -> list[WriterLife]:
+        """Of the pulls that are not over."""
+        return list(self._writers.values())
 
     def acknowledge(self, room: int, generation: int, drain: Drain) -> None:
         """A renewal says how a pull ended; of one that is over already it says nothing new."""

@@ -10,26 +10,32 @@ from ..front.flags import parse_configs
 from ..front.lifecycle import StopRequest, announce_ready
 from ..front.logs import configure_logging
 from ..front.progress_bar import progress_bar
+from ..front.role_change import NextRole, RoleChange, become
 from ..model.checkpoint import weights_digest
 from ..transfer.data_plane import DataPlane
 from ..transfer.transports.choice import build_transport
 from .config import PrefillConfig
 from .node import PrefillNode
 
+CONFIGS = (EngineConfig, FrontConfig, PrefillConfig)
+
 
 def main(argv: Sequence[str]) -> int:
     engine_config, front_config, config = parse_configs(
-        "tasuki prefill", "A prefill node.", argv, EngineConfig, FrontConfig, PrefillConfig
+        "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )
     configure_logging(front_config.log_format, front_config.log_level)
-    asyncio.run(run(engine_config, front_config, config))
+    wanted = asyncio.run(run(engine_config, front_config, config))
+    if wanted is not None:
+        become(wanted)
     return 0
 
 
 async def run(
     engine_config: EngineConfig, front_config: FrontConfig, config: PrefillConfig
-) -> None:
-    """Startup, main loop, drain."""
+) -> NextRole | None:
+    """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
+    role_change = RoleChange("prefill", (engine_config, front_config, config))
     parts = build_parts(engine_config, progress_bar("weights"))
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
@@ -41,10 +47,15 @@ async def run(
             config.transport,
             config.name,
         )
-        node = PrefillNode(engine_config, front_config, config, parts, plane)
+        node = PrefillNode(
+            engine_config, front_config, config, parts, plane, role_change=role_change
+        )
         async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
-            announce_ready(await node.startup(), node.front.http_address)
+            address = await node.startup()
+            role_change.offer(address, node.front.http_address, stop.ask)
+            announce_ready(address, node.front.http_address)
             await stop.wait()
             await node.shutdown()
     finally:
         transport.close()
+    return role_change.wanted

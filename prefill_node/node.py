@@ -14,9 +14,12 @@ from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.etcd import Etcd
+from ..front.gateway import gateway_services
+from ..front.gateway_model import GatewayModel
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.progress_bar import progress_bar
+from ..front.role_change import RoleChange
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
 from ..front.trace_export import open_tracing
@@ -28,6 +31,7 @@ from ..transfer.sender import Sender, SenderSettings
 from .config import PrefillConfig
 from .handover_service import HandoverService
 from .registration import Registration
+from .told_rooms import ToldRooms
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,7 @@ class PrefillNode:
         parts: EngineParts,
         plane: DataPlane,
         on_fresh: FreshIds = leave_as_is,
+        role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(front_config)
         settings = SenderSettings(
@@ -80,10 +85,17 @@ class PrefillNode:
             on_fresh,
             progress=progress_bar("decode graphs"),
         )
+        told_rooms = ToldRooms() if front_config.gateway else None
+        gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
         self.front = Node(
             engine,
             front_config,
-            lambda client: (admin_service(client, store=None),),
+            lambda client: (
+                admin_service(client, store=None, role_change=role_change),
+                *gateway_services(
+                    client, front_config, gateway_model, None, engine_config.max_batch, told_rooms
+                ),
+            ),
             handover=self._handover,
             status=self._status,
             about={"node": config.name, "role": "prefill"},
@@ -100,6 +112,7 @@ class PrefillNode:
             plane.node,
             asyncio.get_running_loop(),
             begin_room=self.front.tracing.begin_room,
+            told_rooms=told_rooms,
         )
 
     def _handover(self, message: Outbox) -> None:

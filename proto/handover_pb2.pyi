@@ -173,14 +173,16 @@ class SenderMessage(_message.Message):
     def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("connection_id", "ticket", "prompt")
+    __slots__ = ("connection_id", "ticket", "prompt", "told")
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
     connection_id: str
     ticket: Ticket
     prompt: bytes
-    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ...) -> None: ...
+    told: bool
+    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., told: bool = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered")

@@ -14,6 +14,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORT: _ClassVar[FinishReason]
 
+class NodeRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_ROLE_UNSPECIFIED: _ClassVar[NodeRole]
+    NODE_ROLE_PREFILL: _ClassVar[NodeRole]
+    NODE_ROLE_DECODE: _ClassVar[NodeRole]
+
 class PrefillNodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PREFILL_NODE_STATE_UNSPECIFIED: _ClassVar[PrefillNodeState]
@@ -24,6 +30,9 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
+NODE_ROLE_UNSPECIFIED: NodeRole
+NODE_ROLE_PREFILL: NodeRole
+NODE_ROLE_DECODE: NodeRole
 PREFILL_NODE_STATE_UNSPECIFIED: PrefillNodeState
 PREFILL_NODE_STATE_CONNECTED: PrefillNodeState
 PREFILL_NODE_STATE_LOST: PrefillNodeState
@@ -316,7 +325,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("pages", "slots", "slabs", "tree", "lost", "requests", "integrity", "sessions", "prefill_nodes", "windows")
+    __slots__ = ("pages", "slots", "slabs", "tree", "lost", "requests", "integrity", "sessions", "prefill_nodes", "windows", "role")
     class PagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -376,6 +385,7 @@ class StatsResponse(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_NODES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     pages: _containers.ScalarMap[str, int]
     slots: _containers.ScalarMap[str, int]
     slabs: _containers.ScalarMap[str, int]
@@ -386,7 +396,8 @@ class StatsResponse(_message.Message):
     sessions: int
     prefill_nodes: _containers.RepeatedCompositeFieldContainer[PrefillNode]
     windows: _containers.ScalarMap[str, int]
-    def __init__(self, pages: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., slabs: _Optional[_Mapping[str, int]] = ..., tree: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Mapping[str, int]] = ..., integrity: _Optional[str] = ..., sessions: _Optional[int] = ..., prefill_nodes: _Optional[_Iterable[_Union[PrefillNode, _Mapping]]] = ..., windows: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    role: NodeRole
+    def __init__(self, pages: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., slabs: _Optional[_Mapping[str, int]] = ..., tree: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Mapping[str, int]] = ..., integrity: _Optional[str] = ..., sessions: _Optional[int] = ..., prefill_nodes: _Optional[_Iterable[_Union[PrefillNode, _Mapping]]] = ..., windows: _Optional[_Mapping[str, int]] = ..., role: _Optional[_Union[NodeRole, str]] = ...) -> None: ...
 
 class PrefillNode(_message.Message):
     __slots__ = ("address", "name", "state", "differences")
@@ -468,6 +479,25 @@ class TreeStanding(_message.Message):
     checkpoints: int
     def __init__(self, tokens: _Optional[int] = ..., nodes: _Optional[int] = ..., checkpoints: _Optional[int] = ...) -> None: ...
 
+class ChangeRoleRequest(_message.Message):
+    __slots__ = ("role", "settings")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    role: NodeRole
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, role: _Optional[_Union[NodeRole, str]] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ChangeRoleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class FlushRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -514,10 +544,12 @@ class WatchEventsRequest(_message.Message):
     __slots__ = ("stream",)
     class Stream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
-        USABLE: _ClassVar[WatchEventsRequest.Stream]
-        ALL: _ClassVar[WatchEventsRequest.Stream]
-    USABLE: WatchEventsRequest.Stream
-    ALL: WatchEventsRequest.Stream
+        STREAM_UNSPECIFIED: _ClassVar[WatchEventsRequest.Stream]
+        STREAM_ALL: _ClassVar[WatchEventsRequest.Stream]
+        STREAM_USABLE: _ClassVar[WatchEventsRequest.Stream]
+    STREAM_UNSPECIFIED: WatchEventsRequest.Stream
+    STREAM_ALL: WatchEventsRequest.Stream
+    STREAM_USABLE: WatchEventsRequest.Stream
     STREAM_FIELD_NUMBER: _ClassVar[int]
     stream: WatchEventsRequest.Stream
     def __init__(self, stream: _Optional[_Union[WatchEventsRequest.Stream, str]] = ...) -> None: ...

@@ -427,6 +427,11 @@ class CacheAdminStub(object):
                 request_serializer=tasuki_dot_proto_dot_inference__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tasuki_dot_proto_dot_inference__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.ChangeRole = channel.unary_unary(
+                '/tasuki.v1.CacheAdmin/ChangeRole',
+                request_serializer=tasuki_dot_proto_dot_inference__pb2.ChangeRoleRequest.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_inference__pb2.ChangeRoleResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/tasuki.v1.CacheAdmin/Explain',
                 request_serializer=tasuki_dot_proto_dot_inference__pb2.ExplainRequest.SerializeToString,
@@ -471,6 +476,15 @@ class CacheAdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeRole(self, request, context):
+        """Makes a prefill node a decode node, or the reverse. Answered once the settings were found good: the node then
+        refuses new requests, lets those in flight end, and begins again in the new role, as the same process at the
+        same addresses. StatsResponse.role says when it is there. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Explain(self, request, context):
         """The story of a request that ended lately; NOT_FOUND where the node remembers none of that id.
         """
@@ -507,6 +521,11 @@ def add_CacheAdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tasuki_dot_proto_dot_inference__pb2.DrainRequest.FromString,
                     response_serializer=tasuki_dot_proto_dot_inference__pb2.DrainResponse.SerializeToString,
+            ),
+            'ChangeRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRole,
+                    request_deserializer=tasuki_dot_proto_dot_inference__pb2.ChangeRoleRequest.FromString,
+                    response_serializer=tasuki_dot_proto_dot_inference__pb2.ChangeRoleResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -628,6 +647,33 @@ class CacheAdmin(object):
             '/tasuki.v1.CacheAdmin/Drain',
             tasuki_dot_proto_dot_inference__pb2.DrainRequest.SerializeToString,
             tasuki_dot_proto_dot_inference__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.v1.CacheAdmin/ChangeRole',
+            tasuki_dot_proto_dot_inference__pb2.ChangeRoleRequest.SerializeToString,
+            tasuki_dot_proto_dot_inference__pb2.ChangeRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

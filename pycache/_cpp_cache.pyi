@@ -278,6 +278,9 @@ class CacheEvent:
     def prefix(self) -> bytes | None:
         """16 bytes; None of cleared."""
     @property
+    def page(self) -> list[int]:
+        """Tokens of a stored page in the spelled stream; empty elsewhere."""
+    @property
     def parent(self) -> bytes | None:
         """The prefix of whole pages before this one's last page or part of one."""
 
@@ -460,7 +463,8 @@ class HybridTree:
 
     # events
     def watch(self, stream: str = "usable", capacity: int = 65536) -> int:
-        """Begin to tell changes: of all, or of usable prefixes alone (those with a checkpoint).
+        """Begin to tell changes: of all, of usable prefixes alone (those with a checkpoint), or
+        of all with the tokens of each stored page (spelled).
         At most capacity events wait undrained; then they are dropped and the next batch is a
         snapshot with a gap. Hashes the tokens of the whole tree if nobody watched before."""
     def drain_events(self, watch: int) -> EventBatch:

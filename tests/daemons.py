@@ -7,6 +7,7 @@ waits has a deadline and ends as soon as what it waits for holds.
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,21 @@ def flags(
         # What goes where must not depend on how fast this machine is.
         *("--route", "fixed"),
     ]
+
+
+def kept_address() -> str:
+    """A loopback address for a node that is to die and come again: its port is below those that the
+    kernel hands out by itself, so that no connection takes it meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(lowest // 2, lowest), 50):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return f"127.0.0.1:{port}"
+    raise AssertionError("no free port")
 
 
 def until(holds: Callable[[], bool], what: object, seconds: float = 10.0) -> float:
@@ -226,6 +242,7 @@ class Pair:
             "prefill",
             *flags(device=device),
             *("--prefill-chunk-tokens", "64", "--max-batch", "1"),
+            bind=kept_address(),
         ).wait_ready()
         self._target = between(self.prefill.address)
         # Small chunks here too: what Stats answers waits for the forward that runs.
@@ -233,6 +250,7 @@ class Pair:
             "decode",
             *flags(device=device),
             *("--prefill-chunk-tokens", "64", "--prefill", self._target),
+            bind=kept_address(),
         ).wait_ready()
 
     def ask(self, number: int, new_tokens: int = NEW_TOKENS) -> AnswerStream:

@@ -119,6 +119,8 @@ class ScriptedEngine:
                 self.deliver(m.StatsReply(query, {"total": 9}, {"free": 2}, {}, {}, {"new": 5}, {}))
             case m.FlushCache(query):
                 self.deliver(m.FlushReply(query, 4))
+            case m.TreeQuery(query):
+                self.deliver(m.TreeReply(query, None))
             case m.Drain():
                 self._draining = message
         if self._draining is not None and not self._alive:

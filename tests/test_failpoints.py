@@ -5,6 +5,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +74,19 @@ def test_the_environment_is_what_arms_a_process(armed: str, status: int) -> None
     assert run.returncode == status, run.stderr
 
 
+def test_a_delay_passes_and_a_hang_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        failpoints, "ARMED", parse("sender.on_grant=delay:0.1,receiver.on_grant=hang")
+    )
+    begun = time.monotonic()
+    reach(Place.SENDER_ON_GRANT)
+    assert time.monotonic() - begun >= 0.1
+    hanging = threading.Thread(target=reach, args=(Place.RECEIVER_ON_GRANT,), daemon=True)
+    hanging.start()
+    hanging.join(0.2)
+    assert hanging.is_alive()
+
+
 def test_every_place_is_in_the_code() -> None:
     root = Path(__file__).parent.parent
     sources = "".join(
@@ -134,5 +149,20 @@ def test_a_defect_at_any_place_ends_its_room_alone(
             await reconnected(both)
             await hand_over(both, NEXT)
             assert both.decode.of(m.RemoteDone, NEXT), both.decode.messages
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+@pytest.mark.parametrize("place", Place, ids=lambda place: place.value)
+def test_slow_is_not_dead_at_any_place(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    window = "@2" if place in WINDOW_PLACES else ""
+    monkeypatch.setattr(failpoints, "ARMED", parse(f"{place.value}{window}=delay:0.2"))
+
+    async def scenario() -> None:
+        async with nodes() as both:
+            await both.connected()
+            await hand_over(both, ROOM)
+            assert both.decode.of(m.RemoteDone, ROOM), both.decode.messages
+            await quiet(both)
 
     asyncio.run(asyncio.wait_for(scenario(), 30))

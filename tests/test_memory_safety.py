@@ -6,6 +6,7 @@ import pytest
 import torch
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransportError
+from tasuki.transfer.grain import Grain
 from tasuki.transfer.transports import nixl
 from tasuki.transfer.transports.base import Region
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
@@ -24,9 +25,9 @@ class Recording(LoopbackTransport):
         super().__init__(LoopbackFabric(), "alone")
         self.regions: list[Region] = []
 
-    def register(self, address: int, size: int) -> Region:
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         self.regions.append(Region(address, size))
-        return super().register(address, size)
+        return super().register(address, size, grain)
 
 
 def test_the_arena_is_registered_and_nothing_else() -> None:

@@ -87,12 +87,18 @@ def test_the_model_holds(tmp_path: Path, model: Path, how: tuple[list[str], list
 
 
 @needs_spin
+def test_the_model_holds_with_an_early_step(tmp_path: Path) -> None:
+    assert verify(tmp_path, HANDOVER, "EARLY", *SAFETY) == 0
+
+
+@needs_spin
 @pytest.mark.parametrize(
     ("model", "mutation", "how"),
     [
         (HANDOVER, "NO_FENCE", SAFETY),
         (HANDOVER, "NO_DRAIN", SAFETY),
         (HANDOVER, "NO_LEASE", SAFETY),
+        (HANDOVER, "NO_STEP_END", SAFETY),
         (HANDOVER, "NO_VERIFY", always("nothing_before_done")),
         (PULL, "NO_FENCE", SAFETY),
         (PULL, "NO_DRAIN", SAFETY),

@@ -116,7 +116,7 @@ def test_what_is_here_no_more_is_refused() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("fault", [Fault.FLIP_BIT, Fault.LOSE, Fault.BREAK, Fault.REFUSE])
+@pytest.mark.parametrize("fault", [Fault.FLIP_BIT, Fault.LOSE, Fault.REFUSE])
 def test_a_fault_on_the_way_costs_the_pull_only(fault: Fault) -> None:
     async def scenario() -> None:
         async with nodes(back_faults=third(fault)) as both:
@@ -124,6 +124,29 @@ def test_a_fault_on_the_way_costs_the_pull_only(fault: Fault) -> None:
             both.client.deliver(m.PullPinned(source_of(both)))
             await lost_and_fenced(both)
             await goes_on(both)
+
+    run(scenario())
+
+
+def test_a_pull_that_breaks_on_its_way_is_severed_and_the_next_room_goes_through() -> None:
+    """What broke may still land: that is no drain, and both directions share the wire."""
+
+    async def scenario() -> None:
+        async with nodes(back_faults=third(Fault.BREAK)) as both:
+            await asked(both)
+            first = both.client.links[0].connection
+            both.client.deliver(m.PullPinned(source_of(both)))
+            await lost_and_fenced(both)
+            await both.decode.wait(m.HandoverLost, ROOM)
+            await both.prefill.wait(m.PrefillEnd, ROOM)
+            async with asyncio.timeout(5):
+                while both.client.links[0].connection in (None, first):
+                    await asyncio.sleep(0.01)
+            await both.grant(ROOM + 1)
+            both.compute(ROOM + 1)
+            both.say_token(ROOM + 1)
+            await both.decode.wait(m.RemoteDone, ROOM + 1)
+            await quiet(both)
 
     run(scenario())
 

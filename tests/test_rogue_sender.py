@@ -92,6 +92,7 @@ async def receiver(
         client = HandoverClient(
             inbound.post,
             pair.receiver,
+            pair.back_sender,
             pair.target.transport,
             Contract("weights", pair.target.layout),
             NodeIdentity.new("decode", "loopback", pair.target.transport, SLABS),

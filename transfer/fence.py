@@ -77,6 +77,14 @@ def _host() -> tuple[str, int]:
     return boot_id, os.stat("/proc/self/ns/pid").st_ino
 
 
+def _shares_network(pid: int) -> bool:
+    try:
+        theirs = os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return False
+    return theirs == os.stat("/proc/self/ns/net").st_ino
+
+
 def _start_ticks(pid: int) -> int:
     # The command's name is in parentheses and may hold spaces and parentheses itself.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -101,8 +109,9 @@ class WriterDead(Evidence):
     @classmethod
     def watch(cls, writer: ProcessIdentity, settle: float) -> Self | None:
         """None where the writer is on another host, or cannot be watched: then this way is
-        closed."""
-        if not writer.here():
+        closed. So it is where its network is not ours: what a death leaves in the network's
+        connections could not be seen."""
+        if not writer.here() or not _shares_network(writer.pid):
             return None
         try:
             pidfd = os.pidfd_open(writer.pid)

@@ -25,7 +25,7 @@ class Drain(Enum):
     """How a stopped room's posted transfers ended."""
 
     DRAINED = "all of them finished or failed: no write can land any more"
-    FORCED = "given up after a deadline: a write may still land"
+    FORCED = "given up after a deadline, or the wire broke: a write may still land"
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ class OutgoingRoom:
     stop_reason: str | None = None
     stopped_at: float | None = None
     endpoint_failed: bool = False
+    write_lost: bool = False
+    """A posted transfer failed: how much of it has landed, or will, nobody knows."""
     aborted: bool = False
     next_sequence: int = 0
     served_until: int = 0

@@ -3,13 +3,14 @@ for it.
 
 Owns the rooms that are expected, the layer barrier and counters. Knows bytes and layers; not
 tokens, requests or gRPC. Thread rule: every public method may be called from any thread;
-wait_layer() and verify() block.
+wait_layer(), verify() and wait_settled() block.
 Invariants:
 1. A notification of an unknown room, a stale generation or a landed window changes nothing but a
    counter.
 2. Bytes are digested as they lie in the arena when their notification is taken, never from a
    message.
 3. verify() returns only if every byte of the grant was sent, landed and is equal.
+4. wait_settled() returns only when all that broken connections had brought is in the arena.
 """
 
 import logging
@@ -61,6 +62,8 @@ class Receiver:
         self._slabs = slabs
         self._clock = clock
         self._rooms: dict[int, IncomingRoom] = {}
+        self._passes = 0
+        """Of the thread's loop: each moves what has arrived into the arena."""
         self._changed = threading.Condition()
         self._expecting = threading.Event()
         self._stopping = threading.Event()
@@ -72,6 +75,8 @@ class Receiver:
     def stop(self) -> None:
         self._stopping.set()
         self._expecting.set()
+        with self._changed:
+            self._changed.notify_all()
         self._thread.join()
 
     def expect(self, room: int, generation: int, destination: Destination) -> None:
@@ -154,6 +159,21 @@ class Receiver:
         incoming = self._rooms.get(room)
         return incoming is None or not incoming.missing(sent)
 
+    def wait_settled(self) -> None:
+        """Block until what connections had brought that are broken by now is in the arena, however
+        long this thread was held up; or until stop()."""
+        self._wait_passes()
+        while self._transport.unread() and not self._stopping.is_set():
+            self._wait_passes()
+        # What the last pass took from a socket it has stored by its end.
+        self._wait_passes()
+
+    def _wait_passes(self) -> None:
+        """Until a whole pass has begun and ended."""
+        with self._changed:
+            enough = self._passes + 2
+            self._changed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
+
     def _loop(self) -> None:
         while not self._stopping.is_set():
             try:
@@ -163,6 +183,9 @@ class Receiver:
                 arrived = []
             for notification in arrived:
                 self._take_or_drop(notification)
+            with self._changed:
+                self._passes += 1
+                self._changed.notify_all()
             if not arrived:
                 # Unexpected notifications are still drained, only less often.
                 if self._expecting.is_set():

@@ -361,7 +361,7 @@ class Sender:
                     self._note_flushed(room, posted)
                 flushed.append(posted)
             except TransferError as error:
-                room.endpoint_failed = True
+                room.endpoint_failed = room.write_lost = True
                 room.link.gone(posted.bytes)
                 self._stop(room, str(error))
             self._transport.release(posted.transfer)
@@ -394,6 +394,9 @@ class Sender:
                 drain = Drain.DRAINED
             elif room.stop_reason is not None and not room.posted:
                 drain = Drain.DRAINED
+                if room.write_lost:
+                    drain = Drain.FORCED
+                    self._forced.add(room.room)
                 end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
             elif self._drained_for_too_long(room):
                 drain = Drain.FORCED

@@ -23,12 +23,12 @@ _INTERVAL = 0.01
 @dataclass(frozen=True)
 class LastResorts:
     """When no drain is acknowledged within `patience` seconds, give_up() ends the connection:
-    without our answers the writer's lease runs out, whatever ails it. sever() breaks what was
-    posted in time and has not arrived, which TCP repeats for minutes."""
+    without our answers the writer's lease runs out, whatever ails it. sever() ends what was posted
+    and has not arrived, where the reason leaves that open; see Severing."""
 
     patience: float
     give_up: Callable[[], None]
-    sever: Callable[[], Awaitable[None]]
+    sever: Callable[[FenceReason], Awaitable[None]]
 
 
 class WriterFence:
@@ -71,7 +71,6 @@ class WriterFence:
                     self._last.give_up()
         finally:
             asking.cancel()
-        if reason is FenceReason.LEASE_EXPIRED:
-            await self._last.sever()
+        await self._last.sever(reason)
         log.info("room %d is fenced: %s", self._room, reason.value)
         return reason

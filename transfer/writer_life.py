@@ -25,6 +25,9 @@ class WriterLife:
         answered. retry_seconds, settle_seconds: the transport's."""
         self.margin = lease_seconds + retry_seconds
         """How long after our last answer the writer may still write."""
+        self.severed = False
+        """Whether the transport broke all that led here after this writer was lost. Endpoints do
+        not come back by themselves, so it has none left."""
         self._clock = clock
         self._answered = clock()
         self._lost = False

@@ -54,6 +54,7 @@ void bind_values(py::module_& module, const py::object& kinds) {
                                return py::list(kinds)[static_cast<std::size_t>(*event.checkpoint)];
                              })
       .def_readonly("tokens", &CacheEvent::tokens)
+      .def_readonly("page", &CacheEvent::page)
       .def_property_readonly("prefix", hash_or_none(&CacheEvent::prefix))
       .def_property_readonly("parent", hash_or_none(&CacheEvent::parent));
 
@@ -73,7 +74,7 @@ void bind_values(py::module_& module, const py::object& kinds) {
 
 EventStream stream_of(const std::string& name) {
   if (const auto stream = stream_named(name)) return *stream;
-  throw InvalidArgument("stream must be all or usable, not " + name);
+  throw InvalidArgument("stream must be all, usable or spelled, not " + name);
 }
 
 }  // namespace

@@ -10,10 +10,16 @@ namespace tasuki::cache {
 
 namespace {
 
-constexpr EventStream kStreams[] = {EventStream::kAll, EventStream::kUsable};
+constexpr EventStream kStreams[] = {EventStream::kAll, EventStream::kUsable, EventStream::kSpelled};
+
+// What the event of a stored page of that node added.
+Tokens page_of(const Node& node, const CacheEvent& event) {
+  const auto from = static_cast<std::size_t>(event.tokens - kPageTokens - node.start());
+  return Tokens(node.tokens).subspan(from, static_cast<std::size_t>(kPageTokens));
+}
 
 bool carries(EventStream stream, EventKind kind) {
-  return stream == EventStream::kAll ||
+  return stream != EventStream::kUsable ||
          (kind != EventKind::kPageStored && kind != EventKind::kPageRemoved);
 }
 
@@ -22,6 +28,7 @@ bool carries(EventStream stream, EventKind kind) {
 std::optional<EventStream> stream_named(std::string_view name) {
   if (name == "all") return EventStream::kAll;
   if (name == "usable") return EventStream::kUsable;
+  if (name == "spelled") return EventStream::kSpelled;
   return std::nullopt;
 }
 
@@ -122,7 +129,11 @@ void EventJournal::learn_all() {
 
 void EventJournal::tell_stored(NodeId id, std::int64_t start) {
   const Node& node = tree_.node(id);
-  remember(node, walk(node, start, [this](const CacheEvent& page) { tell(page); }));
+  const bool spelled = std::ranges::any_of(
+      watches_, [](const auto& watch) { return watch.second.stream == EventStream::kSpelled; });
+  remember(node, walk(node, start, [&](const CacheEvent& page) {
+             tell(page, spelled ? page_of(node, page) : Tokens());
+           }));
 }
 
 CacheEvent EventJournal::event_of(EventKind kind, const StateRef& ref) const {
@@ -157,9 +168,11 @@ void EventJournal::tell_evicted(const EvictionItem& item) {
   });
 }
 
-void EventJournal::tell(CacheEvent event) {
+void EventJournal::tell(CacheEvent event, Tokens page) {
   for (const EventStream stream : kStreams) {
-    if (carries(stream, event.kind)) tell_stream(stream, event);
+    if (!carries(stream, event.kind)) continue;
+    if (stream == EventStream::kSpelled) event.page.assign(page.begin(), page.end());
+    tell_stream(stream, event);
   }
 }
 
@@ -183,7 +196,7 @@ std::vector<CacheEvent> EventJournal::snapshot(EventStream stream) {
   const std::uint64_t sequence = sequence_of(stream);
   const auto add = [&](CacheEvent event) {
     event.sequence = sequence;
-    if (carries(stream, event.kind)) events.push_back(event);
+    if (carries(stream, event.kind)) events.push_back(std::move(event));
   };
   const auto add_state = [&](const StateRef& ref) {
     add(event_of(EventKind::kCheckpointStored, ref));
@@ -192,8 +205,14 @@ std::vector<CacheEvent> EventJournal::snapshot(EventStream stream) {
   for (const auto& [salt, root] : tree_.roots()) order.push_back(root);
   for (std::size_t next = 0; next < order.size(); ++next) {
     const Node& node = tree_.node(order[next]);
-    if (stream == EventStream::kAll && !node.is_root()) {
-      walk(node, node.start(), add);
+    if (stream != EventStream::kUsable && !node.is_root()) {
+      walk(node, node.start(), [&](CacheEvent page) {
+        if (stream == EventStream::kSpelled) {
+          const Tokens tokens = page_of(node, page);
+          page.page.assign(tokens.begin(), tokens.end());
+        }
+        add(std::move(page));
+      });
     }
     if (node.checkpoint) add_state({node.id, std::nullopt});
     for (const Tail& tail : node.tails) {

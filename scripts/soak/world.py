@@ -16,7 +16,7 @@ from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 
 from scripts.soak.plan import Disturbance, Fault
-from tests.daemons import Node, flags, random_prompt, until
+from tests.daemons import Node, flags, kept_address, random_prompt, until
 from tests.tcp_proxy import TcpProxy
 
 _MEND_SECONDS = 20.0
@@ -35,11 +35,11 @@ class World:
         self._decode_stands = threading.Event()
         small = flags(arena_mib=32)
         self.oracle = Node("serve", *flags(arena_mib=128)).wait_ready()
-        self.prefill = Node(
-            "prefill", *small, "--prefill-chunk-tokens", "128", "--max-batch", "2"
-        ).wait_ready()
+        chunks = ("--prefill-chunk-tokens", "128", "--max-batch", "2")
+        self.prefill = Node("prefill", *small, *chunks, bind=kept_address()).wait_ready()
         self.proxy = TcpProxy(self.prefill.address)
-        self.decode = Node("decode", *small, "--prefill", self.proxy.address).wait_ready()
+        target = ("--prefill", self.proxy.address)
+        self.decode = Node("decode", *small, *target, bind=kept_address()).wait_ready()
         self.mend()
 
     def disturb(self, disturbance: Disturbance) -> None:

@@ -14,7 +14,7 @@ from tasuki.client.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE
 
-from tests.daemons import Node, flags, until
+from tests.daemons import Node, flags, kept_address, until
 from tests.forked_daemon import ForkedDaemon
 
 CHUNK = 64
@@ -29,7 +29,7 @@ class Victim(Node):
     def __init__(self, command: str, *flags: str) -> None:
         self.armed = ""
         self._dead = False
-        super().__init__(command, *flags, launch=self._armed_daemon)
+        super().__init__(command, *flags, bind=kept_address(), launch=self._armed_daemon)
 
     def _armed_daemon(self, command: str, flags: Sequence[str], bind: str) -> Daemon:
         return ForkedDaemon(command, flags, bind, {VARIABLE: self.armed})

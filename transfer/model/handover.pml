@@ -6,12 +6,13 @@
  * as two FIFO channels that may be cut at any point; a unary abort that may be sent twice; one-sided writes
  * that land at any later time, also after their writer died; crash of either side at any point; a partition,
  * after which only the lease ends the writer's right to post; transport faults; a client that cancels; bytes
- * that land damaged. Not modelled: queue progress beyond one message, several rooms, durations.
+ * that land damaged; with EARLY, a step of the receiver's own, which writes into the granted ids as well.
+ * Not modelled: queue progress beyond one message, several rooms, durations.
  *
  * Checked: no write lands in ids that have a new owner; nothing is published and no second token is emitted
  * before every window landed; Ready at most once; both sides end in every run (no deadlock, no cycle).
  *
- * Mutations, each of which must be found: NO_FENCE, NO_DRAIN, NO_LEASE, NO_VERIFY.
+ * Mutations, each of which must be found: NO_FENCE, NO_DRAIN, NO_LEASE, NO_VERIFY, NO_STEP_END.
  */
 #define WINDOWS 2
 
@@ -38,6 +39,7 @@ byte posted, in_flight, landed;
 bool damaged;            /* a window landed with wrong bytes */
 bool reused;             /* the granted ids have a new owner */
 bool published;
+bool stepping;           /* an early step may write into the granted ids */
 byte readies, tokens;
 
 #define SENDER(from, event, to) assert(sender == S_##from); sender = S_##to
@@ -51,6 +53,13 @@ byte readies, tokens;
 #define QUIET true
 #else
 #define QUIET (in_flight == 0)
+#endif
+
+#ifdef NO_STEP_END
+#define EARLY
+#define STEP_ENDED true
+#else
+#define STEP_ENDED (!stepping)
 #endif
 
 #ifdef NO_LEASE
@@ -182,9 +191,9 @@ end:
     :: atomic { receiver == R_READY && down?[done] -> down?done;
                 RECEIVER(READY, DONE, VERIFYING) }
 #ifdef NO_VERIFY
-    :: atomic { receiver == R_VERIFYING ->
+    :: atomic { receiver == R_VERIFYING && STEP_ENDED ->
 #else
-    :: atomic { receiver == R_VERIFYING && landed == WINDOWS && !damaged ->
+    :: atomic { receiver == R_VERIFYING && landed == WINDOWS && !damaged && STEP_ENDED ->
 #endif
                 RECEIVER(VERIFYING, VERIFIED, COMMITTED); published = true; reused = true;
                 tokens++ }
@@ -204,13 +213,13 @@ end:
     :: atomic { receiver == R_QUARANTINED && !aborted -> aborted = true; lose();
                 tell_sender(abort) }
 
-    /* The three fences and nothing else. */
-    :: atomic { receiver == R_QUARANTINED && down?[drained] -> down?drained;
+    /* The three fences and nothing else, and after each of them the own step's end. */
+    :: atomic { receiver == R_QUARANTINED && STEP_ENDED && down?[drained] -> down?drained;
                 RECEIVER(QUARANTINED, FENCED, ENDED); reused = true }
     :: atomic { receiver == R_QUARANTINED && cut && !partitioned && rpcs < 2 -> rpcs++; rpc_up!1 }
-    :: atomic { receiver == R_QUARANTINED && rpc_down?[1] -> rpc_down?1;
+    :: atomic { receiver == R_QUARANTINED && STEP_ENDED && rpc_down?[1] -> rpc_down?1;
                 RECEIVER(QUARANTINED, FENCED, ENDED); reused = true }
-    :: atomic { receiver == R_QUARANTINED && FENCE_HOLDS ->
+    :: atomic { receiver == R_QUARANTINED && STEP_ENDED && FENCE_HOLDS ->
                 RECEIVER(QUARANTINED, FENCED, ENDED); reused = true }
 
     :: atomic { receiver_dead = true; cut = true; break }
@@ -230,6 +239,19 @@ end:
     od
 }
 
+#ifdef EARLY
+/* Begun once the first token is here, or not; its token is dropped or joins the answer at the commit. */
+proctype EarlyStep()
+{
+end:
+    atomic { receiver == R_READY -> if :: stepping = true :: skip fi };
+    if
+    :: stepping -> atomic { assert(!reused); stepping = false }
+    :: else -> skip
+    fi
+}
+#endif
+
 proctype World()
 {
     if :: gateway_called = true :: skip fi;
@@ -241,7 +263,12 @@ end:
 
 init
 {
-    atomic { run Sender(); run Receiver(); run Network(); run World() };
+    atomic {
+        run Sender(); run Receiver(); run Network(); run World();
+#ifdef EARLY
+        run EarlyStep()
+#endif
+    };
     timeout;
     assert(SENDER_OVER && RECEIVER_OVER);
     assert(readies <= 1);

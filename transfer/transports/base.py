@@ -55,7 +55,8 @@ class Transport(ABC):
     @property
     @abstractmethod
     def settle_seconds(self) -> float:
-        """How long after its writer's death a write that was under way may still land."""
+        """How long after its writer's death, or after sever(), this node may be told of more of
+        what was written: the way from the peer's host, not the time that this node takes."""
 
     @property
     @abstractmethod
@@ -118,10 +119,20 @@ class Transport(ABC):
     @abstractmethod
     def sever(self) -> None:
         """Break every connection over which peers write here, so that what a peer posted and this
-        node has not received never lands; at most settle_seconds later nothing more does.
+        node has not received never lands; once unread() is 0 nothing more does.
 
         Peers that live see their transfers fail and connect anew.
         """
+
+    def sever_dead(self) -> int:
+        """The same for peers of this host whose process is dead, and for no other. How many
+        connections were broken: 0 where a death ends a connection with all that it carried."""
+        return 0
+
+    def unread(self) -> int:
+        """Bytes that severed connections have brought and notifications() has yet to move: what
+        was received before they broke still lands. 0 where nothing waits on this side."""
+        return 0
 
     @abstractmethod
     def disconnect(self, endpoint: Endpoint) -> None:

@@ -4,16 +4,23 @@ Owns no socket; finds them by their listeners' ports among this process's file d
 may write over a connection that we opened to it, since UCX uses one for both directions: so those
 to the peers' own listeners count as well. Thread rule: any thread. Invariant: only sockets on ports
 that began to listen between listening_ports() and the construction, and those to ports that a peer
-named, are touched.
+named, are touched, and none is ever read: who reads them would take bytes out of the middle of what
+the library reads.
 """
 
+import fcntl
 import os
 import socket
 import stat
+import struct
+import termios
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from .tcp_table import Address, is_ours, owned_connections
+
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
+_ESTABLISHED = 1
 
 
 class InboundSockets:
@@ -31,21 +38,27 @@ class InboundSockets:
     def shut_down(self) -> int:
         """Break every connection: what its peer still has to send is answered by RST. What has
         arrived already can still be read. Returns how many were broken."""
-        broken = 0
+        return sum(map(_break, self._all()))
+
+    def shut_down_orphans(self) -> int:
+        """The same for those whose other end is on this host and held by no process: a dead
+        process's bytes wait in the kernel and come as fast as they are read."""
+        owned = owned_connections()
+        return sum(_break(found) for found in self._all() if _orphaned(found, owned))
+
+    def unread(self) -> int:
+        """Bytes that broken connections have brought and that were not read yet."""
+        return sum(_unread(found) for found in self._all() if not _established(found))
+
+    def _all(self) -> Iterator[socket.socket]:
+        """Each valid until the next."""
         for handle in _handles():
             with _tcp_socket(handle) as found:
-                if found is None or _listens(found) or not self._ours(found):
-                    continue
-                try:
-                    found.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    # Broken already.
-                    continue
-                broken += 1
-        return broken
+                if found is not None and not _listens(found) and self._ours(found):
+                    yield found
 
     def _ours(self, found: socket.socket) -> bool:
-        if found.getsockname()[1] in self.ports:
+        if _port(found) in self.ports:
             return True
         try:
             return found.getpeername()[1] in self._peers
@@ -60,8 +73,39 @@ def listening_ports() -> frozenset[int]:
     for handle in _handles():
         with _tcp_socket(handle) as found:
             if found is not None and _listens(found):
-                ports.add(int(found.getsockname()[1]))
+                ports.add(_port(found))
     return frozenset(ports)
+
+
+def _break(found: socket.socket) -> bool:
+    try:
+        found.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        # Broken already.
+        return False
+    return True
+
+
+def _orphaned(found: socket.socket, owned: frozenset[tuple[Address, Address]]) -> bool:
+    try:
+        theirs, ours = found.getpeername()[:2], found.getsockname()[:2]
+    except OSError:
+        # Not connected any more.
+        return False
+    return (theirs, ours) not in owned and is_ours(theirs[0])
+
+
+def _established(found: socket.socket) -> bool:
+    return found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+
+
+def _unread(found: socket.socket) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(found.fileno(), termios.FIONREAD, bytes(4)))
+    return int(count)
+
+
+def _port(found: socket.socket) -> int:
+    return int(found.getsockname()[1])
 
 
 def _handles() -> list[int]:

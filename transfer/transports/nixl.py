@@ -26,6 +26,7 @@ from ..errors import TransportError
 from ..grain import Grain
 from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
 from .inbound_sockets import InboundSockets, listening_ports
+from .rdma_retry import retry_bound
 
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 _OWN = "NIXL_INIT_AGENT"
@@ -42,6 +43,9 @@ ENVIRONMENT = {
     "UCX_POSIX_ERROR_HANDLING": "y",
     "UCX_SYSV_ERROR_HANDLING": "y",
     "UCX_KEEPALIVE_INTERVAL": "1s",
+    # UCX's own (1 s, 7) let a NIC repeat a write for half a minute; the fence waits that long.
+    "UCX_RC_TIMEOUT": "20ms",
+    "UCX_RC_RETRY_COUNT": "7",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
@@ -128,12 +132,13 @@ class NixlTransport(Transport):
 
     @property
     def settle_seconds(self) -> float:
-        """Bytes of a dead writer may wait in a socket or a shared queue for our progress thread."""
+        """tests/test_settling.py measures it; what waits on this side is unread()'s."""
         return 0.1
 
     @property
     def retry_seconds(self) -> float:
-        return 1.0
+        """Of RDMA; TCP repeats for minutes, which is what sever() ends."""
+        return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
 
     def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         with self._lock:
@@ -308,6 +313,12 @@ class NixlTransport(Transport):
 
     def sever(self) -> None:
         self._inbound.shut_down()
+
+    def sever_dead(self) -> int:
+        return self._inbound.shut_down_orphans()
+
+    def unread(self) -> int:
+        return self._inbound.unread()
 
     def disconnect(self, endpoint: Endpoint) -> None:
         assert isinstance(endpoint, _NixlEndpoint)

@@ -80,14 +80,15 @@ class EventJournal {
   void tell_state(EventKind kind, const StateRef& state);
   void tell_evicted(const EvictionItem& item);
   CacheEvent event_of(EventKind kind, const StateRef& state) const;
-  void tell(CacheEvent event);
+  // page: the tokens of a stored page, where somebody wants them.
+  void tell(CacheEvent event, Tokens page = {});
   void tell_stream(EventStream stream, CacheEvent event);
   std::vector<CacheEvent> snapshot(EventStream stream);
 
   const RadixTree& tree_;
   std::map<WatchId, Watch> watches_;
   std::vector<Known> known_;         // by node; roots are hashed anew
-  std::uint64_t sequences_[2] = {};  // by stream, of the last event
+  std::uint64_t sequences_[3] = {};  // by stream, of the last event
   std::int64_t next_watch_ = 1;
   bool clearing_ = false;
 };

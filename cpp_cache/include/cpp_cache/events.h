@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cpp_cache/ids.h"
 #include "cpp_cache/match.h"
 #include "cpp_cache/prefix_hash.h"
 
@@ -21,7 +22,8 @@ enum class EventKind : std::uint8_t {
 
 enum class EventStream : std::uint8_t {
   kAll,
-  kUsable,  // only prefixes with a state, which alone save prefill; no pages
+  kUsable,   // only prefixes with a state, which alone save prefill; no pages
+  kSpelled,  // all, and the tokens of each stored page: for routers that hash for themselves
 };
 
 // nullopt: no stream has that name.
@@ -34,7 +36,8 @@ struct CacheEvent {
   std::optional<CheckpointKind> checkpoint{};  // of kCheckpointStored
   std::int64_t tokens = 0;                     // the prefix's, from the start
   PrefixHash prefix{};
-  PrefixHash parent{};  // the whole pages before the prefix's last page or part of one
+  PrefixHash parent{};        // the whole pages before the prefix's last page or part of one
+  std::vector<Token> page{};  // of kPageStored in kSpelled
 };
 
 // The watcher was too slow: changes first_lost up to resync_from will never be told one by one.

@@ -1,0 +1,136 @@
+"""tokenspeed.grpc.scheduler.TokenSpeedScheduler: the engine protocol of the smg gateway.
+
+The messages are those of the package smg-grpc-proto (extra `tasuki[smg]`); nothing of it is copied
+here. Knows requests as engine messages; where answers come from is the role's (`Answers`). Lives on
+the event loop's thread. Invariant: every stream's headers are sent before anything is awaited; the
+gateway gives up on one whose headers wait for the first message.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
+
+from .answers import Answers
+from .engine_client import EngineClient
+from .errors import CallContext, InvalidRequest, refusals
+from .gateway_answer import GatewayAnswer
+from .gateway_blocks import UsableBlocks
+from .gateway_events import GatewayEvents
+from .gateway_info import model_info, server_info
+from .gateway_loads import loads_message
+from .gateway_model import GatewayModel
+from .gateway_requests import read_gateway_request
+from .gateway_tokenizer import archive_chunks, tokenizer_archive
+from .request_reader import read_request_id
+from .tokenizer import IncrementalDetokenizer, Tokenizer
+
+SERVICE = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
+
+_POLL_SECONDS = 0.05
+
+
+class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
+    def __init__(
+        self,
+        engine: EngineClient,
+        answers: Answers,
+        model: GatewayModel,
+        tokenizer: Tokenizer | None,
+        max_batch: int,
+    ) -> None:
+        """tokenizer: for stop strings; None leaves them to the gateway."""
+        self._engine = engine
+        self._answers = answers
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_batch = max_batch
+        self._archive: asyncio.Task[bytes] | None = None
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: CallContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        async with refusals(context):
+            await context.send_initial_metadata(())
+            asked = read_gateway_request(request, self._model)
+            answer = GatewayAnswer(
+                asked,
+                self._model.eos_ids,
+                IncrementalDetokenizer(self._tokenizer),
+                partial(self._answers.abort, asked.submit.request_id),
+            )
+            events = self._answers.generate(asked.submit)
+            async with aclosing(answer.messages(events)) as messages:
+                async for message in messages:
+                    yield message
+
+    async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
+        async with refusals(context):
+            if not request.request_id:
+                raise InvalidRequest("request_id is empty: name the request to abort")
+            self._answers.abort(read_request_id(request.request_id))
+        return pb.AbortResponse(success=True)
+
+    async def HealthCheck(
+        self, request: pb.HealthCheckRequest, context: CallContext
+    ) -> pb.HealthCheckResponse:
+        lost = self._engine.lost
+        return pb.HealthCheckResponse(healthy=lost is None, message=lost or "")
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: CallContext
+    ) -> pb.GetModelInfoResponse:
+        return model_info(self._model)
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: CallContext
+    ) -> pb.GetServerInfoResponse:
+        async with refusals(context):
+            stats = await self._engine.stats()
+        return server_info(self._model, stats)
+
+    async def GetLoads(
+        self, request: pb.GetLoadsRequest, context: CallContext
+    ) -> pb.GetLoadsResponse:
+        async with refusals(context):
+            stats = await self._engine.stats()
+        return loads_message(stats, self._max_batch)
+
+    async def FlushCache(
+        self, request: common_pb2.FlushCacheRequest, context: CallContext
+    ) -> common_pb2.FlushCacheResponse:
+        """What running requests hold stays."""
+        async with refusals(context):
+            dropped = await self._engine.flush()
+        return common_pb2.FlushCacheResponse(
+            success=True, message=f"{dropped} pages and checkpoints dropped"
+        )
+
+    async def GetTokenizer(
+        self, request: common_pb2.GetTokenizerRequest, context: CallContext
+    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        async with refusals(context):
+            await context.send_initial_metadata(())
+            if self._archive is None:
+                packing = asyncio.to_thread(tokenizer_archive, self._model.folder)
+                self._archive = asyncio.create_task(packing)
+            for chunk in archive_chunks(await self._archive):
+                yield chunk
+
+    async def SubscribeKvEvents(
+        self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
+    ) -> AsyncIterator[common_pb2.KvEventBatch]:
+        """What stands first, then what changes. Has no end."""
+        async with refusals(context):
+            await context.send_initial_metadata(())
+            blocks, events = UsableBlocks(), GatewayEvents(request.start_sequence_number)
+            async with aclosing(self._engine.watch("spelled", _POLL_SECONDS)) as batches:
+                async for batch in batches:
+                    changes = blocks.apply(batch)
+                    if changes:
+                        for message in events.batches(changes):
+                            yield message

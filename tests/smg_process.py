@@ -1,0 +1,105 @@
+"""The smg gateway, unmodified, as a child process in front of nodes of ours."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from google.protobuf import __version__ as protobuf_version
+
+READY_SECONDS = 60.0
+
+
+def require_protocol() -> None:
+    """Skips a module where the gateway's messages cannot be imported."""
+    if find_spec("smg_grpc_proto") is None:
+        pytest.skip("smg-grpc-proto is not installed", allow_module_level=True)
+    if tuple(map(int, protobuf_version.split(".")[:2])) < (6, 33):
+        pytest.skip("smg-grpc-proto needs protobuf 6.33", allow_module_level=True)
+
+
+def require_smg() -> None:
+    """Skips a module where the gateway is not installed."""
+    require_protocol()
+    if find_spec("smg") is None:
+        pytest.skip("smg is not installed", allow_module_level=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Smg:
+    def __init__(self, base_url: str, metrics_url: str, log: Path) -> None:
+        self.base_url = base_url
+        self.metrics_url = metrics_url
+        self.log = log
+
+    def metric(self, name: str) -> float:
+        """The sum over all labels."""
+        lines = _get(f"{self.metrics_url}/metrics").splitlines()
+        values = [
+            line.rsplit(" ", 1)[1] for line in lines if line.startswith((name + "{", name + " "))
+        ]
+        return sum(map(float, values))
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        text: str = reply.read().decode()
+        return text
+
+
+@contextmanager
+def smg(folder: Path, workers: int, *flags: str) -> Iterator[Smg]:
+    """A gateway that has registered `workers`; ends with the block."""
+    port, metrics = free_port(), free_port()
+    log = folder / "smg.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)),
+                *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
+                *("--log-level", "info", "--disable-circuit-breaker", "--disable-retries"),
+                *flags,
+            ],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+        )
+    gateway = Smg(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics}", log)
+    try:
+        _wait_for(gateway, workers, process)
+        yield gateway
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(gateway: Smg, workers: int, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            listed = json.loads(_get(f"{gateway.base_url}/workers"))["workers"]
+            # A worker counts before its tokenizer is here, and until then chats are refused.
+            tokenizers = json.loads(_get(f"{gateway.base_url}/v1/tokenizers"))["tokenizers"]
+        except (OSError, KeyError, ValueError):
+            listed, tokenizers = [], []
+        if len([worker for worker in listed if worker.get("is_healthy")]) >= workers and tokenizers:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"smg is not ready: {gateway.log.read_text()[-4000:]}")

@@ -1,0 +1,88 @@
+"""After a fence's reason: who is broken, how often, and that many who ask share a wait."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+from tasuki.transfer.fence import FenceReason
+from tasuki.transfer.severing import Severing
+from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+
+
+class Watched(LoopbackTransport):
+    def __init__(self) -> None:
+        super().__init__(LoopbackFabric(), "watched")
+        self.did: list[str] = []
+
+    def sever(self) -> None:
+        self.did.append("sever")
+
+    def sever_dead(self) -> int:
+        self.did.append("sever_dead")
+        return 0
+
+
+@dataclass
+class SlowReceiver:
+    """wait_settled() lasts until let go."""
+
+    waits: int = 0
+    go: threading.Event = field(default_factory=threading.Event)
+
+    def wait_settled(self) -> None:
+        self.waits += 1
+        assert self.go.wait(5)
+
+
+@dataclass(eq=False)
+class Link:
+    severed: bool = False
+
+
+def run(reason: FenceReason, links: list[Link], rooms: int) -> tuple[Watched, SlowReceiver, int]:
+    """So many rooms of the first link end at once, and as many more later. How often all links were
+    lost."""
+    transport, receiver, lost = Watched(), SlowReceiver(), []
+
+    def lose_all() -> list[Link]:
+        lost.append(True)
+        return links
+
+    async def scenario() -> None:
+        severing = Severing(transport, receiver, lose_all)  # type: ignore[arg-type]
+        ends = [asyncio.create_task(severing.end(links[0], reason)) for _ in range(rooms)]
+        _, waiting = await asyncio.wait(ends, timeout=0.1)
+        if reason is not FenceReason.DRAIN_ACKNOWLEDGED:
+            assert len(waiting) == rooms, "went on before what was written had landed"
+        receiver.go.set()
+        await asyncio.gather(*ends)
+        await asyncio.gather(*(severing.end(link, reason) for link in links))
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    return transport, receiver, len(lost)
+
+
+@pytest.mark.parametrize(
+    ("reason", "did", "lost"),
+    [
+        (FenceReason.DRAIN_ACKNOWLEDGED, set(), 0),
+        (FenceReason.WRITER_DEAD, {"sever_dead"}, 0),
+        (FenceReason.LEASE_EXPIRED, {"sever"}, 1),
+    ],
+)
+def test_each_reason_breaks_what_it_leaves_open(
+    reason: FenceReason, did: set[str], lost: int
+) -> None:
+    transport, receiver, losses = run(reason, [Link(), Link()], rooms=40)
+    assert set(transport.did) == did
+    assert losses == lost
+    # Whoever comes while one waits needs the next, and shares it.
+    assert (receiver.waits > 0) == bool(did) and receiver.waits < 10
+
+
+def test_what_was_severed_is_not_severed_again() -> None:
+    links = [Link(), Link()]
+    transport, _, losses = run(FenceReason.LEASE_EXPIRED, links, rooms=3)
+    assert transport.did == ["sever"] and losses == 1
+    assert all(link.severed for link in links)
