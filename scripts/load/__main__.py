@@ -16,9 +16,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.load", description=__doc__)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument(
+        "--arena-mib", type=int, default=192, help="small enough to be full before memory is judged"
+    )
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    with Nodes() as nodes:
+    with Nodes(arguments.arena_mib) as nodes:
         tally = asyncio.run(
             load(
                 nodes,

@@ -20,7 +20,7 @@ _SAMPLE_SECONDS = 0.5
 
 
 class Nodes:
-    def __init__(self, arena_mib: int = 512) -> None:
+    def __init__(self, arena_mib: int) -> None:
         small = flags(arena_mib=arena_mib)
         self.prefill = Node("prefill", *small).wait_ready()
         self.decode = Node(
