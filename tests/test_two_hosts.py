@@ -28,7 +28,7 @@ def play(scenario: str) -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
     assert run.returncode == 0, run.stdout + run.stderr
 

@@ -51,7 +51,8 @@ class World:
                 time.sleep(seconds)
                 self.prefill.start_again()
             case Fault.STOP_PREFILL:
-                assert self.prefill.stop() == 0
+                status = self.prefill.stop()
+                assert status == 0, f"the prefill node ended with {status}"
                 self.prefill.start_again()
             case Fault.KILL_DECODE:
                 self._decode_stands.clear()
