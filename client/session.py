@@ -74,7 +74,7 @@ class Client:
     ) -> AnswerStream:
         """One request with its whole prompt. The stream may outlive this call, not this client."""
         request = generate_request(prompt, request_id, cache_salt, marks, sampling)
-        return AnswerStream(OneShot(lambda: self._inference.Generate(request)), self._retry)
+        return AnswerStream(OneShot(lambda: call(self._inference.Generate, request)), self._retry)
 
     def abort(self, request_id: str) -> None:
         """Idempotent: ends the request where it still lives."""
@@ -192,7 +192,7 @@ class _Turn:
 
     def start(self) -> "grpc.CallIterator[pb.GenerateResponse]":
         take(self._life.attempt_turn(self._request), self._stub)
-        stream: grpc.CallIterator[pb.GenerateResponse] = self._stub.Generate(self._request)
+        stream: grpc.CallIterator[pb.GenerateResponse] = call(self._stub.Generate, self._request)
         return stream
 
 
@@ -220,8 +220,15 @@ def take(steps: Steps[Result], stub: pb_grpc.SessionStub) -> Result:
 
 
 def call(method: Any, request: Any) -> Any:
-    """One unary call. Raises ClientError."""
+    """One unary call, or the beginning of a stream. Raises ClientError."""
     try:
         return method(request)
     except grpc.RpcError as error:
         raise client_error(error) from error
+    except ValueError as error:
+        # What gRPC raises of a channel that is closed.
+        raise ClientError(
+            f"{error}; a client that was closed asks nothing: open another",
+            grpc.StatusCode.FAILED_PRECONDITION,
+            None,
+        ) from error

@@ -127,6 +127,16 @@ def test_attempts_end(front: Front) -> None:
     assert len(front.engine.of(m.Submit)) == FAST.attempts
 
 
+def test_a_client_that_was_closed_asks_nothing_again(front: Front) -> None:
+    front.engine.reject = m.RequestError(m.ErrorKind.DRAINING, "this node is draining")
+    with Client(front.address, retry=FAST) as client:
+        session = client.open_session()
+    with pytest.raises(ClientError, match="closed"):
+        session.append(HELLO)
+    with pytest.raises(ClientError, match="closed"):
+        client.generate(Prompt(token_ids=[5]))
+
+
 def test_what_no_retry_can_mend_is_asked_once(front: Front) -> None:
     front.engine.reject = m.RequestError(m.ErrorKind.TOO_LONG, "too long")
     with Client(front.address, retry=FAST) as client, pytest.raises(ClientError):
