@@ -131,8 +131,8 @@ def test_what_the_new_role_would_refuse_changes_nothing() -> None:
     role.offer("127.0.0.1:7", None, lambda: stops.append(1))
     with pytest.raises(InvalidRequest, match="role must be"):
         role.ask("", {})
-    with pytest.raises(InvalidRequest, match=r"settings\.layers_per_window"):
-        role.ask("decode", {"layers_per_window": "2"})
+    with pytest.raises(InvalidRequest, match=r"settings\.advertise"):
+        role.ask("decode", {"advertise": "127.0.0.1:7"})
     with pytest.raises(InvalidRequest, match="HOST:PORT"):
         role.ask("decode", {"prefill": "nowhere"})
     with pytest.raises(InvalidRequest, match="arena-mib"):
