@@ -119,7 +119,7 @@ def answered(node: Node, length: int) -> Question:
 def make_change(**changes: object) -> tuple[RoleChange, list[int]]:
     front = FrontConfig(api_key="secret", **changes)  # type: ignore[arg-type]
     role = RoleChange(
-        "prefill", (EngineConfig(model="m"), front, PrefillConfig(layers_per_window=2))
+        "prefill", (EngineConfig(model="m"), front, PrefillConfig(advertise="10.0.0.1:7"))
     )
     return role, []
 
