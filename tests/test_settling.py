@@ -9,11 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
 from tasuki.transfer.digest import WindowDigester
+from tasuki.transfer.errors import TransportError
 from tasuki.transfer.receiver import Receiver
 from tasuki.transfer.transports.inbound_sockets import InboundSockets, listening_ports
 from tasuki.transfer.transports.nixl import NixlTransport
@@ -46,7 +48,9 @@ def writer(channel: Connection) -> None:
     ]
     while True:
         for transfer in posted:
-            transport.poll(transfer)
+            # What is severed breaks; the writer lives on.
+            with suppress(TransportError):
+                transport.poll(transfer)
         time.sleep(0.001)
 
 
