@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)+\.(?:py|h|cpp|proto|pml|md))`")
-TEST = re.compile(r"`(test_[a-z_]+\.py)::(test_[a-z_0-9]+)`")
+TEST = re.compile(r"`((?:gpu/)?test_[a-z_]+\.py)::(test_[a-z_0-9]+)`")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
