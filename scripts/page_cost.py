@@ -47,7 +47,7 @@ def fill(engine: Engine, nodes: int) -> None:
     """One page each, below a few hundred that they share."""
     random = np.random.default_rng(1)
     shared = random.integers(0, 1000, (256, PAGE_TOKENS), dtype=np.int32)
-    while engine._cache.stats().nodes < nodes:
+    for _ in range(nodes):
         own = random.integers(0, 1000, PAGE_TOKENS, dtype=np.int32)
         tokens = np.concatenate([shared[random.integers(len(shared))], own])
         lease = engine._cache.lease(
@@ -75,7 +75,7 @@ async def serve(nodes: int, told: Connection) -> None:
     fill(engine, nodes)
     node = Node(engine, front, lambda client: front_services(client, codec, front))
     await node.startup()
-    told.send(node.http_address)
+    told.send((node.http_address, engine._cache.stats().nodes))
     await asyncio.to_thread(told.poll, None)
     await node.shutdown()
 
@@ -91,14 +91,15 @@ def cpu_seconds(process: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a page that is looked at costs.")
-    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--nodes", type=int, default=100_000, help="as far as there is room")
     parser.add_argument("--seconds", type=float, default=10)
     given = parser.parse_args()
     told, theirs = mp.Pipe()
     process = mp.get_context("spawn").Process(target=run, args=(given.nodes, theirs))
     process.start()
     assert process.pid is not None
-    address = told.recv()
+    address, standing = told.recv()
+    print(f"{standing} nodes in the tree")
     with opened(address) as seen:
         for view in VIEWS:
             seen.show(view)
