@@ -20,7 +20,7 @@ from .conversation import Conversation
 from .errors import ClientError, client_error
 from .prompt import Prompt, SamplingOptions, generate_request
 from .retry import RetryPolicy, next_pause
-from .session_life import Call, Pause, ReadTurn, SessionLife, Steps
+from .session_life import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
 Result = TypeVar("Result")
 AsyncCall = Any
@@ -214,26 +214,23 @@ class AsyncSession:
 
     async def take(self, steps: Steps[Result]) -> Result:
         """Takes the steps of an operation, awaiting each. Raises ClientError."""
-        came: Any = None
-        failed: ClientError | None = None
+        outcome: Any = None
         while True:
-            try:
-                step = steps.send(came) if failed is None else steps.throw(failed)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            came, failed = None, None
+            step = advance(steps, outcome)
+            if isinstance(step, Over):
+                return step.result
+            outcome = None
             try:
                 match step:
                     case Call(method, request):
                         method_stub = getattr(self._stub, method)
-                        came = await _call(method_stub(request, metadata=self._metadata))
+                        outcome = await _call(method_stub(request, metadata=self._metadata))
                     case Pause(seconds):
                         await asyncio.sleep(seconds)
                     case ReadTurn(AsyncAnswer() as turn):
                         await turn.result()
             except ClientError as error:
-                failed = error
+                outcome = error
 
     async def __aenter__(self) -> "AsyncSession":
         return self

@@ -22,7 +22,7 @@ from .conversation import Conversation
 from .errors import ClientError, client_error
 from .prompt import Prompt, SamplingOptions, generate_request
 from .retry import RetryPolicy
-from .session_life import Call, Pause, ReadTurn, SessionLife, Steps
+from .session_life import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
 Result = TypeVar("Result")
 
@@ -198,25 +198,22 @@ class _Turn:
 
 def take(steps: Steps[Result], stub: pb_grpc.SessionStub) -> Result:
     """Takes the steps of an operation with blocking calls. Raises ClientError."""
-    came: Any = None
-    failed: ClientError | None = None
+    outcome: Any = None
     while True:
-        try:
-            step = steps.send(came) if failed is None else steps.throw(failed)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        came, failed = None, None
+        step = advance(steps, outcome)
+        if isinstance(step, Over):
+            return step.result
+        outcome = None
         try:
             match step:
                 case Call(method, request):
-                    came = call(getattr(stub, method), request)
+                    outcome = call(getattr(stub, method), request)
                 case Pause(seconds):
                     time.sleep(seconds)
                 case ReadTurn(AnswerStream() as turn):
                     turn.result()
         except ClientError as error:
-            failed = error
+            outcome = error
 
 
 def call(method: Any, request: Any) -> Any:

@@ -1,15 +1,16 @@
 """A session's life without a channel: what is asked of the node, and what a failure makes of it.
 
 Each operation is a generator of steps: it yields a Call, a Pause or a ReadTurn, is sent what came
-of it, and has a ClientError thrown in where that failed. Session takes the steps with blocking
-calls, AsyncSession with awaited ones; the rules of reopening and retrying are these alone. Knows
-no gRPC and no thread. Invariant: the conversation holds only what the node confirmed.
+of it, and has a ClientError thrown in where that failed (`advance`). Session takes the steps with
+blocking calls, AsyncSession with awaited ones; the rules of reopening and retrying are these alone.
+Knows no gRPC and no thread. Invariant: the conversation holds only what the node
+confirmed.
 """
 
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..engine.messages import FinishReason
 from ..proto import inference_pb2 as pb
@@ -53,6 +54,22 @@ class Turn(Protocol):
 
 
 Steps = Generator[Call | Pause | ReadTurn, Any, Result]
+
+
+@dataclass(frozen=True)
+class Over(Generic[Result]):
+    """The operation took its last step."""
+
+    result: Result
+
+
+def advance(steps: Steps[Result], outcome: Any) -> Call | Pause | ReadTurn | Over[Result]:
+    """The step after one that ended in `outcome`: what came of it, None before the first, or the
+    ClientError with which it failed. Raises ClientError where that ends the operation."""
+    try:
+        return steps.throw(outcome) if isinstance(outcome, ClientError) else steps.send(outcome)
+    except StopIteration as end:
+        return Over(end.value)
 
 
 class SessionLife:
