@@ -19,7 +19,8 @@ from .errors import LaunchError
 
 PACKAGE = (__package__ or "tasuki").split(".")[0]
 READY_SECONDS = 120.0
-STOP_SECONDS = 15.0
+# A daemon drains for 30 seconds by default: one that is killed before has not been asked.
+STOP_SECONDS = 45.0
 _TAIL_LINES = 40
 
 

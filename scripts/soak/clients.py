@@ -26,6 +26,7 @@ class _Heard:
     tokens: list[int] = field(default_factory=list)
     error: Exception | None = None
     fell_back: bool = False
+    pulled: bool = False
 
 
 def converse(conversation: Conversation, world: World, tally: Tally, story: str) -> None:
@@ -47,6 +48,7 @@ def _count(heard: _Heard, turn: Turn, decode_died: bool, tally: Tally, told: str
     if heard.error is None:
         tally.count("answers")
         tally.count("local fallbacks", int(heard.fell_back))
+        tally.count("pulls", int(heard.pulled))
         if len(heard.tokens) != turn.answer_tokens:
             tally.trouble("wrong", f"{told}: {len(heard.tokens)} of {turn.answer_tokens} tokens")
     elif turn.leave_after is not None:
@@ -69,7 +71,8 @@ def _ask(world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> _Hea
         try:
             for piece in stream:
                 heard.tokens.extend(piece.token_ids)
-            heard.fell_back = stream.result().usage.local_fallback
+            usage = stream.result().usage
+            heard.fell_back, heard.pulled = usage.local_fallback, usage.pulled is not None
         except (ClientError, ConnectionError) as error:
             heard.error = error
         finally:

@@ -71,7 +71,7 @@ class Tally:
         counts = ", ".join(
             f"{self._counts[what]} {what}"
             for what in (
-                *("answers", "local fallbacks", "left", "lost with decode", "tokens"),
+                *("answers", "local fallbacks", "pulls", "left", "lost with decode", "tokens"),
                 *("near ties", "wrong", "leaks", "unexpected"),
             )
         )

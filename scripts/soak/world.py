@@ -52,7 +52,8 @@ class World:
                 self.prefill.start_again()
             case Fault.STOP_PREFILL:
                 status = self.prefill.stop()
-                assert status == 0, f"the prefill node ended with {status}"
+                told = f"the prefill node ended with {status}: {self.prefill.last_words}"
+                assert status == 0, told
                 self.prefill.start_again()
             case Fault.KILL_DECODE:
                 self._decode_stands.clear()
