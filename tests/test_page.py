@@ -144,10 +144,20 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         seen.page.wait_for_selector("#gantt [data-window]")
         transfer = demo.usages[TURNS - 1].transfer
         assert transfer is not None
-        # A bar a window on the sender's track and one on the receiver's.
-        assert seen.page.locator("#gantt [data-window]").count() == 2 * transfer.windows
-        phases = seen.page.locator("#gantt [data-phase]").all_text_contents()
+        # A bar a window on each track; the demo's answer was pulled before its next turn.
+        pull = demo.decode.client.explain(request or "").pull
+        pulled = len(pull.sender.windows)
+        assert pulled > 0 and sum(w.bytes for w in pull.sender.windows) == (
+            demo.usages[TURNS - 1].pulled.bytes
+        )
+        windows = {"sender": transfer.windows, "receiver": transfer.windows}
+        for track, expected in {**windows, "giver": pulled, "puller": pulled}.items():
+            bars = seen.page.locator(f"#gantt [data-track={track}] [data-window]")
+            assert bars.count() == expected, track
+        phases = seen.page.locator("#gantt [data-track=receiver] [data-phase]").all_text_contents()
         assert {"granted", "ready", "done", "verified"} <= {text.strip() for text in phases}
+        phases = seen.page.locator("#gantt [data-track=puller] [data-phase]").all_text_contents()
+        assert [text.strip() for text in phases] == ["granted", "done", "verified"]
         picture(seen, "hand-over")
 
         seen.show("faults")
