@@ -86,6 +86,17 @@ def test_a_request_is_told_whole_and_in_a_list() -> None:
     assert history.faults.counts == {"aborted": 1, "rejected.invalid": 1, "pull_lost": 1}
 
 
+def test_sessions_are_listed_as_far_as_they_can_be_drawn() -> None:
+    history = NodeHistory()
+    for number in range(20 * 200):
+        told(history, float(number), submit(f"r{number}", 100, f"session {number // 200}"))
+        told(history, number + 0.5, finished(f"r{number}", hit(100, 0)))
+    # 128 turns are kept of each.
+    listed = views.sessions(history)
+    assert [session["session"] for session in listed] == [f"session {n}" for n in range(19, 11, -1)]
+    assert sum(len(session["turns"]) for session in listed) == 1024
+
+
 def test_intervals_add_up_and_old_ones_go() -> None:
     intervals = HitIntervals()
     found = {"usable_tokens": 3, "kv_tokens": 4, "causes": {"new": 7}}

@@ -2,13 +2,12 @@
 // tools and people. A mark stands above a turn that had to compute what was evicted.
 
 import { load } from "./api.js";
-import { describe, find, legend, onChoose, shape } from "./dom.js";
+import { describe, find, legend, onChoose, redraw, shape } from "./dom.js";
 import { clock, count, percent, seconds } from "./format.js";
 
 const WIDTH = 1200;
 const LABEL = 130;
 const ROW = 34;
-const SHOWN = 40;
 const PARTS = { cached: "usable", fresh: "fresh", lost_tokens: "lost", decoded: "decoded" };
 
 export class SessionView {
@@ -20,7 +19,7 @@ export class SessionView {
   }
 
   async refresh() {
-    this.draw((await load("/debug/sessions")).slice(0, SHOWN));
+    this.draw(await load("/debug/sessions"));
   }
 
   draw(sessions) {
@@ -42,7 +41,7 @@ export class SessionView {
     const axis = ROW * sessions.length + 12;
     svg.append(shape("text", { x: LABEL, y: axis }, clock(first)),
       shape("text", { x: WIDTH, y: axis, "text-anchor": "end" }, clock(last)));
-    find("session-rows").replaceChildren(svg);
+    redraw(find("session-rows"), "request", svg);
   }
 
   turn(session, turn, x, width, y) {
