@@ -51,7 +51,7 @@ export class SessionView {
     let next = x;
     for (const [part, kind] of Object.entries(PARTS)) {
       const wide = whole ? (width * turn[part]) / whole : 0;
-      group.append(shape("rect", { x: next, y: y + 6, width: wide, height: 22, class: kind }));
+      if (wide > 0) group.append(shape("rect", { x: next, y: y + 6, width: wide, height: 22, class: kind }));
       next += wide;
     }
     if (turn.evicted) group.append(shape("text", { x: x - 2, y: y + 6 }, "▼"));
