@@ -110,7 +110,11 @@ def test_a_recording_is_drawn_as_its_node_was(tmp_path: Path) -> None:
         seen.show("sessions")
         seen.page.wait_for_selector("#session-rows [data-request]")
         assert seen.page.locator("#session-rows text", has_text="▼").count() == 1
-        seen.page.focus("#session-rows [data-request=second]")
+        assert seen.page.locator("#session-rows [tabindex='0']").count() == 1
+        seen.page.focus("#session-rows [tabindex='0']")
+        for key, request in (("ArrowLeft", "first"), ("ArrowRight", "second")):
+            seen.page.keyboard.press(key)
+            assert seen.page.evaluate("document.activeElement.dataset.request") == request
         seen.page.keyboard.press("Enter")
         assert "thief took its place" in seen.text("#turn")
         seen.show("tree")

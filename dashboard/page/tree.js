@@ -3,7 +3,7 @@
 // arrows go from box to box.
 
 import { load } from "./api.js";
-import { describe, element, find, legend, onChoose, redraw, shape } from "./dom.js";
+import { describe, element, find, legend, onArrows, onChoose, redraw, shape } from "./dom.js";
 import { count } from "./format.js";
 
 const WIDTH = 1200;
@@ -89,10 +89,7 @@ export class TreeView {
       box.rect = rect;
       onChoose(rect, () => this.choose(row, rect));
       rect.addEventListener("focus", () => this.enter(box));
-      rect.addEventListener("keydown", (event) => {
-        const next = this.beside(box, event.key);
-        if (next) { event.preventDefault(); next.rect.focus(); }
-      });
+      onArrows(rect, (key) => this.beside(box, key)?.rect);
     }
     return group;
   }
