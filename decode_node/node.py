@@ -82,7 +82,9 @@ class DecodeNode:
             early=self._early,
             progress=progress_bar("decode graphs"),
         )
-        gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
+        gateway_model = partial(
+            GatewayModel.of, engine_config, front_config, parts.model_config, engine
+        )
         self.front = Node(
             engine,
             front_config,

@@ -3,6 +3,7 @@
 Only here is the optional package looked for, so that a node without a gateway never needs it.
 """
 
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
@@ -21,13 +22,13 @@ class GatewayUnavailable(RuntimeError):
 def gateway_services(
     engine: EngineClient,
     config: FrontConfig,
-    model: GatewayModel,
+    model: Callable[[], GatewayModel],
     tokenizer: Tokenizer | None,
     max_batch: int,
     answers: Answers | None = None,
 ) -> tuple[Service, ...]:
-    """None where the config does not ask for it. answers: where requests go; the engine itself if
-    not given. Raises GatewayUnavailable."""
+    """None where the config does not ask for it. model: asked for only then. answers: where
+    requests go; the engine itself if not given. Raises GatewayUnavailable."""
     if not config.gateway:
         return ()
     if find_spec("smg_grpc_proto") is None:
@@ -38,5 +39,5 @@ def gateway_services(
 
     from .gateway_service import SERVICE, GatewayService
 
-    servicer = GatewayService(engine, answers or engine, model, tokenizer, max_batch)
+    servicer = GatewayService(engine, answers or engine, model(), tokenizer, max_batch)
     return (Service(SERVICE, partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)),)

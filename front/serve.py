@@ -47,7 +47,7 @@ async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
     engine = build_engine(engine_config, Role.FUSED, parts, progress=progress_bar("decode graphs"))
     served = served_model(engine_config.model, front_config, engine, codec)
-    gateway_model = GatewayModel.of(engine_config, front_config, model, engine)
+    gateway_model = partial(GatewayModel.of, engine_config, front_config, model, engine)
     node = Node(
         engine,
         front_config,

@@ -86,7 +86,9 @@ class PrefillNode:
             progress=progress_bar("decode graphs"),
         )
         told_rooms = ToldRooms() if front_config.gateway else None
-        gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
+        gateway_model = partial(
+            GatewayModel.of, engine_config, front_config, parts.model_config, engine
+        )
         self.front = Node(
             engine,
             front_config,
