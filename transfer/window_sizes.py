@@ -19,7 +19,7 @@ Run = tuple[int, int]
 
 _LEAST_SECONDS = 0.00025
 """A window of less wire time gains nothing by being smaller."""
-_FOLLOWED_SECONDS = 0.002
+_FOLLOWED_SECONDS = 0.01
 """The same of a forward that another follows: nobody waits for its last window. A link between GPUs
 that is awake all the time takes the power of 2% of a forward's clock (docs/hand-over.md), so it
 gets its bytes in few bursts."""
