@@ -31,30 +31,25 @@ def gateway_of(
     answers: Answers | None = None,
 ) -> Callable[[EngineClient], tuple[Service, ...]]:
     """What serves the protocol over a client of this engine: nothing where the config does not ask
-    for it. answers: where requests go; the engine itself if not given. What it gives raises
-    GatewayUnavailable."""
-    model = GatewayModel.of(engine_config, config, model_config, engine)
-    max_batch = engine_config.max_batch
-    return lambda client: _services(client, config, model, tokenizer, max_batch, answers)
+    for it, and then the model's folder is not looked into. answers: where requests go; the engine
+    itself if not given. What it gives raises GatewayUnavailable."""
 
+    def services(client: EngineClient) -> tuple[Service, ...]:
+        if not config.gateway:
+            return ()
+        if find_spec("smg_grpc_proto") is None:
+            raise GatewayUnavailable(
+                "gateway needs the package smg-grpc-proto: pip install 'tasuki[smg]'"
+            )
+        from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
 
-def _services(
-    engine: EngineClient,
-    config: FrontConfig,
-    model: GatewayModel,
-    tokenizer: Tokenizer | None,
-    max_batch: int,
-    answers: Answers | None,
-) -> tuple[Service, ...]:
-    if not config.gateway:
-        return ()
-    if find_spec("smg_grpc_proto") is None:
-        raise GatewayUnavailable(
-            "gateway needs the package smg-grpc-proto: pip install 'tasuki[smg]'"
+        from .gateway_service import SERVICE, GatewayService
+
+        model = GatewayModel.of(engine_config, config, model_config, engine)
+        servicer = GatewayService(
+            client, answers or client, model, tokenizer, engine_config.max_batch
         )
-    from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
+        add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)
+        return (Service(SERVICE, add),)
 
-    from .gateway_service import SERVICE, GatewayService
-
-    servicer = GatewayService(engine, answers or engine, model, tokenizer, max_batch)
-    return (Service(SERVICE, partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)),)
+    return services

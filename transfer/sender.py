@@ -33,7 +33,7 @@ from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, Ro
 from .sender_counters import SenderCounters
 from .steps import StepCounter
 from .tail import tail_seconds
-from .transports.base import Pace, TransferState, Transport
+from .transports.base import TransferState, Transport
 from .window_sizes import window_runs
 from .windows import ForwardPlan, Window, cut
 
@@ -227,8 +227,22 @@ class Sender:
             posted = self._post_in_turns(rooms)
             self._close_endpoints()
             if not any(moved) and not posted:
-                in_flight = any(room.posted for room in rooms)
-                self._wake.wait(self._transport.poll_seconds if in_flight else _IDLE_SECONDS)
+                self._rest(rooms)
+
+    def _rest(self, rooms: Sequence[OutgoingRoom]) -> None:
+        """Until it is worth looking again, or somebody wakes this thread."""
+        if not any(room.posted for room in rooms):
+            self._wake.wait(_IDLE_SECONDS)
+        elif any(self._ends_soon(room) for room in rooms):
+            time.sleep(0)
+        else:
+            self._wake.wait(self._transport.poll_seconds)
+
+    def _ends_soon(self, room: OutgoingRoom) -> bool:
+        """Whether somebody waits for the room's last window, and it is young."""
+        if not (room.all_taken and room.posted):
+            return False
+        return self._clock() - room.posted[-1].at < self._transport.spin_seconds
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -322,7 +336,6 @@ class Sender:
                 peer.endpoint,
                 pieces,
                 header.pack(room.room, room.generation),
-                Pace.ALONE if room.all_taken else Pace.BESIDE_COMPUTE,
             )
         except TransferError as error:
             room.endpoint_failed = True
