@@ -60,8 +60,8 @@ _TOLD_TO_THE_ENGINE = (
     PullFenced,
 )
 _FUSED = {"node": "serve", "role": "fused"}
-# As many as a page can draw.
-_TREE_NODES = 512
+# As many as a page can draw, each second, within a frame.
+_TREE_NODES = 256
 
 
 def no_routes(engine: EngineClient) -> Sequence[web.RouteDef]:

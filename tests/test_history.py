@@ -164,7 +164,7 @@ def test_looking_costs_little_however_much_is_kept() -> None:
 
     def second_of_looking() -> None:
         json.dumps(views.overview(history, 4200.0, 300, 150))
-        view = tree.view(512, None)
+        view = tree.view(256, None)
         assert view is not None
         json.dumps(tree_view(view))
 

@@ -23,7 +23,7 @@ const total = (transfer) => transfer.hidden_seconds + transfer.exposed_seconds;
 export class HandoverView {
   async refresh() {
     drawTable(find("handover-rows"), COLUMNS, await load("/debug/handovers"), (row) => row.request,
-      (row) => this.choose(row.request));
+      (name) => this.choose(name));
   }
 
   async choose(name) {

@@ -22,7 +22,7 @@ const prompt = (row) => row.usage?.prompt_tokens ?? row.prompt_tokens ?? 0;
 export class RequestView {
   async refresh() {
     drawTable(find("request-rows"), COLUMNS, await load("/debug/requests"), (row) => row.request,
-      (row) => this.choose(row.request));
+      (name) => this.choose(name));
   }
 
   async choose(name) {

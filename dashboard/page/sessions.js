@@ -3,7 +3,7 @@
 // go from turn to turn and from session to session.
 
 import { load } from "./api.js";
-import { describe, find, legend, onArrows, onChoose, redraw, shape } from "./dom.js";
+import { describe, find, legend, onArrows, onChoose, shape } from "./dom.js";
 import { clock, count, percent, seconds } from "./format.js";
 
 const WIDTH = 1200;
@@ -11,9 +11,21 @@ const LABEL = 130;
 const ROW = 34;
 const PARTS = { cached: "usable", fresh: "fresh", lost_tokens: "lost", decoded: "decoded" };
 
+// What the turns took, widened to whole steps of about a 32nd, so that a new turn seldom moves the others.
+function spanOf(turns) {
+  const first = Math.min(...turns.map((turn) => turn.arrived_at));
+  const last = Math.max(...turns.map((turn) => turn.ended_at));
+  const step = 2 ** Math.ceil(Math.log2(Math.max(1e-3, last - first) / 32));
+  return { begin: Math.floor(first / step) * step, end: Math.ceil(last / step) * step };
+}
+
 export class SessionView {
   constructor() {
     this.current = null; // the request in the tab order
+    this.sessions = [];
+    this.drawn = new Map(); // by what is drawn: a session that stands as it was is only moved
+    this.svg = shape("svg");
+    this.axis = shape("g");
     find("session-legend").replaceChildren(...legend([
       ["usable", "cached"], ["fresh", "computed: new"], ["lost", "recomputed: seen before"], ["decoded", "decoded"],
       ["pause", "pause between turns"],
@@ -27,60 +39,80 @@ export class SessionView {
   draw(sessions) {
     const turns = sessions.flatMap((session) => session.turns);
     if (!turns.length) { find("session-rows").textContent = "No session has finished a turn yet."; return; }
-    const first = Math.min(...turns.map((turn) => turn.arrived_at));
-    const last = Math.max(...turns.map((turn) => turn.ended_at));
-    const scale = (WIDTH - LABEL) / Math.max(0.001, last - first);
-    const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${ROW * sessions.length + 18}` });
-    this.bars = sessions.map(() => []);
+    if (!this.svg.isConnected) find("session-rows").replaceChildren(this.svg);
+    const focused = this.svg.contains(document.activeElement);
+    const span = spanOf(turns);
+    const before = this.drawn;
+    this.sessions = sessions;
     if (!turns.some((turn) => turn.request === this.current)) this.current = sessions[0].turns.at(-1).request;
-    sessions.forEach((session, row) => {
-      const y = row * ROW;
-      svg.append(shape("text", { x: 0, y: y + 20 }, session.session));
-      const begin = LABEL + (session.turns[0].arrived_at - first) * scale;
-      const end = LABEL + (session.turns.at(-1).ended_at - first) * scale;
-      svg.append(shape("rect", { x: begin, y: y + 14, width: Math.max(1, end - begin), height: 6, class: "pause" }));
-      session.turns.forEach((turn, column) => {
-        const bar = this.turn(session, turn, LABEL + (turn.arrived_at - first) * scale,
-          Math.max(4, (turn.ended_at - turn.arrived_at) * scale), y);
-        onArrows(bar, (key) => this.beside(row, column, key));
-        this.bars[row].push(bar);
-        svg.append(bar);
-      });
-    });
-    const axis = ROW * sessions.length + 12;
-    svg.append(shape("text", { x: LABEL, y: axis }, clock(first)),
-      shape("text", { x: WIDTH, y: axis, "text-anchor": "end" }, clock(last)));
-    redraw(find("session-rows"), "request", svg);
+    this.drawn = new Map(sessions.map((session, row) => {
+      const name = [session.session, session.turns[0].request, session.turns.at(-1).request, span.begin, span.end].join(" ");
+      const group = before.get(name) ?? this.session(session, span);
+      group.setAttribute("transform", `translate(0 ${ROW * row})`);
+      return [name, group];
+    }));
+    for (const [name, group] of before) if (!this.drawn.has(name)) group.remove();
+    for (const group of this.drawn.values()) if (!group.isConnected) this.svg.append(group);
+    this.drawAxis(span, ROW * sessions.length);
+    this.enter(this.current);
+    if (focused) this.bar(this.current).focus();
   }
 
-  turn(session, turn, x, width, y) {
+  drawAxis(span, y) {
+    this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${y + 18}`);
+    this.axis.replaceChildren(shape("text", { x: LABEL, y: y + 12 }, clock(span.begin)),
+      shape("text", { x: WIDTH, y: y + 12, "text-anchor": "end" }, clock(span.end)));
+    this.svg.append(this.axis);
+  }
+
+  session(session, span) {
+    const scale = (WIDTH - LABEL) / (span.end - span.begin);
+    const x = (at) => LABEL + (at - span.begin) * scale;
+    const [first, last] = [session.turns[0], session.turns.at(-1)];
+    return shape("g", {},
+      shape("text", { x: 0, y: 20 }, session.session),
+      shape("rect", { x: x(first.arrived_at), y: 14, width: Math.max(1, x(last.ended_at) - x(first.arrived_at)), height: 6, class: "pause" }),
+      ...session.turns.map((turn) => this.turn(session, turn, x(turn.arrived_at), Math.max(4, (turn.ended_at - turn.arrived_at) * scale))));
+  }
+
+  turn(session, turn, x, width) {
     const whole = turn.cached + turn.fresh + turn.lost_tokens + turn.decoded;
-    const tabindex = turn.request === this.current ? "0" : "-1";
-    const group = shape("g", { tabindex, role: "button", "data-request": turn.request,
+    const group = shape("g", { tabindex: "-1", role: "button", "data-request": turn.request,
       "aria-label": `${session.session}, ${turn.prompt} prompt tokens, ${turn.cached} cached` });
     let next = x;
     for (const [part, kind] of Object.entries(PARTS)) {
       const wide = whole ? (width * turn[part]) / whole : 0;
-      if (wide > 0) group.append(shape("rect", { x: next, y: y + 6, width: wide, height: 22, class: kind }));
+      if (wide > 0) group.append(shape("rect", { x: next, y: 6, width: wide, height: 22, class: kind }));
       next += wide;
     }
-    if (turn.evicted) group.append(shape("text", { x: x - 2, y: y + 6 }, "▼"));
+    if (turn.evicted) group.append(shape("text", { x: x - 2, y: 6 }, "▼"));
     onChoose(group, () => this.choose(session, turn));
-    group.addEventListener("focus", () => {
-      find("session-rows").querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
-      group.setAttribute("tabindex", "0");
-      this.current = turn.request;
-    });
+    onArrows(group, (key) => this.beside(turn.request, key));
+    group.addEventListener("focus", () => this.enter(turn.request));
     return group;
   }
 
+  bar(request) {
+    return request && this.svg.querySelector(`[data-request="${CSS.escape(request)}"]`);
+  }
+
+  enter(request) {
+    this.svg.querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
+    this.bar(request).setAttribute("tabindex", "0");
+    this.current = request;
+  }
+
   // Within a session from turn to turn; to the same turn of the next one, or its last.
-  beside(row, column, key) {
-    const of = (other) => this.bars[other]?.[Math.min(column, this.bars[other].length - 1)];
-    return {
-      ArrowLeft: this.bars[row][column - 1], ArrowRight: this.bars[row][column + 1],
-      ArrowUp: of(row - 1), ArrowDown: of(row + 1),
+  beside(request, key) {
+    const row = this.sessions.findIndex((session) => session.turns.some((turn) => turn.request === request));
+    const { turns } = this.sessions[row];
+    const column = turns.findIndex((turn) => turn.request === request);
+    const of = (other) => other && other.turns[Math.min(column, other.turns.length - 1)];
+    const next = {
+      ArrowLeft: turns[column - 1], ArrowRight: turns[column + 1],
+      ArrowUp: of(this.sessions[row - 1]), ArrowDown: of(this.sessions[row + 1]),
     }[key];
+    return this.bar(next?.request);
   }
 
   choose(session, turn) {

@@ -1,19 +1,48 @@
-// Tables of rows that may be chosen; a row keeps its focus when the table is drawn anew.
+// Tables of rows that may be chosen. A row that is still there is left where it is, so that it keeps its focus and a table
+// that grows at its top costs one row.
 
 import { element, onChoose } from "./dom.js";
 
-// columns: [title, row => text, is_text]; choose(row) or nothing; key(row) tells rows apart.
+// columns: [title, row => text, is_text]; key(row) tells rows apart; choose(key) or nothing.
 export function drawTable(table, columns, rows, key, choose) {
-  const focused = document.activeElement?.closest?.("tr")?.dataset.key;
+  const body = table.tBodies[0] ?? begin(table, columns);
+  const wanted = new Set(rows.map((row) => String(key(row))));
+  for (const line of [...body.rows]) if (!wanted.has(line.dataset.key)) line.remove();
+  let next = body.firstElementChild;
+  for (const row of rows) {
+    const texts = columns.map(([, read]) => String(read(row)));
+    if (next?.dataset.key === String(key(row))) {
+      say(next, texts);
+      next = next.nextElementSibling;
+    } else {
+      body.insertBefore(lineOf(columns, texts, key(row), choose), next);
+    }
+  }
+  while (next) {
+    const moved = next;
+    next = next.nextElementSibling;
+    moved.remove();
+  }
+}
+
+function begin(table, columns) {
   const head = element("tr", {}, ...columns.map(([title, , text]) =>
     element("th", { scope: "col", ...(text ? { class: "text" } : {}) }, title)));
-  const body = rows.map((row) => {
-    const cells = columns.map(([, read, text]) =>
-      element("td", text ? { class: "text" } : {}, read(row)));
-    const line = element("tr", { "data-key": key(row), ...(choose ? { tabindex: "0" } : {}) }, ...cells);
-    if (choose) onChoose(line, () => choose(row));
-    return line;
+  const body = element("tbody");
+  table.replaceChildren(element("thead", {}, head), body);
+  return body;
+}
+
+function lineOf(columns, texts, key, choose) {
+  const cells = columns.map(([, , text], index) => element("td", text ? { class: "text" } : {}, texts[index]));
+  const line = element("tr", { "data-key": key, ...(choose ? { tabindex: "0" } : {}) }, ...cells);
+  if (choose) onChoose(line, () => choose(key));
+  return line;
+}
+
+function say(line, texts) {
+  texts.forEach((text, index) => {
+    const cell = line.cells[index];
+    if (cell.textContent !== text) cell.textContent = text;
   });
-  table.replaceChildren(element("thead", {}, head), element("tbody", {}, ...body));
-  if (focused) [...table.rows].find((line) => line.dataset.key === focused)?.focus();
 }
