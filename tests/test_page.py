@@ -217,11 +217,11 @@ def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answe
         seen.page.keyboard.press("Enter")
         assert path[1] in seen.text("#tree-node")
         ended = int(seen.page.get_attribute("body", "data-ended") or 0)
-        seen.page.evaluate("document.querySelector('#icicle svg').dataset.old = '1'")
-        prompt = Prompt(token_ids=random_prompt(40, 5))
+        whole = seen.page.get_attribute("#icicle [data-node=top]", "aria-label")
+        prompt = Prompt(token_ids=random_prompt(100, 5))
         demo.decode.client.generate(prompt, max_new_tokens=1, ignore_eos=True).result()
         seen.page.wait_for_selector(f"body[data-ended='{ended + 1}']")
-        seen.page.wait_for_selector("#icicle svg:not([data-old])")
+        seen.page.wait_for_selector(f"#icicle [data-node=top]:not([aria-label='{whole}'])")
         assert seen.page.evaluate(focused) == path[1]
         assert seen.page.get_attribute("#icicle .chosen", "data-node") == path[1]
         assert not seen.complaints

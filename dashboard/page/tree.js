@@ -25,6 +25,8 @@ export class TreeView {
     this.path = [];
     this.role = "";
     this.boxes = [];
+    this.svg = shape("svg", { role: "tree", "aria-label": "Radix tree" });
+    this.drawn = new Map(); // box and look by name
     this.current = "top"; // the box in the tab order
     this.chosen = null;
     find("tree-legend").replaceChildren(...legend(KINDS));
@@ -57,63 +59,88 @@ export class TreeView {
         next += wide;
       }
       const hidden = this.rows[index].hidden;
-      if (hidden.tokens * scale >= LEAST) boxes.push({ hidden, x: next, width: hidden.tokens * scale, level: level + 1 });
+      if (hidden.tokens * scale >= LEAST) boxes.push({ hidden, x: next, width: hidden.tokens * scale, level: level + 1, above: box });
     };
     if (this.rows.length) place(0, 0, WIDTH, 0, null);
     this.boxes = boxes.filter((box) => box.row);
-    if (!this.boxes.some((box) => nameOf(box.row) === this.current)) this.current = this.boxes.length ? nameOf(this.boxes[0].row) : "top";
     const height = ROW * (1 + Math.max(0, ...boxes.map((box) => box.level)));
-    const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "tree", "aria-label": "Radix tree" });
-    svg.append(...boxes.map((box) => this.box(box)));
-    redraw(find("icicle"), "node", svg);
+    this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
+    this.fill(boxes);
+    if (!this.svg.isConnected) find("icicle").replaceChildren(this.svg);
     this.drawPath();
   }
 
-  box(box) {
-    const { row, hidden, x, width, level } = box;
-    const y = level * ROW;
+  // What looks as it did is left where it is, in the tab order too.
+  fill(boxes) {
+    const focused = this.svg.contains(document.activeElement);
+    const before = this.drawn;
+    this.drawn = new Map(boxes.map((box) => {
+      const name = box.row ? nameOf(box.row) : `below ${nameOf(box.above.row)}`;
+      const look = this.lookOf(box);
+      const known = before.get(name);
+      return [name, known && known.look.join() === look.join() ? known : { look, group: this.box(name, box, ...look) }];
+    }));
+    const drawn = new Set([...this.drawn.values()].map(({ group }) => group));
+    for (const { group } of before.values()) if (!drawn.has(group)) group.remove();
+    for (const group of drawn) if (!group.isConnected || group.parentNode !== this.svg) this.svg.append(group);
+    if (!this.boxes.some((box) => nameOf(box.row) === this.current)) this.current = this.boxes.length ? nameOf(this.boxes[0].row) : "top";
+    if (this.boxes.length) this.enter(this.current);
+    if (focused) this.rect(this.current)?.focus();
+  }
+
+  // Place, kind and what it tells; tenths of a pixel, since one more prompt in a large tree moves every box by less.
+  lookOf({ row, hidden, x, width, level }) {
     const kind = hidden ? "hidden-nodes" : this.kindOf(row);
-    const chosen = row && nameOf(row) === this.chosen ? " chosen" : "";
-    const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}${chosen}` });
     const told = hidden
       ? `${count(hidden.nodes)} more nodes, ${count(hidden.tokens)} tokens`
       : `${count(row.standing.tokens)} tokens, ${count(row.standing.nodes)} nodes, ${kind.replace("_", " ")}`;
-    rect.append(shape("title", {}, told));
+    const label = width <= 60 ? "" : hidden ? `+${count(hidden.nodes)}` : count(row.standing.tokens);
+    return [x.toFixed(1), width.toFixed(1), level * ROW, kind, told, label];
+  }
+
+  box(name, { row }, x, width, y, kind, told, label) {
+    const chosen = row && name === this.chosen ? " chosen" : "";
+    const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}${chosen}` }, shape("title", {}, told));
     const group = shape("g", {}, rect);
-    if (width > 60) group.append(shape("text", { x: x + 4, y: y + 16 }, hidden ? `+${count(hidden.nodes)}` : count(row.standing.tokens)));
+    if (label) group.append(shape("text", { x: Number(x) + 4, y: y + 16 }, label));
     if (row) {
-      const tabindex = nameOf(row) === this.current ? "0" : "-1";
-      for (const [name, value] of Object.entries({ tabindex, role: "treeitem", "aria-label": told, "data-node": nameOf(row) })) {
-        rect.setAttribute(name, value);
+      for (const [key, value] of Object.entries({ tabindex: "-1", role: "treeitem", "aria-label": told, "data-node": name })) {
+        rect.setAttribute(key, value);
       }
-      box.rect = rect;
-      onChoose(rect, () => this.choose(row, rect));
-      rect.addEventListener("focus", () => this.enter(box));
-      onArrows(rect, (key) => this.beside(box, key)?.rect);
+      onChoose(rect, () => this.choose(name));
+      rect.addEventListener("focus", () => this.enter(name));
+      onArrows(rect, (key) => this.beside(name, key));
     }
     return group;
   }
 
-  enter(box) {
-    for (const { rect } of this.boxes) rect.setAttribute("tabindex", "-1");
-    box.rect.setAttribute("tabindex", "0");
-    this.current = nameOf(box.row);
+  rect(name) {
+    return this.drawn.get(name)?.group.firstChild;
+  }
+
+  enter(name) {
+    this.svg.querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
+    this.rect(name).setAttribute("tabindex", "0");
+    this.current = name;
   }
 
   // Up to what it stands below, down to its first child, sideways within a level.
-  beside(box, key) {
-    const level = this.boxes.filter((other) => other.level === box.level);
+  beside(name, key) {
+    const box = this.boxes.find((one) => nameOf(one.row) === name);
+    const level = this.boxes.filter((one) => one.level === box.level);
     const at = level.indexOf(box);
-    return {
-      ArrowUp: box.above, ArrowDown: this.boxes.find((other) => other.above === box),
+    const next = {
+      ArrowUp: box.above, ArrowDown: this.boxes.find((one) => one.above === box),
       ArrowLeft: level[at - 1], ArrowRight: level[at + 1],
     }[key];
+    return next && this.rect(nameOf(next.row));
   }
 
-  choose(row, rect) {
-    find("icicle").querySelector(".chosen")?.classList.remove("chosen");
-    rect.classList.add("chosen");
-    this.chosen = nameOf(row);
+  choose(name) {
+    const { row } = this.boxes.find((one) => nameOf(one.row) === name);
+    this.svg.querySelector(".chosen")?.classList.remove("chosen");
+    this.rect(name).classList.add("chosen");
+    this.chosen = name;
     describe(find("tree-node"), [
       ["node", row.name ?? "all namespaces"],
       ["path", `${count(row.depth)} tokens from the start, ${count(row.tokens)} of them its own`],
