@@ -1,6 +1,6 @@
 """What metrics cost: the same answers with and without them, in turns within one run.
 
-python -m scripts.metrics_cost [--pairs 600] [--steps 16] [--clients 4]
+python -m scripts.metrics_cost [--pairs 800] [--steps 16] [--clients 4]
 
 One engine of the embedded model decodes; what it says goes through a front's client to readers, as
 in a daemon. A pair is two short segments, one with metrics and history and one without, every
@@ -178,7 +178,7 @@ class Difference:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What metrics cost a node that decodes.")
-    parser.add_argument("--pairs", type=int, default=600)
+    parser.add_argument("--pairs", type=int, default=800)
     parser.add_argument("--steps", type=int, default=16, help="in a segment")
     parser.add_argument("--clients", type=int, default=4)
     given = parser.parse_args()
