@@ -89,7 +89,7 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
 def _model_rows(
     parts: Sequence[str], config: BenchConfig, own: TransferConfig
 ) -> Iterator[Row | str]:
-    from .handover.gpu_rows import Workload, engine_rows, first_token_row
+    from .handover.gpu_rows import Workload, engine_rows, first_token_rows
 
     model = config.model_config()
     engine = config.engine_config()
@@ -101,6 +101,4 @@ def _model_rows(
     if "engine" in parts:
         yield from engine_rows(model, engine, receiver, kind, slabs, work)
     if "nodes" in parts:
-        # Both ways, since two GPUs of one make differ by more than what is asked.
-        for devices in dict.fromkeys([(sender, receiver), (receiver, sender)]):
-            yield first_token_row(model, engine, devices, kind, work)
+        yield from first_token_rows(model, engine, (sender, receiver), kind, work)

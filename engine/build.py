@@ -163,7 +163,7 @@ def build_runner(
     return DeviceRunner(
         parts.model,
         parts.arena,
-        EventTicks(parts.steps) if hands_on else None,
+        EventTicks(parts.steps, parts.model_config.layers) if hands_on else None,
         max_batch=config.max_batch,
         max_position=parts.model_config.max_position,
         progress=progress,

@@ -403,7 +403,7 @@ class Sender:
     def _end_if_over(self, room: OutgoingRoom) -> bool:
         with self._lock:
             if room.complete:
-                end: RoomEnd = RoomSent(room.room, room.report())
+                end: RoomEnd = RoomSent(room.room, room.report(self.steps))
                 drain = Drain.DRAINED
             elif room.stop_reason is not None and not room.posted:
                 drain = Drain.DRAINED
