@@ -1,12 +1,12 @@
 """Digests of windows: does what landed equal what was sent, byte for byte and in its place?
 
 A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^64 with odd keys:
-one multiply-add a word, in any order, so that a GPU can compute it at the speed of its memory. The
-sum is mixed with (room, generation, layer, logical page or state), so that right bytes in a wrong
-place fail; a window's digest is the sum of its blocks'. It finds accidents (flipped, swapped,
-stale, missing bytes), not forgers.
+one multiply-add a word, in any order, so that a CPU (cpp_cache/include/digest) or a GPU computes it
+at the speed of its memory. The sum is mixed with (room, generation, layer, logical page or state),
+so that right bytes in a wrong place fail; a window's digest is the sum of its blocks'. It finds
+accidents (flipped, swapped, stale, missing bytes), not forgers.
 
-Owns keys and a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may
+Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may
 run in parallel. Invariant: every block is a whole number of 64-bit words.
 """
 
@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..pycache._cpp_cache import RowDigester
 from ..pycache.layout import CacheLayout, LayerKind
 from .descriptors import page_offsets
 from .windows import WindowHeader
@@ -112,7 +113,7 @@ class Digester(Protocol):
 
 
 class WindowDigester:
-    """Digests windows out of one arena in host memory.
+    """Digests windows out of one arena in host memory, on the calling thread and without the GIL.
 
     memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied.
     """
@@ -121,8 +122,8 @@ class WindowDigester:
         if layout.block_bytes % 8 or layout.state_layer_bytes % 8:
             raise ValueError("digests need blocks and states of whole 64-bit words")
         self._layout = layout
-        self._words = memory.view(np.uint64)
-        self._keys = word_keys(max(layout.block_bytes, layout.state_layer_bytes) // 8)
+        longest = max(layout.block_bytes, layout.state_layer_bytes) // 8
+        self._rows = RowDigester(memory, longest)
 
     def digest(
         self,
@@ -133,18 +134,4 @@ class WindowDigester:
         slot: int | None,
     ) -> int:
         rows = window_rows(self._layout, room, generation, header, pages, slot)
-        sums = self._sums(rows)
-        return int(splitmix64_all(rows.seeds.view(np.uint64) ^ sums).sum())
-
-    def _sums(self, rows: WindowRows) -> NDArray[np.uint64]:
-        """Of words x keys, a row each."""
-        # By runs: a slice of neighbours is a view, a list of ids would be a copy.
-        steps, lengths = np.diff(rows.offsets), rows.lengths
-        edges = np.flatnonzero((steps != lengths[:-1]) | (np.diff(lengths) != 0)) + 1
-        sums = np.empty(len(lengths), dtype=np.uint64)
-        for run in np.split(np.arange(len(lengths)), edges):
-            if len(run):
-                length, start = int(lengths[run[0]]), int(rows.offsets[run[0]])
-                block = self._words[start : start + len(run) * length].reshape(-1, length)
-                np.einsum("ij,j->i", block, self._keys[:length], out=sums[run[0] : run[-1] + 1])
-        return sums
+        return self._rows.digest(rows.offsets, rows.lengths, rows.seeds)
