@@ -39,5 +39,7 @@ def gateway_services(
 
     from .gateway_service import SERVICE, GatewayService
 
-    servicer = GatewayService(engine, answers or engine, model(), tokenizer, max_batch)
+    servicer = GatewayService(
+        engine, answers or engine, model(), tokenizer, max_batch, config.access.keys
+    )
     return (Service(SERVICE, partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)),)

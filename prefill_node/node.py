@@ -23,6 +23,7 @@ from ..front.role_change import RoleChange
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
 from ..front.trace_export import open_tracing
+from ..front.unserved import unserved_routes
 from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
@@ -99,6 +100,7 @@ class PrefillNode:
                 ),
             ),
             handover=self._handover,
+            routes=lambda client: unserved_routes(),
             status=self._status,
             about={"node": config.name, "role": "prefill"},
             tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),
