@@ -57,10 +57,3 @@ def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]
         for name in names
         if ours.get(name) != theirs.get(name)
     )
-
-
-def require_equal(ours: dict[str, str], theirs: dict[str, str]) -> None:
-    """Raises ContractMismatch naming every differing field."""
-    differences = diff(ours, theirs)
-    if differences:
-        raise ContractMismatch(differences)
