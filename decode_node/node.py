@@ -5,7 +5,7 @@ daemon waits for, then shutdown.
 """
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import grpc
@@ -61,17 +61,21 @@ class DecodeNode:
         on_fresh: FreshIds = leave_as_is,
         role_change: RoleChange | None = None,
     ) -> None:
-        self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
+        self._receiver = Receiver(
+            parts.layout, plane.transport, plane.digester, plane.slabs, inlet=plane.inlet
+        )
         self._sender = Sender(
             parts.layout,
             plane.transport,
             plane.digester,
             # What is pulled from here was computed long ago: no tick is waited for.
             StepCounter(),
-            parts.arena.slabs,
+            plane.slabs,
             SenderSettings(
                 layers_per_window=config.layers_per_window, lease_seconds=config.lease_seconds
             ),
+            outlet=plane.outlet,
         )
         self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
         engine = build_engine(

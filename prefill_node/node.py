@@ -6,6 +6,7 @@ waits for, then shutdown.
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 from ..engine.build import EngineParts, build_engine
@@ -65,6 +66,7 @@ class PrefillNode:
         role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(front_config)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
         settings = SenderSettings(
             layers_per_window=config.layers_per_window, lease_seconds=config.lease_seconds
         )
@@ -73,10 +75,13 @@ class PrefillNode:
             plane.transport,
             plane.digester,
             parts.steps,
-            parts.arena.slabs,
+            plane.slabs,
             settings,
+            outlet=plane.outlet,
         )
-        self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
+        self._receiver = Receiver(
+            parts.layout, plane.transport, plane.digester, plane.slabs, inlet=plane.inlet
+        )
         engine = build_engine(
             engine_config,
             Role.PREFILL,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..pycache.layout import CacheLayout, LayerKind
 from .descriptors import page_offsets
+from .unit_sizes import UnitSizes
 from .windows import WindowHeader
 
 MASK = 2**64 - 1
@@ -70,8 +71,12 @@ def window_rows(
     header: WindowHeader,
     pages: Sequence[int],
     slot: int | None,
+    sizes: UnitSizes | None = None,
 ) -> WindowRows:
-    """REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
+    """sizes: of units on the wire, from their heads; the whole ones of the layout by default.
+
+    REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
+    lengths = layout if sizes is None else sizes
     parts: list[tuple[NDArray[np.int64], int, NDArray[np.uint64]]] = []
     identity = splitmix64(splitmix64(room) ^ generation)
     places = np.arange(header.first_page, header.first_page + len(pages), dtype=np.uint64)
@@ -79,11 +84,12 @@ def window_rows(
         seed = np.uint64(splitmix64(identity ^ layer))
         if layout.layer_kinds[layer] is LayerKind.FULL:
             offsets = page_offsets(layout, layer, pages)
-            parts.append((offsets, layout.block_bytes, splitmix64_all(seed ^ places)))
+            parts.append((offsets, lengths.block_bytes, splitmix64_all(seed ^ places)))
         elif slot is not None:
             span = layout.state_span(layer, slot)
             place = np.array([_STATE], dtype=np.uint64)
-            parts.append((np.array([span.offset]), span.length, splitmix64_all(seed ^ place)))
+            length = lengths.state_layer_bytes
+            parts.append((np.array([span.offset]), length, splitmix64_all(seed ^ place)))
     return WindowRows(
         np.concatenate([_NOTHING, *(offsets // 8 for offsets, _, _ in parts)]),
         np.repeat(
@@ -110,17 +116,24 @@ class Digester(Protocol):
         REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state.
         """
 
+    def digest_rows(self, rows: WindowRows) -> int:
+        """The same of rows that lie anywhere in the arena."""
+
 
 class WindowDigester:
     """Digests windows out of one arena in host memory.
 
-    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied.
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: of units
+    on the wire; the layout's own by default.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], layout: CacheLayout) -> None:
+    def __init__(
+        self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None
+    ) -> None:
         if layout.block_bytes % 8 or layout.state_layer_bytes % 8:
             raise ValueError("digests need blocks and states of whole 64-bit words")
         self._layout = layout
+        self._sizes = sizes
         self._words = memory.view(np.uint64)
         self._keys = word_keys(max(layout.block_bytes, layout.state_layer_bytes) // 8)
 
@@ -132,7 +145,10 @@ class WindowDigester:
         pages: Sequence[int],
         slot: int | None,
     ) -> int:
-        rows = window_rows(self._layout, room, generation, header, pages, slot)
+        layout, sizes = self._layout, self._sizes
+        return self.digest_rows(window_rows(layout, room, generation, header, pages, slot, sizes))
+
+    def digest_rows(self, rows: WindowRows) -> int:
         sums = self._sums(rows)
         return int(splitmix64_all(rows.seeds.view(np.uint64) ^ sums).sum())
 
