@@ -35,15 +35,45 @@ class LayerCodec(Protocol):
 
 def build_codec(memory: torch.Tensor, units: WireUnits) -> LayerCodec:
     """memory: an arena's bytes, uint8 [slabs * slab_bytes] on any device."""
-    return TorchLayerCodec(memory, units)
+    if memory.device.type == "cpu":
+        return TorchLayerCodec(memory, units)
+    from .kernels.row_codec import GpuLayerCodec
+
+    return GpuLayerCodec(memory, units)
+
+
+class RowCodec(Protocol):
+    """What RowFormat does by itself, by whatever means."""
+
+    def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor: ...
+
+    def decode(
+        self, form: RowFormat, encoded: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor: ...
+
+
+class TorchRows:
+    def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
+        return form.encode(values)
+
+    def decode(self, form: RowFormat, encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return form.decode(encoded, dtype)
 
 
 class TorchLayerCodec:
-    """With PyTorch's operators, on any device; of a GPU's arena on the current stream, and only
-    tests take it there."""
+    """Gathers units and scatters them with PyTorch's operators. On a GPU all is queued on the
+    current stream, and the caller waits for it."""
 
-    def __init__(self, memory: torch.Tensor, units: WireUnits) -> None:
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        units: WireUnits,
+        rows: RowCodec | None = None,
+        scratch_numbers: int = _SCRATCH_NUMBERS,
+    ) -> None:
         layout = units.layout
+        self._rows = rows or TorchRows()
+        self._scratch_numbers = scratch_numbers
         self._units = units
         self._memory = memory
         self._blocks = memory.view(-1, layout.block_bytes)
@@ -59,7 +89,7 @@ class TorchLayerCodec:
 
     def batch(self, layer: int) -> int:
         form = self._format(layer)
-        return max(1, _SCRATCH_NUMBERS // (form.rows * form.width))
+        return max(1, self._scratch_numbers // (form.rows * form.width))
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
         form, batch = self._format(layer), self.batch(layer)
@@ -71,14 +101,14 @@ class TorchLayerCodec:
             held = rows[index]
             target = whole[start : start + batch]
             target[:, :carried].copy_(held[:, :carried])
-            target[:, carried:].copy_(form.encode(self._numbers(layer, held)))
+            target[:, carried:].copy_(self._rows.encode(form, self._numbers(layer, held)))
 
     def decode(self, layer: int, ids: Sequence[int]) -> None:
         form, carried = self._format(layer), self._carried(layer)
         rows, index = self._place(layer, ids)
         # Indexing copies: what is decoded is not what is written over.
         encoded = rows[:, carried : carried + form.encoded_bytes][index]
-        numbers = form.decode(encoded, self._dtype(layer)).reshape(len(ids), -1)
+        numbers = self._rows.decode(form, encoded, self._dtype(layer)).reshape(len(ids), -1)
         held = numbers.view(torch.uint8)
         rows[:, carried : carried + held.shape[1]].index_copy_(0, index, held)
 
