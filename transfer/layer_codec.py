@@ -15,8 +15,8 @@ from ..pycache.layout import LayerKind
 from .row_codec import RowFormat
 from .wire_units import WireUnits
 
-_SCRATCH_NUMBERS = 1 << 20
-"""How many are decoded at a time: some milliseconds of one core."""
+_SCRATCH_NUMBERS = 1 << 17
+"""How many are decoded at a time: what a core's cache holds, and well under a millisecond."""
 
 
 class LayerCodec(Protocol):
@@ -97,20 +97,24 @@ class TorchLayerCodec:
         length = carried + form.encoded_bytes
         whole = self._memory[offset : offset + len(ids) * length].view(len(ids), length)
         for start in range(0, len(ids), batch):
-            rows, index = self._place(layer, ids[start : start + batch])
-            held = rows[index]
+            rows, places = self._place(layer, ids[start : start + batch])
+            held = rows.index_select(0, self._index(places))
             target = whole[start : start + batch]
             target[:, :carried].copy_(held[:, :carried])
             target[:, carried:].copy_(self._rows.encode(form, self._numbers(layer, held)))
 
     def decode(self, layer: int, ids: Sequence[int]) -> None:
         form, carried = self._format(layer), self._carried(layer)
-        rows, index = self._place(layer, ids)
-        # Indexing copies: what is decoded is not what is written over.
-        encoded = rows[:, carried : carried + form.encoded_bytes][index]
+        rows, places = self._place(layer, ids)
+        # A copy: what is decoded must not be what is written over.
+        encoded = rows[:, carried : carried + form.encoded_bytes].index_select(
+            0, self._index(places)
+        )
         numbers = self._rows.decode(form, encoded, self._dtype(layer)).reshape(len(ids), -1)
         held = numbers.view(torch.uint8)
-        rows[:, carried : carried + held.shape[1]].index_copy_(0, index, held)
+        # One by one: scattering by an index goes byte by byte on a host.
+        for place, unit in zip(places, held, strict=True):
+            rows[place, carried : carried + len(unit)].copy_(unit)
 
     def _format(self, layer: int) -> RowFormat:
         units = self._units
@@ -129,14 +133,16 @@ class TorchLayerCodec:
         """Bytes before the rows that travel as they lie."""
         return 0 if self._full(layer) else self._units.layout.conv_bytes
 
-    def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
         """(units of the arena [n, bytes], which of them)."""
         layout = self._units.layout
-        index = torch.tensor(ids, dtype=torch.int64, device=self._memory.device)
         kind = layout.kind_index(layer)
         if self._full(layer):
-            return self._blocks, index + kind * layout.pages_per_slab
-        return self._states[kind], index
+            return self._blocks, [page + kind * layout.pages_per_slab for page in ids]
+        return self._states[kind], list(ids)
+
+    def _index(self, places: list[int]) -> torch.Tensor:
+        return torch.tensor(places, dtype=torch.int64, device=self._memory.device)
 
     def _numbers(self, layer: int, held: torch.Tensor) -> torch.Tensor:
         """The rows of gathered units [n, bytes], as numbers [n, rows, width]."""

@@ -79,9 +79,8 @@ class RowFormat:
         numbers = half.view(torch.float16).view(shape).to(torch.float32)
         scales = encoded[:, self.code_bytes : self.code_bytes + self.rows].to(torch.int32)
         # Not in one: the largest scale times 256 is no float32.
-        numbers.mul_(_FROM_HALF).mul_(_power_of_two(scales).unsqueeze(-1))
-        numbers.masked_fill_((scales == _NAN_SCALE).unsqueeze(-1), float("nan"))
-        return numbers.to(dtype)
+        factors = torch.where(scales == _NAN_SCALE, torch.nan, _power_of_two(scales))
+        return numbers.mul_(_FROM_HALF).mul_(factors.unsqueeze(-1)).to(dtype)
 
 
 def row_scales(numbers: torch.Tensor) -> torch.Tensor:
