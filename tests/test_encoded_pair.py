@@ -12,14 +12,18 @@ from tasuki.client.prompt import Prompt
 from tasuki.model.config import ModelConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.staged_outlet import StagedOutlet
+from tasuki.transfer.transports.nixl import installed_package
 from tasuki.transfer.wire_precision import Precision, WirePrecision
 from tasuki.transfer.wire_settings import WireSettings
 from tasuki.transfer.wire_units import WireUnits
 
-from tests.daemons import Node, flags, until
+from tests.daemons import Node, asked, flags, random_prompt, until
 from tests.engine_pair import engine_pair
 from tests.engines import TINY, submit, tiny_parts
+from tests.forked_daemon import ForkedDaemon
 from tests.test_pair import running
+
+needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
 NAME = "r"
 NEW_TOKENS = 24
@@ -75,13 +79,48 @@ def assert_equal_up_to_near_ties(exact: Answer, got: Answer) -> None:
             return
 
 
+@needs_nixl
+def test_a_session_of_fp8_travels_there_and_back_again() -> None:
+    """Every turn is handed over, and all before it pulled: each in as many bytes as fp8 takes."""
+    fp8 = ("--wire-kv", "fp8", "--wire-state", "fp8")
+    layout = ModelConfig.load(embedded_model()).cache_layout("float32", "float32", "float32")
+    units = WireUnits.of(layout, WirePrecision(Precision.FP8, Precision.FP8))
+    page = layout.full_layers * units.block_bytes
+    states = layout.gdn_layers * units.state_layer_bytes
+    with ExitStack() as stack:
+        prefill = stack.enter_context(running(Node("prefill", *flags(), *fp8, launch=ForkedDaemon)))
+        to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
+        decode = stack.enter_context(
+            running(Node("decode", *flags(), *to, *fp8, launch=ForkedDaemon))
+        )
+        log = random_prompt(300, seed=1)
+        for number in range(4):
+            usage = (answer := asked(decode, log, b"salt").result()).usage
+            assert usage.prefilled_on == "prefill" and not usage.local_fallback
+            assert usage.transfer is not None
+            assert usage.transfer.bytes == usage.transfer.pages * page + states
+            assert (usage.pulled is None) == (number == 0)
+            if usage.pulled is not None:
+                assert usage.hit is not None
+                assert usage.pulled.tokens == usage.hit.usable_tokens >= 300
+                assert (usage.pulled.bytes - states) % page == 0
+            log += answer.token_ids + random_prompt(40, seed=number)
+        for node in (prefill, decode):
+            node.assert_at_rest()
+
+
+@needs_nixl
 def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
     model = flags(embedded_model())
     with ExitStack() as stack:
-        prefill = stack.enter_context(running(Node("prefill", *model, "--wire-state", "bf16")))
+        prefill = stack.enter_context(
+            running(Node("prefill", *model, "--wire-state", "bf16", launch=ForkedDaemon))
+        )
         common = (*model, "--local-prefill-tokens", "0")
         to = ("--prefill", prefill.address)
-        decode = stack.enter_context(running(Node("decode", *common, *to, "--wire-state", "bf16")))
+        decode = stack.enter_context(
+            running(Node("decode", *common, *to, "--wire-state", "bf16", launch=ForkedDaemon))
+        )
         got = answers(decode, TEXTS)
         assert all(answer.usage.prefilled_on == "prefill" for answer in got)
         prefill.assert_at_rest()
@@ -89,7 +128,7 @@ def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
         decode.stop()
 
         # The same prefill node does not take a node that says nothing of it.
-        other = stack.enter_context(running(Node("decode", *common, *to)))
+        other = stack.enter_context(running(Node("decode", *common, *to, launch=ForkedDaemon)))
         until(lambda: bool(other.stats().prefill_nodes[0].differences), "not refused")
         (node,) = other.stats().prefill_nodes
         assert node.state == pb.PREFILL_NODE_STATE_REFUSED
