@@ -12,7 +12,7 @@ from tests.test_hop_state_machine import LAYOUT, Hops, Room, ids_in
 
 class EncodedHops(Hops):
     precision = WirePrecision(Precision.FP8, Precision.FP8)
-    # So much that no window is cut, and that all of two rooms, more there are not, may be held on the
+    # So much that no window is cut, and that all of both rooms of a way may be held on the
     # wire at once: whether one is posted must not depend on what others do.
     kept_back = 8
 
