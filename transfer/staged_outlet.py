@@ -75,20 +75,8 @@ class StagedOutlet:
         at_once = self.cells.cell_bytes // self._units.block_bytes
         for start in range(0, header.pages, at_once):
             pages = window.local_pages[start : start + at_once]
-            last = start + len(pages) == header.pages
-            part = replace(
-                header,
-                first_page=header.first_page + start,
-                pages=len(pages),
-                # Receivers take the one with the state for the layer's last.
-                carries_state=header.carries_state and last,
-            )
-            yield replace(
-                window,
-                header=part,
-                local_pages=pages,
-                local_slot=window.local_slot if last else None,
-            )
+            part = replace(header, first_page=header.first_page + start, pages=len(pages))
+            yield replace(window, header=part, local_pages=pages)
 
     def _encoded_bytes(self, window: Window, layer: int) -> int:
         if not self._units.encoded(layer):
