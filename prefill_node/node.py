@@ -6,6 +6,7 @@ for, then shutdown.
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 from ..engine.build import EngineParts, build_engine
@@ -64,6 +65,7 @@ class PrefillNode:
         role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(front_config)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
         self._ends = HopEnds.over(
             plane, parts.steps, config.layers_per_window, config.lease_seconds
         )

@@ -16,6 +16,7 @@ from enum import Enum
 from .destination import Destination
 from .errors import PlanError
 from .link_rate import LinkRate
+from .outlet import LoadedWindow
 from .report import SendReport, WindowDigest, WindowTiming, split_time
 from .steps import StepCounter
 from .transports.base import Transfer
@@ -58,6 +59,7 @@ class Posted:
     seen to have ended; None until then."""
 
     window: Window
+    loaded: LoadedWindow
     transfer: Transfer
     bytes: int
     layers_finished: tuple[float, ...]
