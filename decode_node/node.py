@@ -5,7 +5,7 @@ waits for, then shutdown.
 """
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import grpc
@@ -59,6 +59,7 @@ class DecodeNode:
         on_fresh: FreshIds = leave_as_is,
         role_change: RoleChange | None = None,
     ) -> None:
+        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
         # What is pulled from here was computed long ago: no tick is waited for.
         steps = StepCounter()
         self._ends = HopEnds.over(plane, steps, config.layers_per_window, config.lease_seconds)

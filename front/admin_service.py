@@ -101,7 +101,10 @@ class AdminService(pb_grpc.CacheAdminServicer):
     ) -> pb.ChangeRoleResponse:
         async with refusals(context):
             if self._role_change is None:
-                raise RoleFixed("this node prefills and decodes: it has no role to change")
+                raise RoleFixed(
+                    "this node both prefills and decodes (tasuki serve), so it has no role to "
+                    "change: start tasuki prefill or tasuki decode in its place"
+                )
             names = {number: name for name, number in _ROLE_NUMBERS.items()}
             self._role_change.ask(names.get(request.role, ""), request.settings)
         return pb.ChangeRoleResponse()

@@ -47,7 +47,12 @@ def gateway_of(
 
         model = GatewayModel.of(engine_config, config, model_config, engine)
         servicer = GatewayService(
-            client, answers or client, model, tokenizer, engine_config.max_batch
+            client,
+            answers or client,
+            model,
+            tokenizer,
+            engine_config.max_batch,
+            config.access.keys,
         )
         add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)
         return (Service(SERVICE, add),)

@@ -6,6 +6,7 @@ for, then shutdown.
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 from ..engine.build import EngineParts, build_engine
@@ -22,6 +23,7 @@ from ..front.role_change import RoleChange
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
 from ..front.trace_export import open_tracing
+from ..front.unserved import unserved_routes
 from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
@@ -63,6 +65,7 @@ class PrefillNode:
         role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(front_config)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
         self._ends = HopEnds.over(
             plane, parts.steps, config.layers_per_window, config.lease_seconds
         )
@@ -86,6 +89,7 @@ class PrefillNode:
                 *gateway(client),
             ),
             handover=self._handover,
+            routes=lambda client: unserved_routes(),
             status=self._status,
             about={"node": config.name, "role": "prefill"},
             tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),

@@ -28,11 +28,19 @@ class HopEnds:
         lease_seconds: float,
     ) -> "HopEnds":
         """steps: what the sender's windows wait for. The rest as in SenderSettings."""
-        layout, slabs = plane.contract.layout, plane.node.slabs
+        layout, slabs = plane.contract.layout, plane.slabs
         settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)
         return cls(
-            Sender(layout, plane.transport, plane.digester, steps, slabs, settings),
-            Receiver(layout, plane.transport, plane.digester, slabs),
+            Sender(
+                layout,
+                plane.transport,
+                plane.digester,
+                steps,
+                slabs,
+                settings,
+                outlet=plane.outlet,
+            ),
+            Receiver(layout, plane.transport, plane.digester, slabs, inlet=plane.inlet),
         )
 
     def start(self) -> None:

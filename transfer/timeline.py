@@ -41,7 +41,7 @@ class SentWindow:
     """Layers [first_layer, first_layer + len(layers_finished)), logical pages [first_page,
     first_page + pages), with the state or not.
 
-    layers_finished[i]: when the forward had finished layer first_layer + i; begun_at: its digest
+    layers_finished[i]: when KV and state of layer first_layer + i were written; begun_at: sending
     was begun; posted_at: the transport had it; flushed_at: it was in the receiver's memory. A
     window with first_layer 0 begins a forward. Layers that were finished long ago, as all of a
     pull are, count as finished when their window was begun.

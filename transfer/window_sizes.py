@@ -9,10 +9,10 @@ bytes never wait for a layer behind them that has none.
 
 from collections.abc import Callable, Sequence
 
-from ..pycache.layout import CacheLayout
 from .descriptors import layer_bytes
 from .errors import PlanError
 from .link_rate import LinkCost
+from .unit_sizes import UnitSizes
 from .windows import ForwardPlan
 
 Run = tuple[int, int]
@@ -49,7 +49,7 @@ def budget(cost: LinkCost | None, least_seconds: float = _LEAST_SECONDS) -> int:
 
 
 def window_runs(
-    layout: CacheLayout, plan: ForwardPlan, layers_per_window: int | None, cost: LinkCost | None
+    layout: UnitSizes, plan: ForwardPlan, layers_per_window: int | None, cost: LinkCost | None
 ) -> list[Run]:
     """Of one forward: fixed where layers_per_window is given, else by the cost of its link."""
     layers = len(layout.layer_kinds)
