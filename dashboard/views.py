@@ -6,8 +6,9 @@ from typing import Any
 from .history import NodeHistory
 
 _LISTED = 200
-_SESSIONS, _TURNS = 40, 1024
-"""What is drawn of them at once."""
+_SESSIONS, _TURNS = 24, 24
+"""So many sessions are drawn, and the last turns of each: what one second's news redraws must fit
+into a frame."""
 
 
 def overview(history: NodeHistory, now: float, seconds: int, points: int) -> dict[str, Any]:
@@ -43,15 +44,9 @@ def handover(history: NodeHistory, request: str) -> dict[str, Any] | None:
 
 
 def sessions(history: NodeHistory) -> list[dict[str, Any]]:
-    """Youngest first, as many as have that many turns together; one at least."""
-    turns = 0
-    listed: list[dict[str, Any]] = []
-    for session in history.sessions.latest(_SESSIONS):
-        turns += len(session["turns"])
-        if listed and turns > _TURNS:
-            break
-        listed.append(session)
-    return listed
+    """Youngest first."""
+    latest = history.sessions.latest(_SESSIONS)
+    return [{**session, "turns": session["turns"][-_TURNS:]} for session in latest]
 
 
 def faults(history: NodeHistory) -> dict[str, Any]:

@@ -88,13 +88,13 @@ def test_a_request_is_told_whole_and_in_a_list() -> None:
 
 def test_sessions_are_listed_as_far_as_they_can_be_drawn() -> None:
     history = NodeHistory()
-    for number in range(20 * 200):
-        told(history, float(number), submit(f"r{number}", 100, f"session {number // 200}"))
+    for number in range(30 * 30):
+        told(history, float(number), submit(f"r{number}", 100, f"session {number // 30}"))
         told(history, number + 0.5, finished(f"r{number}", hit(100, 0)))
-    # 128 turns are kept of each.
     listed = views.sessions(history)
-    assert [session["session"] for session in listed] == [f"session {n}" for n in range(19, 11, -1)]
-    assert sum(len(session["turns"]) for session in listed) == 1024
+    assert [session["session"] for session in listed] == [f"session {n}" for n in range(29, 5, -1)]
+    assert all(len(session["turns"]) == 24 for session in listed)
+    assert listed[0]["turns"][-1]["request"] == "r899"
 
 
 def test_intervals_add_up_and_old_ones_go() -> None:
