@@ -80,6 +80,9 @@ class AdminService(pb_grpc.CacheAdminServicer):
             transfer = ended.end.usage.transfer
             if transfer is not None and transfer.timeline is not None:
                 response.handover.CopyFrom(timeline_to_wire(transfer.timeline))
+            pulled = ended.end.usage.pulled
+            if pulled is not None and pulled.timeline is not None:
+                response.pull.CopyFrom(timeline_to_wire(pulled.timeline))
         return response
 
     async def Tree(self, request: pb.TreeRequest, context: CallContext) -> pb.TreeResponse:

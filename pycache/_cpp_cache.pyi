@@ -1,7 +1,8 @@
 """The logical side of the cache: radix tree, slabs, leases, eviction. Knows ids, never memory.
+Beside it the digests of memory, which know neither tree nor ids.
 
-Single-threaded: only the engine loop calls it. Token arrays are one-dimensional, C-contiguous
-int32.
+Single-threaded: only the engine loop calls it; digests may be taken on any thread. Token arrays are
+one-dimensional, C-contiguous int32.
 """
 
 from collections.abc import Iterator
@@ -492,3 +493,29 @@ class HybridTree:
         """Those since the last call, oldest first; at most 4096 are remembered."""
     def flush(self) -> int:
         """Evict everything unpinned; returns nodes dropped. Ghosts go too."""
+
+def digest_instructions() -> list[str]:
+    """What words can be multiplied with on this CPU, slowest first: of "scalar", "avx2",
+    "avx512"."""
+
+class RowDigester:
+    """Digests rows of 64-bit words out of a memory: sum over rows of
+    splitmix64(seed ^ sum(word[i] * key[i])), modulo 2^64; 0 of no rows.
+
+    Keeps the memory alive and never copies it. Calls may run in parallel, and hold no GIL.
+    """
+
+    def __init__(
+        self, memory: NDArray[np.uint8], longest: int, instructions: str | None = None
+    ) -> None:
+        """memory: C-contiguous, of whole words; longest: words of the longest row there will be;
+        instructions: one of digest_instructions(), the fastest if None. Raises ValueError."""
+    @property
+    def instructions(self) -> str: ...
+    def digest(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], seeds: NDArray[np.int64]
+    ) -> int:
+        """The digest [0, 2^64). [rows] each, C-contiguous: offsets and lengths in words, seeds as
+        bits. Raises IndexError on a row that is not inside the memory or longer than `longest`,
+        ValueError on columns of different length, before anything is read; TypeError on other
+        dtypes."""

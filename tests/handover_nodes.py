@@ -120,8 +120,8 @@ class Nodes:
         self.pair.run(room, plans(local, slot, 3))
         return local, slot
 
-    def say_token(self, room: int) -> None:
-        self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT))
+    def say_token(self, room: int, pulled: m.PullReport | None = None) -> None:
+        self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT, pulled))
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -13,10 +14,9 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.front.config import FrontConfig
 from tasuki.front.engine_client import EngineClient
-from tasuki.front.gateway import gateway_services
 from tasuki.front.gateway_model import GatewayModel
 from tasuki.front.origin import Origin
-from tasuki.front.server import start_server
+from tasuki.front.server import Service, start_server
 
 from tests.daemons import Node, flags, until
 from tests.front_fixtures import ScriptedEngine
@@ -27,6 +27,7 @@ require_protocol()
 
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc  # noqa: E402
+from tasuki.front.gateway_service import SERVICE, GatewayService  # noqa: E402
 
 MODEL = GatewayModel(Path("model"), "model", "qwen3_5_text", (), "float32", 320, 100, (2,))
 CALLER = "00f067aa0ba902b7"
@@ -50,7 +51,9 @@ def gateway_front(config: FrontConfig) -> Iterator[tuple[str, list[tuple[m.Reque
     )
     engine.deliver = client.deliver
     engine.start()
-    services = gateway_services(client, config, MODEL, None, 8)
+    servicer = GatewayService(client, client, MODEL, None, 8, config.access.keys)
+    add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)
+    services = [Service(SERVICE, add)]
     server = asyncio.run_coroutine_threadsafe(
         start_server("127.0.0.1:0", services, config.access), loop
     ).result(10)

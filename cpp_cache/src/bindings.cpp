@@ -1,5 +1,5 @@
 // The Python face of HybridTree: pycache/_cpp_cache.pyi is its contract. Validates, converts,
-// decides nothing.
+// decides nothing. The module's other classes are bound in files of their own.
 //
 // Token arrays are read in place and never kept; page arrays are handed out read-only.
 #include <pybind11/numpy.h>
@@ -15,6 +15,7 @@
 
 #include "cpp_cache/errors.h"
 #include "cpp_cache/hybrid_tree.h"
+#include "digest_bindings.h"
 #include "event_bindings.h"
 #include "eviction_bindings.h"
 #include "token_array.h"
@@ -404,4 +405,5 @@ PYBIND11_MODULE(_cpp_cache, module) {
   bind_events(module, tree, kinds);
   bind_evictions(module, kinds);
   bind_views(module, tree, kinds);
+  tasuki::digest::bind_digests(module);
 }

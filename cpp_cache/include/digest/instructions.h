@@ -1,0 +1,16 @@
+// Which of a CPU's instructions words are multiplied with.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace tasuki::digest {
+
+enum class Instructions { kScalar, kAvx2, kAvx512 };
+
+// What this CPU has, slowest first; never empty. kAvx512 means F and DQ.
+std::span<const Instructions> runnable();
+
+std::string_view name_of(Instructions instructions);
+
+}  // namespace tasuki::digest

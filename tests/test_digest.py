@@ -1,0 +1,104 @@
+"""The compiled digest of rows equals its numpy twin by every set of instructions, and refuses what
+lies outside its memory."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
+from tasuki.transfer.digest import WindowRows
+
+from .numpy_digest import numpy_digest
+
+WORDS = 3_000
+LONGEST = 200
+MEMORY = np.random.default_rng(1).integers(0, 256, 8 * WORDS, dtype=np.uint8)
+
+
+def columns(rows: list[tuple[int, int, int]]) -> WindowRows:
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return WindowRows(*(np.ascontiguousarray(column) for column in table.T))
+
+
+@st.composite
+def runs_of_rows(draw: st.DrawFn) -> WindowRows:
+    """Rows of one length come in runs, as blocks of a layer do, and wherever they like."""
+    rows = []
+    for _ in range(draw(st.integers(0, 5))):
+        length = draw(st.integers(0, LONGEST))
+        offsets = draw(st.lists(st.integers(0, WORDS - length), min_size=1, max_size=9))
+        seeds = st.integers(-(2**63), 2**63 - 1)
+        rows += [(offset, length, draw(seeds)) for offset in offsets]
+    return columns(rows)
+
+
+@given(rows=runs_of_rows())
+def test_it_equals_its_twin_by_all_instructions(rows: WindowRows) -> None:
+    expected = numpy_digest(MEMORY, rows)
+    for name in digest_instructions():
+        digester = RowDigester(MEMORY, LONGEST, name)
+        assert digester.instructions == name
+        assert digester.digest(rows.offsets, rows.lengths, rows.seeds) == expected
+
+
+@given(word=st.integers(0, 7 * 100 - 1), bit=st.integers(0, 63))
+def test_it_sees_every_single_bit(word: int, bit: int) -> None:
+    memory = MEMORY.copy()
+    # Four rows side by side, and three behind them.
+    rows = columns([(100 * row, 100, row) for row in range(7)])
+    for name in digest_instructions():
+        digester = RowDigester(memory, LONGEST, name)
+        before = digester.digest(rows.offsets, rows.lengths, rows.seeds)
+        memory.view(np.uint64)[word] ^= np.uint64(1 << bit)
+        assert digester.digest(rows.offsets, rows.lengths, rows.seeds) != before
+
+
+def test_the_fastest_instructions_are_the_default() -> None:
+    assert digest_instructions()[0] == "scalar"
+    assert RowDigester(MEMORY, LONGEST).instructions == digest_instructions()[-1]
+    with pytest.raises(ValueError, match="abacus"):
+        RowDigester(MEMORY, LONGEST, "abacus")
+
+
+@pytest.mark.parametrize(
+    "row", [(WORDS, 1), (WORDS - 1, 2), (-1, 1), (0, -1), (0, LONGEST + 1), (2**63 - 1, 1)]
+)
+def test_a_row_outside_is_named(row: tuple[int, int]) -> None:
+    rows = columns([(0, 1, 0), (*row, 0)])
+    with pytest.raises(IndexError, match="row 1"):
+        RowDigester(MEMORY, LONGEST).digest(rows.offsets, rows.lengths, rows.seeds)
+
+
+def test_columns_and_memory_must_fit() -> None:
+    digester = RowDigester(MEMORY, LONGEST)
+    one, two = np.zeros(1, dtype=np.int64), np.zeros(2, dtype=np.int64)
+    with pytest.raises(ValueError, match="one seed"):
+        digester.digest(one, one, two)
+    with pytest.raises(ValueError, match="dimension"):
+        digester.digest(one, one, np.zeros((1, 1), dtype=np.int64))
+    with pytest.raises(ValueError, match="whole number"):
+        RowDigester(MEMORY[:12], LONGEST)
+    wrong: list[Any] = [one.astype(np.int32), np.zeros(4, dtype=np.int64)[::2], [0]]
+    for column in wrong:
+        with pytest.raises(TypeError):
+            digester.digest(column, one, one)
+
+
+def test_it_keeps_its_memory_and_holds_no_lock() -> None:
+    digester = RowDigester(MEMORY.copy(), LONGEST)
+    rows = columns([(5, 100, 1)] * 50)
+    expected = numpy_digest(MEMORY, rows)
+    found: list[int] = []
+
+    def take() -> None:
+        found.extend(digester.digest(rows.offsets, rows.lengths, rows.seeds) for _ in range(200))
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {expected} and len(found) == 600
