@@ -37,8 +37,8 @@ SERVICE = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 
 _POLL_SECONDS = 0.05
 # What is refused so early is refused before its stream begins: of a pair the gateway then stops the
-# other node's call at once, and its client gets the status. Gateways wait seconds for headers.
-_FIRST_LOOK_SECONDS = 0.05
+# other node's call at once, and its client gets the status. No room gets anywhere in that time.
+_FIRST_LOOK_SECONDS = 0.005
 
 
 class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
