@@ -21,13 +21,13 @@ from .host import describe_host
 from .report import Report, Row
 
 _GPU_PARTS = ("blocks", "engine", "nodes")
-_CPU_PARTS = ("goodput", "control", "early", "encoded")
+_CPU_PARTS = ("goodput", "control", "early", "wire")
 
 
 @dataclass(frozen=True)
 class TransferConfig:
     parts: str = option(
-        "", "of the rows, by commas: blocks,engine,nodes (GPU), goodput,control,early,encoded"
+        "", "of the rows, by commas: blocks,engine,nodes (GPU), goodput,control,early,wire"
     )
     transport: str = option("peer_copy", "between the GPUs", ("peer_copy", "nixl", "auto"))
     prompt: int = option(50_000, "tokens that are handed over")
@@ -85,7 +85,7 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
         from .handover.early import early_rows
 
         yield from early_rows()
-    if "encoded" in parts:
+    if "wire" in parts:
         from .handover.encoded import encoded_rows
 
         yield from encoded_rows()

@@ -20,6 +20,7 @@ from tasuki.transfer.contract import Contract
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Faults, no_faults
+from tasuki.transfer.wire_precision import WirePrecision
 
 from tests.loopback_pair import Pair, loopback_pair, plans, random_ids
 
@@ -131,11 +132,17 @@ async def nodes(
     limits: HandoverSettings = LIMITS,
     decode_contract: Callable[[Contract], Contract] = lambda contract: contract,
     back_faults: Faults = no_faults,
+    precision: WirePrecision | None = None,
 ) -> AsyncIterator[Nodes]:
     loop = asyncio.get_running_loop()
     settings = sender or SenderSettings(lease_seconds=1.0)
     with loopback_pair(
-        slabs=SLABS, faults=faults, settings=settings, back_faults=back_faults
+        slabs=SLABS,
+        faults=faults,
+        settings=settings,
+        back_faults=back_faults,
+        precision=precision,
+        kept_back=0 if precision is None else 1,
     ) as pair:
         contract = Contract("weights", pair.source.layout)
         prefill, decode = Inbound(), Inbound()

@@ -81,7 +81,7 @@ def test_a_copied_slot_is_the_views_of_its_layers(arena: Arena, device: torch.de
 )
 def test_each_is_one_operation(arena: Arena, act: Callable[[Arena], None]) -> None:
     act(arena)
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         act(arena)
     written = [
         event.name for event in seen.events() if event.name in ("aten::copy_", "aten::zero_")
