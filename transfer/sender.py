@@ -30,6 +30,7 @@ from .failpoints import Place, reach
 from .fair_turns import FairTurns
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .poll_pace import PollPace
 from .sender_counters import SenderCounters
 from .steps import StepCounter
 from .tail import tail_seconds
@@ -219,16 +220,21 @@ class Sender:
     # The transfer thread
 
     def _loop(self) -> None:
+        pace = PollPace()
         while not self._stopping.is_set():
             with self._lock:
                 rooms = list(self._rooms.values())
             self._wake.clear()
+            pace.begin()
             moved = [self._turn(room, self._advance) for room in rooms]
             posted = self._post_in_turns(rooms)
             self._close_endpoints()
-            if not any(moved) and not posted:
-                in_flight = any(room.posted for room in rooms)
-                self._wake.wait(self._transport.poll_seconds if in_flight else _IDLE_SECONDS)
+            if any(moved) or posted:
+                pace.reset()
+            elif in_flight := sum(len(room.posted) for room in rooms):
+                self._wake.wait(pace.wait_seconds(self._transport.poll_seconds, in_flight))
+            else:
+                self._wake.wait(_IDLE_SECONDS)
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -341,6 +347,7 @@ class Sender:
             window.local_pages,
             window.local_slot,
         )
+        digest.add_done_callback(lambda _: self._wake.set())
         with self._lock:
             room.posted.append(Posted(window, transfer, size, layers, begun, given, digest))
         reach(Place.SENDER_AFTER_POST, header.sequence)
