@@ -1,7 +1,8 @@
 """`tasuki bench transfer`: how near a hand-over comes to its link, and how much of it is hidden.
 
 On a host with two GPUs: windows of scattered blocks, hand-overs during prefill, whole nodes. On a
-CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, control round trips.
+CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, control round trips, early
+starts, and a wire of fewer bytes.
 """
 
 import os
@@ -20,13 +21,14 @@ from .host import describe_host
 from .report import Report, Row
 
 _GPU_PARTS = ("blocks", "engine", "nodes")
-_CPU_PARTS = ("digest", "goodput", "control", "early")
+_CPU_PARTS = ("digest", "goodput", "control", "early", "wire")
 
 
 @dataclass(frozen=True)
 class TransferConfig:
     parts: str = option(
-        "", "of the rows, by commas: blocks,engine,nodes (GPU), digest,goodput,control,early"
+        "",
+        "of the rows, by commas: blocks,engine,nodes (GPU), digest,goodput,control,early,wire",
     )
     transport: str = option("peer_copy", "between the GPUs", ("peer_copy", "nixl", "auto"))
     prompt: int = option(50_000, "tokens that are handed over")
@@ -88,12 +90,16 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
         from .handover.early import early_rows
 
         yield from early_rows()
+    if "wire" in parts:
+        from .handover.encoded import encoded_rows
+
+        yield from encoded_rows()
 
 
 def _model_rows(
     parts: Sequence[str], config: BenchConfig, own: TransferConfig
 ) -> Iterator[Row | str]:
-    from .handover.gpu_rows import Workload, engine_rows, first_token_row
+    from .handover.gpu_rows import Workload, engine_rows, first_token_rows
 
     model = config.model_config()
     engine = config.engine_config()
@@ -105,6 +111,4 @@ def _model_rows(
     if "engine" in parts:
         yield from engine_rows(model, engine, receiver, kind, slabs, work)
     if "nodes" in parts:
-        # Both ways, since two GPUs of one make differ by more than what is asked.
-        for devices in dict.fromkeys([(sender, receiver), (receiver, sender)]):
-            yield first_token_row(model, engine, devices, kind, work)
+        yield from first_token_rows(model, engine, (sender, receiver), kind, work)

@@ -19,7 +19,7 @@ from ..front.tls import ClientTls
 from ..proto import inference_pb2 as pb
 from ..transfer.timeline_wire import timeline_from_wire
 from .answer import read_usage
-from .handover_chart import chart
+from .handover_chart import chart, pull_chart
 from .session import Client
 
 _BAR = 60
@@ -62,6 +62,7 @@ def story(told: pb.ExplainResponse) -> list[str]:
     return [
         f"{head}: {reason}",
         *_answer(usage),
+        *(pull_chart(timeline_from_wire(told.pull)) if told.HasField("pull") else []),
         *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
         *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
         *_took([read_eviction(eviction) for eviction in told.took]),

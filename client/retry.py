@@ -9,7 +9,7 @@ import grpc
 
 from .errors import ClientError
 
-_TRANSIENT_KINDS = frozenset({"draining", "unknown_session", "session_limit"})
+_TRANSIENT_KINDS = frozenset({"draining", "unknown_session", "session_limit", "not_served_here"})
 # A call that comes as a node stops is cancelled by it; what the caller cancels is not asked again.
 _TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 

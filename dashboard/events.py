@@ -16,6 +16,7 @@ a running node, a recording, and the page of a recording. Pure functions.
 | pools | a sample of what the node counts | as pools_event says |
 """
 
+from dataclasses import replace
 from typing import Any
 
 from ..engine.messages import (
@@ -65,7 +66,9 @@ def event_of(message: Told) -> Event | None:
         case PeersChanged():
             return {"kind": "peers", **plain(message)}
         case PullCommitted():
-            return {"kind": "pulled", **plain(message)}
+            # Its timeline goes with the request's record, of which fewer are kept.
+            report = replace(message.report, timeline=None)
+            return {"kind": "pulled", **plain(replace(message, report=report))}
         case PullLost():
             return {"kind": "pull_lost", **plain(message)}
         case PullFenced():

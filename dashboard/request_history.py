@@ -50,12 +50,13 @@ class RequestHistory:
 
     def _bound_timelines(self, record: dict[str, Any]) -> None:
         """Timelines are the larger part of a record by far: fewer are kept."""
-        transfer = (record.get("usage") or {}).get("transfer")
-        if transfer is None or transfer.get("timeline") is None:
+        told = _told_with_timelines(record)
+        if not any(report.get("timeline") for report in told.values()):
             return
-        self._drawn.append(transfer)
+        self._drawn.append(told)
         if len(self._drawn) > _TIMELINES:
-            self._drawn.popleft()["timeline"] = None
+            for report in self._drawn.popleft().values():
+                report["timeline"] = None
 
     def find(self, name: str) -> dict[str, Any] | None:
         return self._ended.get(name)
@@ -74,11 +75,17 @@ def _arrival(event: Event, submit: Event | None) -> float:
 
 
 def _summary(record: dict[str, Any]) -> dict[str, Any]:
-    usage = record.get("usage")
-    if usage is None:
+    told = _told_with_timelines(record)
+    if not told:
         return record
-    transfer = usage["transfer"]
-    if transfer is None:
-        return record
-    brief = {key: value for key, value in transfer.items() if key != "timeline"}
-    return {**record, "usage": {**usage, "transfer": brief}}
+    brief = {
+        name: {key: value for key, value in report.items() if key != "timeline"}
+        for name, report in told.items()
+    }
+    return {**record, "usage": {**record["usage"], **brief}}
+
+
+def _told_with_timelines(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the record tells of its hand-over and of the pull before, where there was one."""
+    usage = record.get("usage") or {}
+    return {name: usage[name] for name in ("transfer", "pulled") if usage.get(name)}

@@ -7,9 +7,9 @@ usages that clients got.
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ..engine.messages import Finished, HitBreakdown, Rejected, TokenOut, Usage
+from ..engine.messages import Finished, HitBreakdown, Rejected, TokenOut, TransferReport, Usage
 from .life_spans import prefilled_seconds, queued_seconds
-from .time_buckets import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN
+from .time_buckets import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW
 
 UNSCHEDULED = "unscheduled"
 """Cause of the prompt tokens of requests that ended before their prompt was looked up."""
@@ -50,6 +50,11 @@ class RequestMetrics:
         self._exposed = histogram(
             "handover_exposed", "Transfer time after the forward's end.", EXPOSED
         )
+        self._window = histogram(
+            "handover_window",
+            "A window of a hand-over on its sender's clock, from its digest's begin to its flush.",
+            WINDOW,
+        )
 
     def observe(self, message: TokenOut | Finished | Rejected) -> None:
         match message:
@@ -71,14 +76,20 @@ class RequestMetrics:
             self._fallbacks.inc()
         if usage.transfer is not None:
             self._remote.inc()
-            self._transferred.inc(usage.transfer.bytes)
-            self._exposed.observe(usage.transfer.exposed_seconds)
+            self._observe_transfer(usage.transfer)
         self._request.observe(usage.seconds)
         if usage.completion_tokens:
             self._first_token.observe(usage.time_to_first_token)
         if usage.completion_tokens > 1:
             after_first = usage.seconds - usage.time_to_first_token
             self._per_token.observe(after_first / (usage.completion_tokens - 1))
+
+    def _observe_transfer(self, transfer: TransferReport) -> None:
+        self._transferred.inc(transfer.bytes)
+        self._exposed.observe(transfer.exposed_seconds)
+        if transfer.timeline is not None:
+            for window in transfer.timeline.sender.windows:
+                self._window.observe(window.flushed_at - window.begun_at)
 
     def _observe_hit(self, prompt_tokens: int, hit: HitBreakdown | None) -> None:
         if hit is None:

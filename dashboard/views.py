@@ -6,6 +6,8 @@ from typing import Any
 from .history import NodeHistory
 
 _LISTED = 200
+_SESSIONS, _TURNS = 40, 1024
+"""What is drawn of them at once."""
 
 
 def overview(history: NodeHistory, now: float, seconds: int, points: int) -> dict[str, Any]:
@@ -41,7 +43,15 @@ def handover(history: NodeHistory, request: str) -> dict[str, Any] | None:
 
 
 def sessions(history: NodeHistory) -> list[dict[str, Any]]:
-    return history.sessions.latest(_LISTED)
+    """Youngest first, as many as have that many turns together; one at least."""
+    turns = 0
+    listed: list[dict[str, Any]] = []
+    for session in history.sessions.latest(_SESSIONS):
+        turns += len(session["turns"])
+        if listed and turns > _TURNS:
+            break
+        listed.append(session)
+    return listed
 
 
 def faults(history: NodeHistory) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class IncomingHandover:
         self.put(_Opened())
         self._machine = receiver_machine()
         self._phases = PhaseClock()
-        self._report: pb.Report | None = None
+        self._told_done: pb.Done | None = None
         self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
         self._fence = self._drain_request.fence(retry_seconds, sever)
         self._begin_pull = begin_pull
@@ -326,7 +326,7 @@ class IncomingHandover:
         self._phases.mark(Phase.DONE)
         # It is said after every window was flushed, which is what a drain would say.
         self._fence.acknowledge(Drain.DRAINED)
-        self._report = done.report
+        self._told_done = done
         self._verifying = asyncio.create_task(self._verify(done))
 
     async def _verify(self, done: pb.Done) -> None:
@@ -353,10 +353,10 @@ class IncomingHandover:
             digest = isinstance(failure, DigestMismatch)
             self._lose(str(failure), m.LossCause.DIGEST if digest else m.LossCause.MISSING)
             return
-        assert self._report is not None
+        assert self._told_done is not None
         self._phases.mark(Phase.VERIFIED)
         received = self._receiver.track(self.room, self._phases)
-        done = m.RemoteDone(self.room, wire.report_from_wire(self._report, received))
+        done = wire.done_from_wire(self.room, self._told_done, received)
         reach(Place.RECEIVER_BEFORE_COMMIT)
         self._machine.apply(ReceiverEvent.VERIFIED)
         self._post(done)

@@ -7,9 +7,9 @@ from ..front.origin import TRACE_HEADER
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
-from ..transfer.timeline import HandoverTimeline, ReceiverTrack
-from ..transfer.timeline_wire import sender_track_from_wire
-from ..transfer.wire import drain_to_wire, windows_to_wire
+from ..transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
+from ..transfer.timeline_wire import sender_track_from_wire, timeline_from_wire
+from ..transfer.wire import drain_to_wire, report_to_wire, windows_to_wire
 
 
 def trail(request: m.RequestId, traceparent: str) -> tuple[tuple[str, str], ...]:
@@ -100,18 +100,12 @@ def pull_from_wire(room: m.RoomId, pull: pb.Pull) -> m.PullGrant:
     )
 
 
-def pull_done(generation: int, report: SendReport) -> pb.ReceiverMessage:
+def pull_done(generation: int, report: SendReport, track: SenderTrack) -> pb.ReceiverMessage:
     return pb.ReceiverMessage(
         pull_done=pb.PullDone(
             generation=generation,
             windows=windows_to_wire(report.digests),
-            report=pb.Report(
-                bytes=report.bytes,
-                windows=report.windows,
-                pages=report.pages,
-                hidden_seconds=report.hidden_seconds,
-                exposed_seconds=report.exposed_seconds,
-            ),
+            report=report_to_wire(report, track),
         )
     )
 
@@ -122,7 +116,12 @@ def pull_failed(generation: int, reason: str, drain: Drain) -> pb.ReceiverMessag
     )
 
 
-def report_from_wire(report: pb.Report, received: ReceiverTrack) -> m.TransferReport:
+def done_from_wire(room: m.RoomId, done: pb.Done, received: ReceiverTrack) -> m.RemoteDone:
+    pull = timeline_from_wire(done.pull) if done.HasField("pull") else None
+    return m.RemoteDone(room, _report(done.report, received), pull)
+
+
+def _report(report: pb.Report, received: ReceiverTrack) -> m.TransferReport:
     return m.TransferReport(
         bytes=report.bytes,
         windows=report.windows,

@@ -50,6 +50,7 @@ async def run(
             transport,
             config.transport,
             config.name,
+            config.wire,
         )
         node = DecodeNode(
             engine_config, front_config, config, parts, plane, codec, role_change=role_change

@@ -1,11 +1,11 @@
 """A decode node: the front door's services, an engine, its receiver and the links to prefill nodes.
 
-Owns receiver, sender (of what prefill nodes pull) and the node. Life: startup, then whatever the
-daemon waits for, then shutdown.
+Owns both ends (what leaves here are pulls) and the node. Life: startup, then whatever the daemon
+waits for, then shutdown.
 """
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import grpc
@@ -15,8 +15,7 @@ from ..engine.config import EngineConfig
 from ..engine.messages import EarlyStepEnded, Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
-from ..front.gateway import gateway_services
-from ..front.gateway_model import GatewayModel
+from ..front.gateway import gateway_of
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.openai_routes import openai_routes, served_model
@@ -28,8 +27,7 @@ from ..front.tls import ClientTls
 from ..front.trace_export import open_tracing
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
-from ..transfer.receiver import Receiver
-from ..transfer.sender import Sender, SenderSettings
+from ..transfer.hop_ends import HopEnds
 from ..transfer.steps import StepCounter
 from .config import DecodeConfig
 from .handover_client import HandoverClient
@@ -61,19 +59,11 @@ class DecodeNode:
         on_fresh: FreshIds = leave_as_is,
         role_change: RoleChange | None = None,
     ) -> None:
-        self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
-        self._sender = Sender(
-            parts.layout,
-            plane.transport,
-            plane.digester,
-            # What is pulled from here was computed long ago: no tick is waited for.
-            StepCounter(),
-            parts.arena.slabs,
-            SenderSettings(
-                layers_per_window=config.layers_per_window, lease_seconds=config.lease_seconds
-            ),
-        )
-        self._early = build_early_start(parts, self._receiver.barrier, self._step_ended)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
+        # What is pulled from here was computed long ago: no tick is waited for.
+        steps = StepCounter()
+        self._ends = HopEnds.over(plane, steps, config.layers_per_window, config.lease_seconds)
+        self._early = build_early_start(parts, self._ends.receiver.barrier, self._step_ended)
         engine = build_engine(
             engine_config,
             Role.DECODE,
@@ -82,15 +72,15 @@ class DecodeNode:
             early=self._early,
             progress=progress_bar("decode graphs"),
         )
-        gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
+        gateway = gateway_of(
+            engine_config, front_config, parts.model_config, engine, codec.tokenizer
+        )
         self.front = Node(
             engine,
             front_config,
             lambda client: (
                 *front_services(client, codec, front_config, self._status, role_change),
-                *gateway_services(
-                    client, front_config, gateway_model, codec.tokenizer, engine_config.max_batch
-                ),
+                *gateway(client),
             ),
             handover=self._handover,
             routes=partial(
@@ -103,8 +93,8 @@ class DecodeNode:
         )
         self.links = HandoverClient(
             self.front.post,
-            self._receiver,
-            self._sender,
+            self._ends.receiver,
+            self._ends.sender,
             plane.transport,
             plane.contract,
             plane.node,
@@ -123,13 +113,12 @@ class DecodeNode:
 
     def _status(self) -> HandoverStatus:
         return HandoverStatus(
-            tuple(link.status() for link in self.links.links), asdict(self._receiver.counters)
+            tuple(link.status() for link in self.links.links), asdict(self._ends.receiver.counters)
         )
 
     async def startup(self) -> str:
         """Returns HOST:PORT."""
-        self._receiver.start()
-        self._sender.start()
+        self._ends.start()
         await asyncio.to_thread(self._early.prepare)
         await self.links.start()
         return await self.front.startup()
@@ -139,6 +128,5 @@ class DecodeNode:
         await self.front.refuse_and_drain()
         await self.links.stop()
         await self.front.stop()
-        await asyncio.to_thread(self._sender.stop)
         await asyncio.to_thread(self._early.close)
-        await asyncio.to_thread(self._receiver.stop)
+        await asyncio.to_thread(self._ends.stop)

@@ -22,6 +22,7 @@ from ..transfer.outgoing import Drain, RoomBroke, RoomEnd, RoomSent
 from ..transfer.protocol import IllegalTransition
 from ..transfer.pull_protocol import PullSenderEvent, PullSenderState, pull_sender_machine
 from ..transfer.sender import Sender
+from ..transfer.timeline import Phase, PhaseClock, sender_track
 from ..transfer.windows import ForwardPlan
 from . import handover_wire as wire
 from .prefill_link import PrefillConnection
@@ -66,6 +67,7 @@ class OutgoingPull:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue()
         self._machine = pull_sender_machine()
+        self._phases = PhaseClock()
         self._drain = Drain.DRAINED
         self._reason = ""
 
@@ -81,6 +83,7 @@ class OutgoingPull:
         """From the ask to the drain."""
         grant = self._grant
         self._machine.apply(PullSenderEvent.ASK)
+        self._phases.mark(Phase.GRANTED)
         self._post(m.PullAsked(grant.room, grant.tokens, grant.first_page))
         while self._machine.state not in _OVER:
             self._take(await self._events.get())
@@ -106,7 +109,9 @@ class OutgoingPull:
                 self._refuse(reason)
             case RoomSent(report=report):
                 if self._machine.apply(PullSenderEvent.FLUSHED) is PullSenderState.DONE:
-                    self._say(wire.pull_done(self.generation, report))
+                    self._phases.mark(Phase.DONE)
+                    track = sender_track(report, self._phases)
+                    self._say(wire.pull_done(self.generation, report, track))
             case RoomBroke(reason=reason, drain=drain):
                 self._reason = self._reason or reason
                 self._machine.apply(PullSenderEvent.STOP)
@@ -128,6 +133,7 @@ class OutgoingPull:
             self._refuse(str(error))
             return
         self._machine.apply(PullSenderEvent.PINNED)
+        self._phases.mark(Phase.ACCEPTED)
         plan = ForwardPlan.long_finished(grant.first_page, source.pages, source.slot)
         self._sender.plan_forward(self.room, plan)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
+from ..transfer.unit_sizes import UnitSizes
 from .checkpoints import plan_checkpoints
 from .config import EngineConfig
 from .eviction_ledger import EvictionLedger
@@ -32,7 +33,9 @@ class Admission:
         ledger: EvictionLedger,
         meter: RateMeter,
         emit: Callable[[Outbox], None],
+        wire: UnitSizes | None = None,
     ) -> None:
+        """wire: lengths of what travels; the layout's own by default."""
         self._cache = cache
         self._config = config
         self._role = role
@@ -41,6 +44,7 @@ class Admission:
         self._ledger = ledger
         self._meter = meter
         self._emit = emit
+        self._wire: UnitSizes = wire or cache.arena.layout
 
     def admit(self, request: Request) -> bool:
         """Whether the request no longer waits. Raises ImpossibleRequest.
@@ -93,7 +97,10 @@ class Admission:
         """Of the pages of `tokens` that a side lacks which holds KV of `held`, and of the state."""
         layout = self._cache.arena.layout
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
-        return pages * layout.page_bytes + layout.slot_bytes
+        return (
+            pages * layout.full_layers * self._wire.block_bytes
+            + layout.gdn_layers * self._wire.state_layer_bytes
+        )
 
     def _lease_for_sender(self, request: Request) -> bool:
         if self._pull_pays(request) and self._pulls.begin(request):

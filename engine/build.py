@@ -21,6 +21,7 @@ from ..pycache.layout import CacheLayout
 from ..pycache.prefix_cache import FreshIds, HybridPrefixCache, leave_as_is
 from ..transfer.sender import Sender
 from ..transfer.steps import StepCounter
+from ..transfer.unit_sizes import UnitSizes
 from .config import EngineConfig, EngineConfigError
 from .early_start import Barriers, EarlyStart
 from .early_step import EarlySteps
@@ -32,12 +33,18 @@ from .turn_hint import read_tool_call_ids
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What must exist before an engine: a sender or receiver is built over the same arena."""
+    """What must exist before an engine: a sender or receiver is built over the same arena.
+
+    slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
+    long what travels is, where that is not as long as it lies.
+    """
 
     model_config: ModelConfig
     model: Qwen35Model
     arena: Arena
     steps: StepCounter
+    slabs: int | None = None
+    wire: UnitSizes | None = None
 
     @property
     def layout(self) -> CacheLayout:
@@ -121,6 +128,7 @@ def build_engine(
         on_fresh,
         policy=config.cache_policy,
         attention_cost=flops.quadratic / flops.linear,
+        slabs=parts.slabs,
     )
     return Engine(
         config,
@@ -133,6 +141,7 @@ def build_engine(
         tool_call_ids=read_tool_call_ids(Path(config.model)),
         sender=sender,
         early=early,
+        wire=parts.wire,
     )
 
 
@@ -163,7 +172,7 @@ def build_runner(
     return DeviceRunner(
         parts.model,
         parts.arena,
-        EventTicks(parts.steps) if hands_on else None,
+        EventTicks(parts.steps, parts.model_config.layers) if hands_on else None,
         max_batch=config.max_batch,
         max_position=parts.model_config.max_position,
         progress=progress,

@@ -73,8 +73,11 @@ class _Gate:
             raise _Shut
         self.waited += time.monotonic() - began
 
-    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
+    def cache_written(self, layer: int) -> None:
         """What it wrote is read by later steps only."""
+
+    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
+        """Nobody watches its layers."""
 
 
 class EarlySteps:

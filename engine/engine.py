@@ -15,6 +15,7 @@ from ..model.sampler import Sampled, stop_ids
 from ..pycache._cpp_cache import ImpossibleRequest, IntegrityError
 from ..pycache.prefix_cache import HybridPrefixCache
 from ..transfer.sender import Sender
+from ..transfer.unit_sizes import UnitSizes
 from . import messages as m
 from .admission import Admission
 from .config import EngineConfig
@@ -70,6 +71,7 @@ class Engine:
         tool_call_ids: frozenset[int] = frozenset(),
         sender: Sender | None = None,
         early: EarlyStart | None = None,
+        wire: UnitSizes | None = None,
     ) -> None:
         self._role = role
         self._cache = cache
@@ -94,7 +96,7 @@ class Engine:
         self._pulls = Pulls(cache, runner, emit, count(1), self._meter)
         self._offers = Offers(cache, runner, emit)
         self._admission = Admission(
-            cache, config, role, self._take_over, self._pulls, self._ledger, self._meter, emit
+            cache, config, role, self._take_over, self._pulls, self._ledger, self._meter, emit, wire
         )
         self._scheduler = Scheduler(cache, config, self._admit)
         self._hand_on = None if sender is None else HandOn(cache, sender, emit, self._meter)

@@ -92,11 +92,13 @@ class TransferReport:
 @dataclass(frozen=True)
 class PullReport:
     """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
-    of which it then had KV and state. seconds: from the ask to the commit, on its clock."""
+    of which it then had KV and state. seconds: from the ask to the commit, on its clock. timeline:
+    both sides' tracks; None where only the sums were told, or not yet."""
 
     tokens: int
     bytes: int
     seconds: float
+    timeline: HandoverTimeline | None = None
 
 
 @dataclass(frozen=True)
@@ -388,10 +390,12 @@ class RemoteReady:
 
 @dataclass(frozen=True)
 class RemoteDone:
-    """(decode) RemotePrefillDone: every window landed and every digest matched."""
+    """(decode) RemotePrefillDone: every window landed and every digest matched. pull: when what of
+    the pull before happened; None without one."""
 
     room: RoomId
     transfer: TransferReport
+    pull: HandoverTimeline | None = None
 
 
 @dataclass(frozen=True)

@@ -63,16 +63,22 @@ class Passed(Protocol):
 
 
 class LayerTicks:
-    """Ticks once a layer of any kind, so that windows leave while later layers still run."""
+    """Ticks once a layer of any kind, so that windows leave while the rest still runs."""
 
-    def __init__(self, steps: StepCounter) -> None:
+    def __init__(self, steps: StepCounter, layers: int) -> None:
+        """layers: of a forward."""
         self._steps = steps
+        self._layers = layers
 
     def before_layer(self, layer: int) -> None:
         """Nothing to wait for: every input of this forward is in the arena."""
 
-    def after_layer(self, layer: int, branch: torch.Tensor, residual: torch.Tensor) -> None:
+    def cache_written(self, layer: int) -> None:
         self._steps.tick()
+
+    def after_layer(self, layer: int, branch: torch.Tensor, residual: torch.Tensor) -> None:
+        if layer == self._layers - 1:
+            self._steps.end_forward()
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class HostRunner:
         self._model = model
         self._arena = arena
         self._steps = steps
-        self._hooks = LayerTicks(steps)
+        self._hooks = LayerTicks(steps, model.config.layers)
         self._lanes: dict[int, int] = {}
         self._ended_at = time.perf_counter()
 

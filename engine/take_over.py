@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ..model.sampler import Sampled
 from ..pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
@@ -199,6 +200,8 @@ class TakeOver:
         lease = request.state.lease
         sampled = None if self._early is None else self._early.take(message.room)
         sent = request.transfer = message.transfer
+        if request.pulled is not None:
+            request.pulled = replace(request.pulled, timeline=message.pull)
         if sent.bytes:
             self._meter.sent.add(sent.bytes, sent.hidden_seconds + sent.exposed_seconds)
         self._cache.settle(lease)

@@ -80,6 +80,9 @@ class AdminService(pb_grpc.CacheAdminServicer):
             transfer = ended.end.usage.transfer
             if transfer is not None and transfer.timeline is not None:
                 response.handover.CopyFrom(timeline_to_wire(transfer.timeline))
+            pulled = ended.end.usage.pulled
+            if pulled is not None and pulled.timeline is not None:
+                response.pull.CopyFrom(timeline_to_wire(pulled.timeline))
         return response
 
     async def Tree(self, request: pb.TreeRequest, context: CallContext) -> pb.TreeResponse:
@@ -98,7 +101,10 @@ class AdminService(pb_grpc.CacheAdminServicer):
     ) -> pb.ChangeRoleResponse:
         async with refusals(context):
             if self._role_change is None:
-                raise RoleFixed("this node prefills and decodes: it has no role to change")
+                raise RoleFixed(
+                    "this node both prefills and decodes (tasuki serve), so it has no role to "
+                    "change: start tasuki prefill or tasuki decode in its place"
+                )
             names = {number: name for name, number in _ROLE_NUMBERS.items()}
             self._role_change.ask(names.get(request.role, ""), request.settings)
         return pb.ChangeRoleResponse()

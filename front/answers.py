@@ -4,10 +4,13 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from ..engine.messages import Finished, RequestId, Submit, TokenOut
+from .origin import Origin
 
 
 class Answers(Protocol):
     """As EngineClient: tokens in order, then Finished; closing the iterator aborts."""
 
-    def generate(self, submit: Submit) -> AsyncGenerator[TokenOut | Finished, None]: ...
+    def generate(
+        self, submit: Submit, origin: Origin
+    ) -> AsyncGenerator[TokenOut | Finished, None]: ...
     def abort(self, request_id: RequestId) -> None: ...

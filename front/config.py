@@ -41,9 +41,17 @@ class FrontConfig:
     )
     metrics: str = option("on", "count and remember what requests were told", ("on", "off"))
     served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
-    tls_cert: str = option("", "PEM file: the certificate chain of gRPC and HTTP; none: plain text")
-    tls_key: str = option("", "PEM file: the private key of tls_cert")
-    tls_client_ca: str = option("", "PEM file: callers must show a certificate signed by these")
+    tls_cert: str = option(
+        "",
+        "PEM file: the certificate chain of gRPC and HTTP; none: plain text",
+        aliases=("--ssl-certfile",),
+    )
+    tls_key: str = option("", "PEM file: the private key of tls_cert", aliases=("--ssl-keyfile",))
+    tls_client_ca: str = option(
+        "",
+        "PEM file: callers must show a certificate signed by these",
+        aliases=("--ssl-ca-certs",),
+    )
     gateway: bool = option(
         False, "serve the smg gateway's engine protocol beside our own (needs tasuki[smg])"
     )

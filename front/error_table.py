@@ -49,7 +49,7 @@ _TAIL = """
 | --- | --- | --- |
 | UNAVAILABLE | gRPC itself: nobody serves the address, or the connection broke | elsewhere |
 | UNAUTHENTICATED, HTTP 401 | the API key is missing or wrong (kind `invalid_api_key`) | never |
-| UNIMPLEMENTED | the node does not serve that: a prefill node answers no clients | elsewhere |
+| UNIMPLEMENTED | gRPC itself: a service that is none of ours | never |
 | RESOURCE_EXHAUSTED | gRPC itself: a message over 32 MiB | never |
 | DEADLINE_EXCEEDED, CANCELLED | the caller's deadline or cancellation | as the caller likes |
 | HTTP 404, 405, 413, 415 | no such path, model or method; a body too large; not JSON | never |

@@ -125,6 +125,14 @@ class RoleFixed(FrontError):
     kind = "role_fixed"
 
 
+class NotServedHere(FrontError):
+    """The node does not serve that: a prefill node answers no clients, decode nodes do."""
+
+    status = grpc.StatusCode.UNIMPLEMENTED
+    kind = "not_served_here"
+    retry = Retry.ELSEWHERE
+
+
 class SessionLimit(FrontError):
     """As many sessions are open as the node allows, and none is idle."""
 

@@ -3,9 +3,13 @@
 Only here is the optional package looked for, so that a node without a gateway never needs it.
 """
 
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
+from ..engine.config import EngineConfig
+from ..engine.engine import Engine
+from ..model.config import ModelConfig
 from .answers import Answers
 from .config import FrontConfig
 from .engine_client import EngineClient
@@ -18,25 +22,39 @@ class GatewayUnavailable(RuntimeError):
     """The protocol was asked for and its package is not installed."""
 
 
-def gateway_services(
-    engine: EngineClient,
+def gateway_of(
+    engine_config: EngineConfig,
     config: FrontConfig,
-    model: GatewayModel,
+    model_config: ModelConfig,
+    engine: Engine,
     tokenizer: Tokenizer | None,
-    max_batch: int,
     answers: Answers | None = None,
-) -> tuple[Service, ...]:
-    """None where the config does not ask for it. answers: where requests go; the engine itself if
-    not given. Raises GatewayUnavailable."""
-    if not config.gateway:
-        return ()
-    if find_spec("smg_grpc_proto") is None:
-        raise GatewayUnavailable(
-            "gateway needs the package smg-grpc-proto: pip install 'tasuki[smg]'"
+) -> Callable[[EngineClient], tuple[Service, ...]]:
+    """What serves the protocol over a client of this engine: nothing where the config does not ask
+    for it, and then the model's folder is not looked into. answers: where requests go; the engine
+    itself if not given. What it gives raises GatewayUnavailable."""
+
+    def services(client: EngineClient) -> tuple[Service, ...]:
+        if not config.gateway:
+            return ()
+        if find_spec("smg_grpc_proto") is None:
+            raise GatewayUnavailable(
+                "gateway needs the package smg-grpc-proto: pip install 'tasuki[smg]'"
+            )
+        from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
+
+        from .gateway_service import SERVICE, GatewayService
+
+        model = GatewayModel.of(engine_config, config, model_config, engine)
+        servicer = GatewayService(
+            client,
+            answers or client,
+            model,
+            tokenizer,
+            engine_config.max_batch,
+            config.access.keys,
         )
-    from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
+        add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)
+        return (Service(SERVICE, add),)
 
-    from .gateway_service import SERVICE, GatewayService
-
-    servicer = GatewayService(engine, answers or engine, model, tokenizer, max_batch)
-    return (Service(SERVICE, partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)),)
+    return services

@@ -15,7 +15,9 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
 
+from .answer_stream import REQUEST_ID_KEY
 from .answers import Answers
+from .api_keys import NO_KEYS, ApiKeys
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
 from .gateway_answer import GatewayAnswer
@@ -26,6 +28,7 @@ from .gateway_loads import loads_message
 from .gateway_model import GatewayModel
 from .gateway_requests import read_gateway_request
 from .gateway_tokenizer import archive_chunks, tokenizer_archive
+from .origin import grpc_origin
 from .request_reader import read_request_id
 from .tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -42,8 +45,11 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         model: GatewayModel,
         tokenizer: Tokenizer | None,
         max_batch: int,
+        keys: ApiKeys = NO_KEYS,
     ) -> None:
-        """tokenizer: for stop strings; None leaves them to the gateway."""
+        """tokenizer: for stop strings; None leaves them to the gateway. keys: whose limits a call
+        counts against."""
+        self._keys = keys
         self._engine = engine
         self._answers = answers
         self._model = model
@@ -55,15 +61,16 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         self, request: pb.GenerateRequest, context: CallContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         async with refusals(context):
-            await context.send_initial_metadata(())
             asked = read_gateway_request(request, self._model)
+            request_id = asked.submit.request_id
+            await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
             answer = GatewayAnswer(
                 asked,
                 self._model.eos_ids,
                 IncrementalDetokenizer(self._tokenizer),
-                partial(self._answers.abort, asked.submit.request_id),
+                partial(self._answers.abort, request_id),
             )
-            events = self._answers.generate(asked.submit)
+            events = self._answers.generate(asked.submit, grpc_origin(self._keys, context))
             async with aclosing(answer.messages(events)) as messages:
                 async for message in messages:
                     yield message

@@ -14,6 +14,7 @@
 | SlowReader | 429 | slow_reader |
 | RateLimited | 429 | rate_limited |
 | anything else | 500 | internal |
+| NotServedHere | 501 | not_served_here |
 | RequestRejected(DRAINING) | 503 | draining |
 
 429 and 503 carry Retry-After, in whole seconds. An error after a stream has begun comes as one
@@ -40,6 +41,7 @@ _HTTP = {
     grpc.StatusCode.ABORTED: 409,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
 _TYPE = {

@@ -62,7 +62,10 @@ class RequestLog:
             return
         usage = ended.end.usage
         assert usage.transfer is not None
-        bare = replace(usage, transfer=replace(usage.transfer, timeline=None))
+        # What was pulled was pulled for a hand-over, which has a timeline too.
+        pulled = None if usage.pulled is None else replace(usage.pulled, timeline=None)
+        transfer = replace(usage.transfer, timeline=None)
+        bare = replace(usage, transfer=transfer, pulled=pulled)
         self._ended[request_id] = replace(ended, end=replace(ended.end, usage=bare))
 
     def find(self, request_id: str) -> tuple[EndedRequest, float] | None:

@@ -11,8 +11,7 @@ from ..engine.role import Role
 from .config import FrontConfig
 from .dry_run import DryRunConfig, dry_run
 from .flags import parse_configs
-from .gateway import gateway_services
-from .gateway_model import GatewayModel
+from .gateway import gateway_of
 from .lifecycle import StopRequest, announce_ready
 from .logs import configure_logging
 from .node import Node
@@ -47,15 +46,13 @@ async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
     engine = build_engine(engine_config, Role.FUSED, parts, progress=progress_bar("decode graphs"))
     served = served_model(engine_config.model, front_config, engine, codec)
-    gateway_model = GatewayModel.of(engine_config, front_config, model, engine)
+    gateway = gateway_of(engine_config, front_config, model, engine, codec.tokenizer)
     node = Node(
         engine,
         front_config,
         lambda client: (
             *front_services(client, codec, front_config),
-            *gateway_services(
-                client, front_config, gateway_model, codec.tokenizer, engine_config.max_batch
-            ),
+            *gateway(client),
         ),
         routes=partial(openai_routes, model=served),
         tracing=open_tracing(front_config.otlp_endpoint, "serve", "fused"),

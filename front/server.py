@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from .access import LOOPBACK_ONLY, Access
 from .grpc_access import RequireKey
 from .malformed import MalformedRequests
+from .unserved import UnservedMethods
 
 _OPTIONS = (
     # Two daemons on one port would share its calls at random.
@@ -80,7 +81,10 @@ async def start_server(
     """bind: HOST:PORT, port 0 picks one. Raises BindError, TlsError."""
     host, _ = parse_bind(bind, access)
     credentials = None if access.tls is None else access.tls.grpc_credentials()
-    interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [MalformedRequests()]
+    interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [
+        MalformedRequests(),
+        UnservedMethods(),
+    ]
     if access.keys:
         interceptors.insert(0, RequireKey(access.keys))
     limits = (

@@ -14,8 +14,12 @@ class LayerHooks(Protocol):
     def before_layer(self, layer: int) -> None:
         """The layer has read nothing of the arena yet; may block until its bytes are there."""
 
+    def cache_written(self, layer: int) -> None:
+        """What the layer wrote of pages and slots is final (on a GPU: enqueued). Its output
+        projection and feed-forward are still to come, and are a good part of it."""
+
     def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
-        """The layer has written its pages and slots (on a GPU: its writes are enqueued).
+        """The layer is computed (on a GPU: enqueued).
 
         branch + residual, both [T, hidden_size], is the residual stream; valid during the call
         only. They come apart because the next norm is what adds them.
@@ -26,6 +30,9 @@ class NullHooks:
     """Watches nothing."""
 
     def before_layer(self, layer: int) -> None:
+        return None
+
+    def cache_written(self, layer: int) -> None:
         return None
 
     def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:

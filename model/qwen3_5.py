@@ -63,7 +63,9 @@ class Qwen35Model:
         branch = None
         for layer, weights in enumerate(self.weights.layers):
             hooks.before_layer(layer)
-            branch, residual = self._mixer(layer, weights, branch, residual, operators, arena)
+            mixed, residual = self._mix(layer, weights, branch, residual, operators, arena)
+            hooks.cache_written(layer)
+            branch = operators.project(mixed, weights.mixer.out_proj)
             branch, residual = operators.feed_forward(
                 branch, residual, weights.mlp_norm, weights.mlp
             )
@@ -74,7 +76,7 @@ class Qwen35Model:
     def _on_device(self, indices: Tensor) -> Tensor:
         return indices.to(self.weights.embedding.device)
 
-    def _mixer(
+    def _mix(
         self,
         layer: int,
         weights: LayerWeights,
@@ -83,6 +85,7 @@ class Qwen35Model:
         operators: Operators,
         arena: Arena,
     ) -> tuple[Tensor, Tensor]:
+        """(The mixer's output, before its projection; the residual stream.)"""
         index, mixer = arena.layout.kind_index(layer), weights.mixer
         projected, residual = operators.norm_project(
             branch, residual, weights.mixer_norm, mixer.in_proj
@@ -91,4 +94,4 @@ class Qwen35Model:
             mixed = operators.gdn(projected, mixer, arena.conv[index], arena.ssm[index])
         else:
             mixed = operators.attention(projected, mixer, arena.kv[index])
-        return operators.project(mixed, mixer.out_proj), residual
+        return mixed, residual

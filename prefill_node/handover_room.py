@@ -134,6 +134,7 @@ class OutgoingHandover:
         self._phases = PhaseClock()
         self._position = 0
         self._report: SendReport | None = None
+        self._pulled: m.PullReport | None = None
         self._failure: str | None = None
 
     @property
@@ -265,6 +266,7 @@ class OutgoingHandover:
         if state is SenderState.DRAINING:
             return
         self._phases.mark(Phase.READY)
+        self._pulled = token.pulled
         self._say(wire.ready(self.generation, token, self._sender.tail_seconds(self.room)))
         if state is SenderState.DONE:
             assert self._report is not None
@@ -272,7 +274,9 @@ class OutgoingHandover:
 
     def _say_done(self, report: SendReport) -> None:
         self._phases.mark(Phase.DONE)
-        self._say(wire.done(self.generation, report, sender_track(report, self._phases)))
+        track = sender_track(report, self._phases)
+        pull = None if self._pulled is None else self._pulled.timeline
+        self._say(wire.done(self.generation, report, track, pull))
 
     def _stop(self, failure: str | None) -> None:
         """Begin to drain; `failure` is this side's reason, None where the receiver wanted it."""

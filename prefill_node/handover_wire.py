@@ -13,9 +13,9 @@ from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
-from ..transfer.timeline import SenderTrack
-from ..transfer.timeline_wire import sender_track_to_wire
-from ..transfer.wire import drain_to_wire, windows_to_wire
+from ..transfer.timeline import HandoverTimeline, SenderTrack
+from ..transfer.timeline_wire import timeline_to_wire
+from ..transfer.wire import drain_to_wire, report_to_wire, windows_to_wire
 
 _ERROR_KINDS = {
     m.ErrorKind.INVALID: pb.ERROR_KIND_INVALID,
@@ -145,19 +145,15 @@ def stop_pull(generation: int) -> pb.SenderMessage:
     return pb.SenderMessage(stop_pull=pb.StopPull(generation=generation))
 
 
-def done(generation: int, report: SendReport, track: SenderTrack) -> pb.SenderMessage:
+def done(
+    generation: int, report: SendReport, track: SenderTrack, pull: HandoverTimeline | None
+) -> pb.SenderMessage:
     return pb.SenderMessage(
         done=pb.Done(
             generation=generation,
             windows=windows_to_wire(report.digests),
-            report=pb.Report(
-                bytes=report.bytes,
-                windows=report.windows,
-                pages=report.pages,
-                hidden_seconds=report.hidden_seconds,
-                exposed_seconds=report.exposed_seconds,
-                track=sender_track_to_wire(track),
-            ),
+            report=report_to_wire(report, track),
+            pull=None if pull is None else timeline_to_wire(pull),
         )
     )
 

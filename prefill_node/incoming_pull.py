@@ -21,6 +21,8 @@ from ..transfer.outgoing import Drain
 from ..transfer.protocol import IllegalTransition
 from ..transfer.pull_protocol import PullReceiverEvent, PullReceiverState, pull_receiver_machine
 from ..transfer.receiver import Receiver
+from ..transfer.timeline import HandoverTimeline, Phase, PhaseClock
+from ..transfer.timeline_wire import sender_track_from_wire
 from ..transfer.wire import drain_from_wire, windows_from_wire
 from ..transfer.writer_fence import WriterFence
 from . import handover_wire as wire
@@ -74,8 +76,8 @@ class IncomingPull:
         self._say = say
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue()
         self._machine = pull_receiver_machine()
-        self._begun = time.monotonic()
-        self._bytes = 0
+        self._phases = PhaseClock()
+        self._report: pb.Report | None = None
         self._verifying: asyncio.Task[None] | None = None
 
     def put(self, event: pb.PullDone | pb.PullFailed) -> None:
@@ -98,6 +100,7 @@ class IncomingPull:
         try:
             self._receiver.expect(self.room, self.generation, target)
             self._machine.apply(PullReceiverEvent.GRANT)
+            self._phases.mark(Phase.GRANTED)
             self._say(wire.pull(grant))
             while self._machine.state in _LIVE:
                 self._take(await self._next())
@@ -152,7 +155,8 @@ class IncomingPull:
             return
         # It is said after every window was flushed, which is what a drain would say.
         self._fence.acknowledge(Drain.DRAINED)
-        self._bytes = done.report.bytes
+        self._phases.mark(Phase.DONE)
+        self._report = done.report
         self._verifying = asyncio.create_task(self._verify(done))
 
     async def _verify(self, done: pb.PullDone) -> None:
@@ -178,8 +182,14 @@ class IncomingPull:
             self._lose(str(failure))
             return
         self._machine.apply(PullReceiverEvent.VERIFIED)
-        seconds = time.monotonic() - self._begun
-        report = m.PullReport(self._grant.tokens, self._bytes, seconds)
+        self._phases.mark(Phase.VERIFIED)
+        seconds = self._phases.marks[-1].at
+        assert self._report is not None
+        timeline = HandoverTimeline(
+            sender_track_from_wire(self._report.track),
+            self._receiver.track(self.room, self._phases),
+        )
+        report = m.PullReport(self._grant.tokens, self._report.bytes, seconds, timeline)
         self._post(m.PullCommitted(self.room, report))
 
     def _lose(self, reason: str) -> None:

@@ -46,6 +46,7 @@ async def run(
             transport,
             config.transport,
             config.name,
+            config.wire,
         )
         node = PrefillNode(
             engine_config, front_config, config, parts, plane, role_change=role_change

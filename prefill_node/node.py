@@ -1,11 +1,12 @@
 """A prefill node: an engine that stops after the first token, its sender, the Handover service.
 
-Owns sender, receiver (of what is pulled) and the node. Life: startup, then whatever the daemon
-waits for, then shutdown.
+Owns both ends (what comes in are pulls) and the node. Life: startup, then whatever the daemon waits
+for, then shutdown.
 """
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 from ..engine.build import EngineParts, build_engine
@@ -14,8 +15,7 @@ from ..engine.messages import Outbox
 from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.etcd import Etcd
-from ..front.gateway import gateway_services
-from ..front.gateway_model import GatewayModel
+from ..front.gateway import gateway_of
 from ..front.handover_status import HandoverStatus
 from ..front.node import Node
 from ..front.progress_bar import progress_bar
@@ -23,11 +23,11 @@ from ..front.role_change import RoleChange
 from ..front.server import BindError, Service, is_loopback, parse_bind
 from ..front.services import admin_service
 from ..front.trace_export import open_tracing
+from ..front.unserved import unserved_routes
 from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
-from ..transfer.receiver import Receiver
-from ..transfer.sender import Sender, SenderSettings
+from ..transfer.hop_ends import HopEnds
 from .config import PrefillConfig
 from .handover_service import HandoverService
 from .registration import Registration
@@ -65,38 +65,31 @@ class PrefillNode:
         role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(front_config)
-        settings = SenderSettings(
-            layers_per_window=config.layers_per_window, lease_seconds=config.lease_seconds
+        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
+        self._ends = HopEnds.over(
+            plane, parts.steps, config.layers_per_window, config.lease_seconds
         )
-        self._sender = Sender(
-            parts.layout,
-            plane.transport,
-            plane.digester,
-            parts.steps,
-            parts.arena.slabs,
-            settings,
-        )
-        self._receiver = Receiver(parts.layout, plane.transport, plane.digester, parts.arena.slabs)
         engine = build_engine(
             engine_config,
             Role.PREFILL,
             parts,
-            self._sender,
+            self._ends.sender,
             on_fresh,
             progress=progress_bar("decode graphs"),
         )
         told_rooms = ToldRooms() if front_config.gateway else None
-        gateway_model = GatewayModel.of(engine_config, front_config, parts.model_config, engine)
+        gateway = gateway_of(
+            engine_config, front_config, parts.model_config, engine, None, told_rooms
+        )
         self.front = Node(
             engine,
             front_config,
             lambda client: (
                 admin_service(client, store=None, role_change=role_change),
-                *gateway_services(
-                    client, front_config, gateway_model, None, engine_config.max_batch, told_rooms
-                ),
+                *gateway(client),
             ),
             handover=self._handover,
+            routes=lambda client: unserved_routes(),
             status=self._status,
             about={"node": config.name, "role": "prefill"},
             tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),
@@ -105,8 +98,8 @@ class PrefillNode:
         self._registration: Registration | None = None
         self._service = HandoverService(
             self.front.post,
-            self._sender,
-            self._receiver,
+            self._ends.sender,
+            self._ends.receiver,
             plane.transport,
             plane.contract,
             plane.node,
@@ -119,12 +112,11 @@ class PrefillNode:
         self._service.deliver(message)
 
     def _status(self) -> HandoverStatus:
-        return HandoverStatus(sent=self._sender.counters)
+        return HandoverStatus(sent=self._ends.sender.counters)
 
     async def startup(self) -> str:
         """Returns HOST:PORT."""
-        self._sender.start()
-        self._receiver.start()
+        self._ends.start()
         register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
         address = await self.front.startup([Service("tasuki.handover.v1.Handover", register)])
         if self._config.etcd:
@@ -143,5 +135,4 @@ class PrefillNode:
         await self.front.refuse_and_drain()
         await self._service.stop()
         await self.front.stop()
-        await asyncio.to_thread(self._sender.stop)
-        await asyncio.to_thread(self._receiver.stop)
+        await asyncio.to_thread(self._ends.stop)

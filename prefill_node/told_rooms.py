@@ -17,6 +17,7 @@ import numpy as np
 
 from ..engine import messages as m
 from ..front.errors import DuplicateRequest, InvalidRequest
+from ..front.origin import Origin
 from ..transfer.errors import DuplicateRoom
 from ..transfer.rendezvous import Rendezvous, Side
 from .handover_room import GatewayCame, GatewayMissing, OutgoingHandover, Stopped
@@ -51,9 +52,15 @@ class ToldRooms:
         self._parked: dict[m.RoomId, GatewayCall] = {}
         self._open: dict[m.RoomId, GatewayCall] = {}
 
-    async def generate(self, submit: m.Submit) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
+    async def generate(
+        self, submit: m.Submit, origin: Origin
+    ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
         """The first token, if the room comes so far, and Finished. Raises InvalidRequest,
-        DuplicateRequest."""
+        DuplicateRequest.
+
+        origin: counts for nothing here. The gateway asks the decode node as well, which counts the
+        call against its caller's limits and whose Reserve names the trace.
+        """
         begun = time.monotonic()
         if submit.told is None:
             raise InvalidRequest(

@@ -328,14 +328,16 @@ class Eviction(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., checkpoint_kind: _Optional[str] = ..., tokens: _Optional[int] = ..., slabs: _Optional[float] = ..., score: _Optional[float] = ..., taken_by: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("generation", "windows", "report")
+    __slots__ = ("generation", "windows", "report", "pull")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
     generation: int
     windows: _containers.RepeatedCompositeFieldContainer[Window]
     report: Report
-    def __init__(self, generation: _Optional[int] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+    pull: _timeline_pb2.HandoverTimeline
+    def __init__(self, generation: _Optional[int] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., pull: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ...) -> None: ...
 
 class Window(_message.Message):
     __slots__ = ("sequence", "first_layer", "end_layer", "first_page", "pages", "carries_state", "digest")

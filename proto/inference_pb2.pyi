@@ -515,7 +515,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "ended_seconds_ago", "finished", "rejected", "handover", "life", "took")
+    __slots__ = ("request_id", "ended_seconds_ago", "finished", "rejected", "handover", "life", "took", "pull")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENDED_SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +523,7 @@ class ExplainResponse(_message.Message):
     HANDOVER_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     TOOK_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ended_seconds_ago: float
     finished: Finished
@@ -530,7 +531,8 @@ class ExplainResponse(_message.Message):
     handover: _timeline_pb2.HandoverTimeline
     life: _containers.RepeatedCompositeFieldContainer[LifeMark]
     took: _containers.RepeatedCompositeFieldContainer[Eviction]
-    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ..., handover: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ..., life: _Optional[_Iterable[_Union[LifeMark, _Mapping]]] = ..., took: _Optional[_Iterable[_Union[Eviction, _Mapping]]] = ...) -> None: ...
+    pull: _timeline_pb2.HandoverTimeline
+    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ..., handover: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ..., life: _Optional[_Iterable[_Union[LifeMark, _Mapping]]] = ..., took: _Optional[_Iterable[_Union[Eviction, _Mapping]]] = ..., pull: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

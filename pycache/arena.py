@@ -47,8 +47,7 @@ class Arena:
         flat = self.bytes.view(torch_dtype(layout.kv_dtype))
         block = prod(layout.kv_shape)
         # Page ids run to slabs * blocks_per_slab; the last layers' offset would run past the end
-        # for
-        # ids that are no pages, so the view stops at the last id whose block is inside the arena.
+        # for ids that are no pages: the view stops at the last id whose block is inside the arena.
         offset = index * layout.pages_per_slab * block
         ids = self.slabs * layout.blocks_per_slab - index * layout.pages_per_slab
         row = layout.kv_heads * layout.head_dim

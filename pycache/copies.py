@@ -1,17 +1,13 @@
 """Copies inside the arena: a slot onto a slot, a page onto a page, a slot to zero.
 
-Ordering is the caller's: on a GPU these join the current stream, on the CPU they are done on
-return.
+A slot is one run of bytes, and a page a run a full-attention layer, all as far apart: each of these
+is one operation, and on a GPU one launch. Ordering is the caller's: there they join the current
+stream, on the CPU they are done on return.
 """
 
 import torch
 
 from .arena import Arena
-
-
-def _slot_bytes(arena: Arena, slot: int) -> torch.Tensor:
-    start = slot * arena.layout.slab_bytes
-    return arena.bytes[start : start + arena.layout.slot_bytes]
 
 
 def copy_slot(arena: Arena, source: int, destination: int) -> None:
@@ -26,5 +22,19 @@ def zero_slot(arena: Arena, slot: int) -> None:
 
 def copy_page(arena: Arena, source: int, destination: int) -> None:
     """KV of one page in every full-attention layer."""
-    for kv in arena.kv:
-        kv[destination].copy_(kv[source])
+    _page_words(arena, destination).copy_(_page_words(arena, source))
+
+
+def _slot_bytes(arena: Arena, slot: int) -> torch.Tensor:
+    start = slot * arena.layout.slab_bytes
+    return arena.bytes[start : start + arena.layout.slot_bytes]
+
+
+def _page_words(arena: Arena, page: int) -> torch.Tensor:
+    """[full layers, words of a block]: eight bytes at a time, since runs that are no neighbours are
+    copied element by element."""
+    layout = arena.layout
+    words = arena.bytes.view(torch.int64)
+    block = layout.block_bytes // words.itemsize
+    shape, strides = (layout.full_layers, block), (layout.pages_per_slab * block, 1)
+    return words.as_strided(shape, strides, page * block)

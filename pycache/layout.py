@@ -9,6 +9,7 @@ slab are one contiguous run a layer.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from math import prod
 
 PAGE_TOKENS = 64
@@ -34,7 +35,8 @@ def _align(value: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Shapes of one page and one slot. Immutable; equal layouts are interchangeable.
+    """Shapes of one page and one slot. Immutable; equal layouts are interchangeable. What follows
+    from them is computed once: a grant's check asks for it at every page.
 
     Shapes: KV of a page in a layer [2, PAGE_TOKENS, kv_heads, head_dim]; conv state of a layer
     [conv_channels, conv_columns]; recurrent (ssm) state of a layer [value_heads, value_dim,
@@ -53,60 +55,60 @@ class CacheLayout:
     key_dim: int
     ssm_dtype: str
 
-    @property
+    @cached_property
     def full_layers(self) -> int:
         return self.layer_kinds.count(LayerKind.FULL)
 
-    @property
+    @cached_property
     def gdn_layers(self) -> int:
         return self.layer_kinds.count(LayerKind.GDN)
 
-    @property
+    @cached_property
     def kv_shape(self) -> tuple[int, int, int, int]:
         return (2, PAGE_TOKENS, self.kv_heads, self.head_dim)
 
-    @property
+    @cached_property
     def conv_shape(self) -> tuple[int, int]:
         return (self.conv_channels, self.conv_columns)
 
-    @property
+    @cached_property
     def ssm_shape(self) -> tuple[int, int, int]:
         return (self.value_heads, self.value_dim, self.key_dim)
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         return prod(self.kv_shape) * itemsize(self.kv_dtype)
 
-    @property
+    @cached_property
     def conv_bytes(self) -> int:
         """Padded, so that the recurrent state behind it stays aligned."""
         return _align(prod(self.conv_shape) * itemsize(self.conv_dtype), _STATE_ALIGNMENT)
 
-    @property
+    @cached_property
     def ssm_bytes(self) -> int:
         return _align(prod(self.ssm_shape) * itemsize(self.ssm_dtype), _STATE_ALIGNMENT)
 
-    @property
+    @cached_property
     def state_layer_bytes(self) -> int:
         return self.conv_bytes + self.ssm_bytes
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         return self.gdn_layers * self.state_layer_bytes
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         return self.full_layers * self.block_bytes
 
-    @property
+    @cached_property
     def blocks_per_slab(self) -> int:
         return max(-(-self.slot_bytes // self.block_bytes), self.full_layers)
 
-    @property
+    @cached_property
     def pages_per_slab(self) -> int:
         return self.blocks_per_slab // self.full_layers
 
-    @property
+    @cached_property
     def slab_bytes(self) -> int:
         return self.blocks_per_slab * self.block_bytes
 

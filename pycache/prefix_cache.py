@@ -54,17 +54,20 @@ class HybridPrefixCache:
         policy: str = "lru",
         attention_cost: float = 0.0,
         clock: Callable[[], int] = monotonic_ms,
+        slabs: int | None = None,
     ) -> None:
+        """slabs: of the arena, from the first; all by default."""
         layout = arena.layout
+        slabs = arena.slabs if slabs is None else slabs
         self.arena = arena
         self._on_fresh = on_fresh
         self._clock = clock
         self._tree = HybridTree(
             TreeConfig(
-                slabs=arena.slabs,
+                slabs=slabs,
                 blocks_per_slab=layout.blocks_per_slab,
                 pages_per_slab=layout.pages_per_slab,
-                max_ghost_nodes=max(_LEAST_GHOSTS, _GHOSTS_A_SLAB * arena.slabs),
+                max_ghost_nodes=max(_LEAST_GHOSTS, _GHOSTS_A_SLAB * slabs),
                 policy=policy,
                 attention_cost=attention_cost,
             )

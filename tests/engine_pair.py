@@ -3,17 +3,16 @@ over a loopback wire whose speed a test chooses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
-import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_early_start
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.early_start import EarlyStart
 from tasuki.engine.role import Role
+from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.destination import Destination
-from tasuki.transfer.digest import WindowDigester
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.outgoing import RoomSent
 from tasuki.transfer.receiver import Receiver
@@ -24,6 +23,7 @@ from tasuki.transfer.transports.loopback import (
     LoopbackTransport,
     no_faults,
 )
+from tasuki.transfer.wire_settings import WireSettings
 
 from tests.engines import Lone
 from tests.loopback_pair import Ends
@@ -122,22 +122,31 @@ def engine_pair(
     decode_parts: EngineParts,
     faults: Faults = no_faults,
     chunk_tokens: int = 64,
+    wire: WireSettings | None = None,
 ) -> Iterator[EnginePair]:
     """REQUIRES: the two have equal weights and layouts."""
     fabric = LoopbackFabric()
     link = LoopbackTransport(fabric, "prefill", faults)
     target = LoopbackTransport(fabric, "decode")
+    source, landing = (
+        DataPlane.over(parts.arena.bytes, parts.layout, "w", transport, "loopback", "node", wire)
+        for parts, transport in ((prefill_parts, link), (decode_parts, target))
+    )
+    prefill_parts = replace(prefill_parts, slabs=source.slabs)
+    decode_parts = replace(decode_parts, slabs=landing.slabs)
     layout = prefill_parts.layout
-    digesters = []
-    for parts, transport in ((prefill_parts, link), (decode_parts, target)):
-        memory: np.ndarray = parts.arena.bytes.numpy()
-        transport.register(parts.arena.address, parts.arena.size)
-        digesters.append(WindowDigester(memory, layout))
-    slabs = prefill_parts.arena.slabs
     never = SenderSettings(lease_seconds=1e9, stall_seconds=1e9)
-    sender = Sender(layout, link, digesters[0], prefill_parts.steps, slabs, never)
-    receiver = Receiver(layout, target, digesters[1], decode_parts.arena.slabs)
-    sender.connect(PEER, target.metadata(), decode_parts.arena.slabs)
+    sender = Sender(
+        layout,
+        link,
+        source.digester,
+        prefill_parts.steps,
+        source.slabs,
+        never,
+        outlet=source.outlet,
+    )
+    receiver = Receiver(layout, target, landing.digester, landing.slabs, inlet=landing.inlet)
+    sender.connect(PEER, target.metadata(), landing.slabs)
     config = EngineConfig(
         model="tiny",
         dtype="float32",

@@ -20,6 +20,7 @@ from tasuki.transfer.contract import Contract
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Faults, no_faults
+from tasuki.transfer.wire_precision import WirePrecision
 
 from tests.loopback_pair import Pair, loopback_pair, plans, random_ids
 
@@ -120,8 +121,8 @@ class Nodes:
         self.pair.run(room, plans(local, slot, 3))
         return local, slot
 
-    def say_token(self, room: int) -> None:
-        self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT))
+    def say_token(self, room: int, pulled: m.PullReport | None = None) -> None:
+        self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT, pulled))
 
 
 @asynccontextmanager
@@ -131,11 +132,17 @@ async def nodes(
     limits: HandoverSettings = LIMITS,
     decode_contract: Callable[[Contract], Contract] = lambda contract: contract,
     back_faults: Faults = no_faults,
+    precision: WirePrecision | None = None,
 ) -> AsyncIterator[Nodes]:
     loop = asyncio.get_running_loop()
     settings = sender or SenderSettings(lease_seconds=1.0)
     with loopback_pair(
-        slabs=SLABS, faults=faults, settings=settings, back_faults=back_faults
+        slabs=SLABS,
+        faults=faults,
+        settings=settings,
+        back_faults=back_faults,
+        precision=precision,
+        kept_back=0 if precision is None else 1,
     ) as pair:
         contract = Contract("weights", pair.source.layout)
         prefill, decode = Inbound(), Inbound()

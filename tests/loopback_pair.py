@@ -6,13 +6,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.destination import Destination
 from tasuki.transfer.digest import WindowDigester
+from tasuki.transfer.inlet import Inlet
+from tasuki.transfer.layer_codec import TorchLayerCodec
 from tasuki.transfer.outgoing import RoomEnd
+from tasuki.transfer.outlet import DirectOutlet, Outlet
 from tasuki.transfer.receiver import Receiver
 from tasuki.transfer.sender import Sender, SenderSettings
+from tasuki.transfer.staged_outlet import StagedOutlet
+from tasuki.transfer.staging_cells import StagingCells
 from tasuki.transfer.steps import StepCounter
 from tasuki.transfer.transports.loopback import (
     Faults,
@@ -21,6 +27,8 @@ from tasuki.transfer.transports.loopback import (
     no_faults,
 )
 from tasuki.transfer.windows import ForwardPlan
+from tasuki.transfer.wire_precision import WirePrecision
+from tasuki.transfer.wire_units import WireUnits
 
 POISON = 0xA5
 FULL, GDN = LayerKind.FULL, LayerKind.GDN
@@ -44,17 +52,43 @@ def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> Ca
 
 @dataclass
 class Node:
-    """An arena as plain bytes, with its transport."""
+    """An arena as plain bytes, with its transport. What is beyond `slabs` is kept back."""
 
     layout: CacheLayout
     slabs: int
     transport: LoopbackTransport
     memory: NDArray[np.uint8]
+    precision: WirePrecision = field(default_factory=WirePrecision)
     digester: WindowDigester = field(init=False)
+    outlet: Outlet = field(init=False)
+    inlet: Inlet | None = None
 
     def __post_init__(self) -> None:
-        self.digester = WindowDigester(self.memory, self.layout)
+        units = WireUnits.of(self.layout, self.precision)
+        self.digester = WindowDigester(self.memory, self.layout, units)
+        self.outlet = DirectOutlet(self.layout, self.digester)
+        if not self.precision.exact:
+            codec = TorchLayerCodec(torch.from_numpy(self.memory), units)
+            first = self.slabs * self.layout.slab_bytes
+            cells = StagingCells(first, self.memory.size - first, units.largest_encoded)
+            code = self.precision.code
+            self.outlet = StagedOutlet(units, code, codec, self.digester, cells)
+            self.inlet = Inlet(units, code, codec)
         self.transport.register(self.memory.ctypes.data, self.memory.size)
+
+    def sender(self, steps: StepCounter, settings: SenderSettings | None) -> Sender:
+        return Sender(
+            self.layout,
+            self.transport,
+            self.digester,
+            steps,
+            self.slabs,
+            settings,
+            outlet=self.outlet,
+        )
+
+    def receiver(self) -> Receiver:
+        return Receiver(self.layout, self.transport, self.digester, self.slabs, inlet=self.inlet)
 
     def page_bytes(self, page: int) -> bytes:
         """One page in every full layer."""
@@ -133,30 +167,31 @@ def loopback_pair(
     settings: SenderSettings | None = None,
     seed: int = 0,
     back_faults: Faults = no_faults,
+    precision: WirePrecision | None = None,
+    kept_back: int = 0,
 ) -> Iterator[Pair]:
-    """The source full of random bytes, the target of poison; "peer" is connected and renewed
-    once."""
+    """The source full of random bytes, the target of poison; "peer" is connected and renewed once.
+    With a precision the source is full of numbers of about 1, and both keep back slabs beyond
+    `slabs`."""
+    precision = precision or WirePrecision()
     layout = layout or small_layout()
     fabric = LoopbackFabric()
     generator = np.random.default_rng(seed)
-    size = slabs * layout.slab_bytes
-    source = Node(
-        layout,
-        slabs,
-        LoopbackTransport(fabric, "source", faults),
-        generator.integers(0, 256, size, dtype=np.uint8),
-    )
+    size = (slabs + kept_back) * layout.slab_bytes
+    content = generator.integers(0, 256, size, dtype=np.uint8)
+    if not precision.exact:
+        content = generator.standard_normal(size // 4, dtype=np.float32).view(np.uint8)
+    source = Node(layout, slabs, LoopbackTransport(fabric, "source", faults), content, precision)
     target = Node(
         layout,
         slabs,
         LoopbackTransport(fabric, "target", back_faults),
         np.full(size, POISON, dtype=np.uint8),
+        precision,
     )
     steps = StepCounter()
-    sender = Sender(layout, source.transport, source.digester, steps, slabs, settings)
-    receiver = Receiver(layout, target.transport, target.digester, slabs)
-    back_sender = Sender(layout, target.transport, target.digester, StepCounter(), slabs, settings)
-    back_receiver = Receiver(layout, source.transport, source.digester, slabs)
+    sender, receiver = source.sender(steps, settings), target.receiver()
+    back_sender, back_receiver = target.sender(StepCounter(), settings), source.receiver()
     sender.connect("peer", target.transport.metadata(), slabs)
     back_sender.connect("peer", source.transport.metadata(), slabs)
     threads = (sender, receiver, back_sender, back_receiver)

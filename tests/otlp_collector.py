@@ -42,7 +42,8 @@ class Collector(collector_grpc.TraceServiceServicer):  # type: ignore[misc, name
     def Export(self, request, context):  # type: ignore[no-untyped-def]
         with self._lock:
             for group in request.resource_spans:
-                node = _values(group.resource.attributes)["service.instance.id"]
+                about = _values(group.resource.attributes)
+                node = about.get("service.instance.id", about.get("service.name", ""))
                 for scope in group.scope_spans:
                     self._spans += [_seen(str(node), span) for span in scope.spans]
         return collector.ExportTraceServiceResponse()

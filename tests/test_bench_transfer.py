@@ -35,6 +35,16 @@ def test_a_request_takes_two_control_round_trips(tmp_path: Path) -> None:
     assert row["met"] is True
 
 
+def test_a_wire_of_fewer_bytes_is_timed_beside_the_exact_one(tmp_path: Path) -> None:
+    """Which is sooner is the machine's affair; how many bytes go is not."""
+    out = tmp_path / "out.json"
+    flags = ["--device", "cpu", "--dtype", "float32", "--parts", "wire", "--out", str(out)]
+    assert cli.main(["bench", "transfer", *flags]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["extra"]["MB"] < 0.45 * row["extra"]["exact MB"]
+    assert row["seconds"] >= row["floor"] > 0
+
+
 def test_only_protocols_that_carried_puts_are_named() -> None:
     assert put_protocols(LOG) == "zero-copy cma/memory"
     assert put_protocols("") == "unknown"

@@ -178,11 +178,19 @@ def test_a_bad_file_is_one_line(
         ("--max-running-requests", "max_batch"),
         ("--max-num-batched-tokens", "prefill_chunk_tokens"),
         ("--chunked-prefill-size", "prefill_chunk_tokens"),
+        ("--model-path", "model"),
     ],
 )
 def test_other_engines_spellings_mean_the_same(flag: str, field: str) -> None:
-    engine, _ = parse_configs("tasuki serve", "", [flag, "128"], EngineConfig, FrontConfig)
-    assert getattr(engine, field) == 128
+    configs = parse_configs("tasuki serve", "", [flag, "128"], EngineConfig, FrontConfig)
+    (config,) = (config for config in configs if hasattr(config, field))
+    assert str(getattr(config, field)) == "128"
+
+
+def test_other_engines_spellings_of_tls_mean_the_same() -> None:
+    flags = ["--ssl-certfile", "c", "--ssl-keyfile", "k", "--ssl-ca-certs", "a"]
+    _, front = parse_configs("tasuki serve", "", flags, EngineConfig, FrontConfig)
+    assert (front.tls_cert, front.tls_key, front.tls_client_ca) == ("c", "k", "a")
 
 
 def test_ray_is_asked_for_only_by_its_command(

@@ -284,6 +284,7 @@ class Watched(Qwen35Model):
         self.steps.append(opened)
 
         class Noted:
+            cache_written = hooks.cache_written
             after_layer = hooks.after_layer
 
             def before_layer(self, layer: int) -> None:

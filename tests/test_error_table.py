@@ -6,8 +6,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tasuki.client.channel import open_channel
 from tasuki.client.errors import ClientError
 from tasuki.client.retry import is_transient
+from tasuki.client.role import change_role
 from tasuki.engine import messages as m
 from tasuki.front.error_table import rows
 from tasuki.front.errors import RETRY_KEY, Retry
@@ -76,3 +78,13 @@ def test_an_operator_s_refusal_is_in_the_table(
         getattr(pb_grpc.CacheAdminStub(channel), method)(request_message, timeout=5)
     assert refused.value.code().name == row.status
     assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == kind
+
+
+def test_a_node_of_both_roles_says_what_to_start_in_its_place() -> None:
+    with (
+        running_front(CODEC) as front,
+        open_channel(front.address, None) as channel,
+        pytest.raises(ClientError, match="start tasuki prefill or tasuki decode") as refused,
+    ):
+        change_role(channel, "decode", {}, wait_seconds=5)
+    assert refused.value.kind == "role_fixed"

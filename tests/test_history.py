@@ -17,6 +17,7 @@ from tasuki.engine.life import LifeMark
 from tasuki.engine.losses import Eviction, LostState
 from tasuki.model.sampling import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig
+from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
 
 EVICTION = Eviction(7, "checkpoint", "turn_end", 640, 1.0, 0.25, "thief")
 LIFE = (LifeMark("Prefilling", 0.1), LifeMark("Decoding", 0.4), LifeMark("Finished", 1.0))
@@ -83,6 +84,17 @@ def test_a_request_is_told_whole_and_in_a_list() -> None:
     told(history, 14.0, m.PullCommitted(m.RoomId(5), m.PullReport(640, 4096, 0.25)))
     told(history, 15.0, m.PullLost(m.RoomId(6)))
     assert history.faults.counts == {"aborted": 1, "rejected.invalid": 1, "pull_lost": 1}
+
+
+def test_sessions_are_listed_as_far_as_they_can_be_drawn() -> None:
+    history = NodeHistory()
+    for number in range(20 * 200):
+        told(history, float(number), submit(f"r{number}", 100, f"session {number // 200}"))
+        told(history, number + 0.5, finished(f"r{number}", hit(100, 0)))
+    # 128 turns are kept of each.
+    listed = views.sessions(history)
+    assert [session["session"] for session in listed] == [f"session {n}" for n in range(19, 11, -1)]
+    assert sum(len(session["turns"]) for session in listed) == 1024
 
 
 def test_intervals_add_up_and_old_ones_go() -> None:
@@ -164,3 +176,22 @@ def test_looking_costs_little_however_much_is_kept() -> None:
         costs.append(time.process_time() - began)
     # Of one core, in a second; the tree's part depends on the nodes drawn, not on those that stand.
     assert min(costs) < 0.03, costs
+
+
+def test_timelines_are_kept_of_fewer_requests_than_ends() -> None:
+    """Of their pulls too; what came with the pull's own event is not kept twice."""
+    history = NodeHistory()
+    track = HandoverTimeline(SenderTrack((), ()), ReceiverTrack((), (), ()))
+    pulled, transfer = m.PullReport(64, 1, 0.1, track), m.TransferReport(1, 1, 1, 0.0, 0.0, track)
+    for number in range(200):
+        usage = m.Usage(100, 5, None, transfer, "prefill", False, 0.2, 1.0, pulled)
+        end = m.Finished(m.RequestId(f"r{number}"), m.FinishReason.STOP, usage, LIFE)
+        told(history, float(number), end)
+    told(history, 200.0, m.PullCommitted(m.RoomId(5), pulled))
+    assert history.journal.since(200).events[0]["report"]["timeline"] is None
+    drawn = [history.requests.find(f"r{number}") for number in range(200)]
+    for name in ("transfer", "pulled"):
+        kept = [record["usage"][name]["timeline"] is not None for record in drawn if record]
+        assert kept == [False] * 72 + [True] * 128
+        assert all("timeline" not in row["usage"][name] for row in views.requests(history))
+    assert len(views.handovers(history)) == 128

@@ -35,6 +35,7 @@ from tasuki.transfer.receiver import Receiver
 from tasuki.transfer.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows import ForwardPlan
+from tasuki.transfer.wire_precision import WirePrecision
 
 from tests.loopback_pair import Node, loopback_pair, small_layout
 
@@ -183,6 +184,9 @@ def some(fits: Callable[[Room], bool]) -> Callable[[Any], bool]:
 
 
 class Hops(RuleBasedStateMachine):
+    precision = WirePrecision()
+    kept_back = 0
+
     @initialize()
     def begin(self) -> None:
         ways: dict[str, Direction] = {}
@@ -192,6 +196,8 @@ class Hops(RuleBasedStateMachine):
             faults=lambda index: ways["there"].take_fault(index),
             back_faults=lambda index: ways["back"].take_fault(index),
             settings=SETTINGS,
+            precision=self.precision,
+            kept_back=self.kept_back,
         )
         pair = self.pair = self._context.__enter__()
         there = Direction("there", pair.sender, pair.receiver, pair.source, pair.target)
@@ -307,12 +313,15 @@ class Hops(RuleBasedStateMachine):
             room.hears(lose_of(room))
             return
         room.hears(PullReceiverEvent.VERIFIED if room.way.back else ReceiverEvent.VERIFIED)
+        self.assert_equal(room)
+        room.way.receiver.forget(room.number)
+        self.release(room)
+
+    def assert_equal(self, room: Room) -> None:
         (pages, slot), source = ids_in(room.slabs), ids_in(room.source_slabs)
         for ours, theirs in zip(pages, source[0], strict=True):
             assert room.way.target.page_bytes(ours) == room.way.source.page_bytes(theirs)
         assert room.way.target.slot_bytes(slot) == room.way.source.slot_bytes(source[1])
-        room.way.receiver.forget(room.number)
-        self.release(room)
 
     @precondition(some(lives))
     @rule(pick=st.integers(0, 99), how=st.sampled_from(["lose", "stop", "cut"]))
@@ -391,6 +400,7 @@ class Hops(RuleBasedStateMachine):
             self.pair.fabric.let_go()
             for room in list(self.rooms):
                 room.way.sender.abort(room.number).result(10)
+                room.way.receiver.forget(room.number)
                 self.release(room)
             self.nothing_is_written_to_ids_that_are_free()
         finally:

@@ -158,8 +158,9 @@ def test_a_prefill_node_answers_probes_alone(pair: Front) -> None:
     _, prefill = pair.nodes
     with connected(prefill) as client:
         assert client.get("../ready", cast_to=object) == {"status": "ok"}
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.InternalServerError, match="ask decode nodes") as refused:
             client.models.list()
+        assert (refused.value.status_code, refused.value.code) == (501, "not_served_here")
 
 
 def test_a_drain_lets_the_answer_in_flight_end() -> None:

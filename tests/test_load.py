@@ -89,6 +89,7 @@ def test_nodes_that_are_killed_or_restarted_under_load_lose_no_turn(nodes: Nodes
     async def meanwhile() -> None:
         for disturb, node in (
             (nodes.kill, nodes.prefill),
+            (nodes.restart, nodes.prefill),
             (nodes.restart, nodes.decode),
             (nodes.kill, nodes.decode),
         ):
@@ -98,7 +99,7 @@ def test_nodes_that_are_killed_or_restarted_under_load_lose_no_turn(nodes: Nodes
 
     tally = asyncio.run(load(nodes, streams=16, seconds=3.0, meanwhile=meanwhile))
     assert tally.good, str(tally)
-    assert len(tally.memory) == 5, "two nodes, and three more lives"
+    assert len(tally.memory) == 6, "two nodes, and four more lives"
     nodes.assert_at_rest()
 
 

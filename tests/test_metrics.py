@@ -21,6 +21,7 @@ from tasuki.engine.step_times import StepTimes
 from tasuki.transfer.outgoing import Drain, RoomBroke, RoomSent
 from tasuki.transfer.report import SendReport
 from tasuki.transfer.sender_counters import SenderCounters
+from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
 
 from tests.daemons import Node, flags, random_prompt, until
 
@@ -54,7 +55,18 @@ REPORT = NodeReport(
     {"landed": 7},
 )
 HIT = m.HitBreakdown(100, 64, 60, {"new": 36, "never_checkpointed": 4}, "turn_end")
-TRANSFER = m.TransferReport(bytes=4096, windows=2, pages=1, hidden_seconds=0.5, exposed_seconds=0.1)
+WINDOWS = tuple(
+    SentWindow(number, number, (0.0,), 0, 1, False, 2048, begun_at, begun_at, begun_at + 0.25)
+    for number, begun_at in enumerate((0.0, 0.3))
+)
+TRANSFER = m.TransferReport(
+    bytes=4096,
+    windows=2,
+    pages=1,
+    hidden_seconds=0.5,
+    exposed_seconds=0.1,
+    timeline=HandoverTimeline(SenderTrack((), WINDOWS), ReceiverTrack((), (), ())),
+)
 
 
 def usage(hit: m.HitBreakdown | None, transfer: m.TransferReport | None = None) -> m.Usage:
@@ -94,6 +106,8 @@ def test_requests_are_told_as_their_clients_were() -> None:
     )
     assert seen["tasuki_request_prompt_tokens_total"] == 200 == 60 + lost
     assert seen["tasuki_handover_bytes_total"] == 4096
+    assert seen["tasuki_handover_window_seconds_count"] == 2
+    assert seen["tasuki_handover_window_seconds_sum"] == pytest.approx(0.5)
     assert seen["tasuki_time_per_output_token_seconds_sum"] == pytest.approx(2 * 0.8 / 4)
 
 

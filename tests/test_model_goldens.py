@@ -103,6 +103,9 @@ def test_hidden_states_of_every_layer(model_name: str, case_name: str) -> None:
         def before_layer(self, layer: int) -> None:
             seen.append(("before", layer))
 
+        def cache_written(self, layer: int) -> None:
+            seen.append(("written", layer))
+
         def after_layer(self, layer: int, branch: torch.Tensor, residual: torch.Tensor) -> None:
             seen.append(("after", layer))
             close(branch + residual, case.tensor(f"hidden.layer{layer}"), tolerance)
@@ -112,7 +115,7 @@ def test_hidden_states_of_every_layer(model_name: str, case_name: str) -> None:
     close(final, case.tensor("hidden.final_norm"), tolerance)
     close(model.logits(final), case.tensor("logits"), case.tolerance["fp32_logits_abs"])
     layers = range(model.config.layers)
-    assert seen == [(when, layer) for layer in layers for when in ("before", "after")]
+    assert seen == [(when, layer) for layer in layers for when in ("before", "written", "after")]
 
 
 @pytest.mark.parametrize(("model_name", "case_name"), model_cases("at"))

@@ -144,10 +144,20 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         seen.page.wait_for_selector("#gantt [data-window]")
         transfer = demo.usages[TURNS - 1].transfer
         assert transfer is not None
-        # A bar a window on the sender's track and one on the receiver's.
-        assert seen.page.locator("#gantt [data-window]").count() == 2 * transfer.windows
-        phases = seen.page.locator("#gantt [data-phase]").all_text_contents()
+        # A bar a window on each track; the demo's answer was pulled before its next turn.
+        pull = demo.decode.client.explain(request or "").pull
+        pulled = len(pull.sender.windows)
+        assert pulled > 0 and sum(w.bytes for w in pull.sender.windows) == (
+            demo.usages[TURNS - 1].pulled.bytes
+        )
+        windows = {"sender": transfer.windows, "receiver": transfer.windows}
+        for track, expected in {**windows, "giver": pulled, "puller": pulled}.items():
+            bars = seen.page.locator(f"#gantt [data-track={track}] [data-window]")
+            assert bars.count() == expected, track
+        phases = seen.page.locator("#gantt [data-track=receiver] [data-phase]").all_text_contents()
         assert {"granted", "ready", "done", "verified"} <= {text.strip() for text in phases}
+        phases = seen.page.locator("#gantt [data-track=puller] [data-phase]").all_text_contents()
+        assert [text.strip() for text in phases] == ["granted", "done", "verified"]
         picture(seen, "hand-over")
 
         seen.show("faults")
@@ -188,3 +198,30 @@ def test_a_prefill_node_shows_its_rooms(demo: Demo) -> None:
 def test_scripts_of_others_are_forbidden(demo: Demo) -> None:
     with urllib.request.urlopen(f"http://{demo.decode.http_address}/", timeout=5) as reply:
         assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
+
+
+def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answered(
+    demo: Demo,
+) -> None:
+    focused = "document.activeElement.dataset.node"
+    with opened(demo.decode.http_address, "/#tree") as seen:
+        seen.page.wait_for_selector("#icicle [data-node]")
+        # One box is in the tab order, whatever their number.
+        assert seen.page.locator("#icicle [tabindex='0']").count() == 1
+        seen.page.focus("#icicle [tabindex='0']")
+        path = [seen.page.evaluate(focused)]
+        for key in ("ArrowDown", "ArrowDown", "ArrowUp"):
+            seen.page.keyboard.press(key)
+            path.append(seen.page.evaluate(focused))
+        assert path[0] == "top" and path[3] == path[1] and len(set(path)) == 3
+        seen.page.keyboard.press("Enter")
+        assert path[1] in seen.text("#tree-node")
+        ended = int(seen.page.get_attribute("body", "data-ended") or 0)
+        seen.page.evaluate("document.querySelector('#icicle svg').dataset.old = '1'")
+        prompt = Prompt(token_ids=random_prompt(40, 5))
+        demo.decode.client.generate(prompt, max_new_tokens=1, ignore_eos=True).result()
+        seen.page.wait_for_selector(f"body[data-ended='{ended + 1}']")
+        seen.page.wait_for_selector("#icicle svg:not([data-old])")
+        assert seen.page.evaluate(focused) == path[1]
+        assert seen.page.get_attribute("#icicle .chosen", "data-node") == path[1]
+        assert not seen.complaints

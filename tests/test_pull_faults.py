@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from tasuki.client.answer import Answer
+from tasuki.client.explain import story
+from tasuki.client.prompt import Prompt
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl import installed_package
 
@@ -63,7 +65,14 @@ def test_a_session_finds_nearly_all_that_it_could(
     log = tokens_of(FIRST, seed=1)
     known = eligible = cached = pulls = 0
     for number in range(TURNS):
-        answer = turn(decode, log, "session")
+        name = f"turn-{number}"
+        answer = decode.client.generate(
+            Prompt(token_ids=tuple(log)),
+            request_id=name,
+            max_new_tokens=NEW_TOKENS,
+            ignore_eos=True,
+            cache_salt=b"session",
+        ).result()
         assert answer.token_ids == turn(fused, log, "session").token_ids, number
         assert answer.usage.prefilled_on == "prefill" and not answer.usage.local_fallback
         assert answer.usage.hit is not None
@@ -73,6 +82,9 @@ def test_a_session_finds_nearly_all_that_it_could(
             pulls += 1
             assert answer.usage.pulled.tokens == answer.usage.hit.usable_tokens
             assert 0 < answer.usage.pulled.bytes < answer.usage.transfer.bytes * 2
+            explained = decode.client.explain(name)
+            assert sum(w.bytes for w in explained.pull.sender.windows) == answer.usage.pulled.bytes
+            assert {"giver", "puller"} <= {line.split()[0] for line in story(explained)}
         log += answer.token_ids
         # The last token of an answer is never forwarded.
         known = len(log) - 1

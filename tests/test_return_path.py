@@ -4,11 +4,13 @@ scripted."""
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
+from tasuki.transfer.timeline import Phase
 from tasuki.transfer.transports.loopback import Fault
 
 from tests.handover_nodes import PAGES, SLABS, Nodes, grant_of, nodes
@@ -79,6 +81,51 @@ async def goes_on(both: Nodes) -> None:
     await quiet(both)
 
 
+def assert_in_order(report: m.PullReport) -> None:
+    """Both tracks tell the whole pull, each in the order in which it went."""
+    assert report.timeline is not None
+    giver, puller = report.timeline.sender, report.timeline.receiver
+    assert [mark.phase for mark in giver.phases] == [Phase.GRANTED, Phase.ACCEPTED, Phase.DONE]
+    assert [mark.phase for mark in puller.phases] == [Phase.GRANTED, Phase.DONE, Phase.VERIFIED]
+    for track in (giver, puller):
+        times = [mark.at for mark in track.phases]
+        assert times == sorted(times) and times[0] >= 0
+    assert puller.phases[-1].at == report.seconds
+    assert sum(window.bytes for window in giver.windows) == report.bytes
+    assert [w.sequence for w in giver.windows] == list(range(len(giver.windows)))
+    assert sorted(w.sequence for w in puller.windows) == list(range(len(giver.windows)))
+    pinned, done = giver.phases[1].at, giver.phases[2].at
+    for window in giver.windows:
+        assert pinned <= window.begun_at <= window.posted_at <= window.flushed_at <= done
+        assert set(window.layers_finished) == {window.begun_at}
+    assert all(window.landed_at <= window.verified_at for window in puller.windows)
+
+
+def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
+    """Not with the first token, which a client waits for."""
+
+    async def scenario() -> None:
+        async with nodes() as both:
+            await asked(both)
+            both.client.deliver(m.PullPinned(source_of(both)))
+            committed = await both.prefill.wait(m.PullCommitted, ROOM)
+            assert isinstance(committed, m.PullCommitted)
+            both.service.deliver(m.PrefillAccepted(m.RoomId(ROOM)))
+            await both.decode.wait(m.GrantWanted, ROOM)
+            both.client.deliver(m.HandoverGranted(grant_of(ROOM, both.pair.target.layout)))
+            await both.prefill.wait(m.PrefillStart, ROOM)
+            both.compute(ROOM)
+            both.say_token(ROOM, committed.report)
+            ready = await both.decode.wait(m.RemoteReady, ROOM)
+            done = await both.decode.wait(m.RemoteDone, ROOM)
+            assert isinstance(ready, m.RemoteReady) and isinstance(done, m.RemoteDone)
+            assert ready.pulled == replace(committed.report, timeline=None)
+            assert done.pull == committed.report.timeline
+            await quiet(both)
+
+    run(scenario())
+
+
 def test_a_pull_brings_pages_and_state_and_the_room_goes_on() -> None:
     async def scenario() -> None:
         async with nodes() as both:
@@ -93,6 +140,7 @@ def test_a_pull_brings_pages_and_state_and_the_room_goes_on() -> None:
             layout = both.pair.source.layout
             size = len(pull.pages) * layout.page_bytes + layout.slot_bytes
             assert (committed.report.tokens, committed.report.bytes) == (250, size)
+            assert_in_order(committed.report)
             for ours, theirs in zip(pull.pages, source.pages, strict=True):
                 assert both.pair.source.page_bytes(ours) == both.pair.target.page_bytes(theirs)
             assert both.pair.source.slot_bytes(pull.slot) == both.pair.target.slot_bytes(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from tasuki.client.embedded import embedded_model
 
@@ -116,6 +116,12 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             assert gateway.metric(announced) * 64 == node_usable(node)
             for bad in ("smg_kv_event_gaps_total", "smg_kv_event_parentless_blocks_total"):
                 assert gateway.metric(bad) == 0
+            # What cannot be honoured is refused by name before a stream begins.
+            for streams in (False, True):
+                with pytest.raises(BadRequestError, match="frequency_penalty"):
+                    client.chat.completions.create(
+                        model="model", messages=MESSAGES, frequency_penalty=1, stream=streams
+                    )
             leave_in_the_middle(gateway, "model")
             until(lambda: not node.stats().requests, node.story, seconds=5)
         node.assert_at_rest()

@@ -140,9 +140,12 @@ def test_a_hand_over_says_when_what_happened_on_both_sides() -> None:
     assert all(window.landed_at <= window.verified_at for window in receiver.windows)
 
 
+PULLED = m.PullReport(1, 1, 0.1, example())
+
+
 def finished(name: str) -> m.Finished:
     transfer = m.TransferReport(1, 1, 1, 0.0, 0.0, example())
-    usage = m.Usage(1, 1, None, transfer, "prefill-0", False, 0.1, 0.2)
+    usage = m.Usage(1, 1, None, transfer, "prefill-0", False, 0.1, 0.2, PULLED)
     return m.Finished(m.RequestId(name), m.FinishReason.STOP, usage)
 
 
@@ -154,8 +157,10 @@ def test_timelines_are_remembered_of_fewer_requests_than_ends() -> None:
     for name in "abcd":
         found = log.find(name)
         assert found is not None and isinstance(found[0].end, m.Finished)
-        transfer = found[0].end.usage.transfer
-        assert transfer is not None
+        transfer, pulled = found[0].end.usage.transfer, found[0].end.usage.pulled
+        assert transfer is not None and pulled is not None
         assert replace(transfer, timeline=None) == m.TransferReport(1, 1, 1, 0.0, 0.0)
+        assert replace(pulled, timeline=None) == replace(PULLED, timeline=None)
+        assert (pulled.timeline is None) == (transfer.timeline is None)
         kept[name] = transfer.timeline is not None
     assert kept == {"a": False, "b": False, "c": True, "d": True}

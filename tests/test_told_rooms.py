@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.front.errors import InvalidRequest
+from tasuki.front.origin import NOWHERE
 from tasuki.model.sampling import SamplingParams
 from tasuki.prefill_node.handover_room import (
     AbortAsked,
@@ -45,7 +46,7 @@ def submit(prompt: list[int], request_id: str = "r", room: m.RoomId = ROOM) -> m
 
 
 async def answer(rooms: ToldRooms, asked: m.Submit) -> list[object]:
-    return [event async for event in rooms.generate(asked)]
+    return [event async for event in rooms.generate(asked, NOWHERE)]
 
 
 def run(test: Callable[[ToldRooms], Awaitable[None]], patience: float = 5.0) -> None:

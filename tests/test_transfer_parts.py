@@ -1,6 +1,7 @@
 """Steps, windows, descriptors, digests, contract, rendezvous: each against a naive twin or its
 edges."""
 
+import math
 import threading
 import time
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.pycache.layout import LayerKind
-from tasuki.transfer.contract import Contract, ContractMismatch, diff, require_equal
+from tasuki.transfer.contract import Contract, ContractMismatch, diff
 from tasuki.transfer.descriptors import check_bounds, merge_runs, window_pieces
 from tasuki.transfer.digest import WindowDigester
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, PlanError
@@ -227,13 +228,12 @@ def test_digest_is_fast_enough_to_be_on_by_default() -> None:
 
 def test_contract_names_every_difference() -> None:
     ours = Contract("abc", small_layout())
-    require_equal(ours.flat(), Contract("abc", small_layout()).flat())
+    assert diff(ours.flat(), Contract("abc", small_layout()).flat()) == ()
     theirs = Contract("abd", replace(small_layout(), ssm_dtype="bfloat16"), tensor_parallel=2)
-    with pytest.raises(ContractMismatch) as caught:
-        require_equal(ours.flat(), theirs.flat())
-    fields = [difference.field for difference in caught.value.differences]
+    differences = diff(ours.flat(), theirs.flat())
+    fields = [difference.field for difference in differences]
     assert fields == ["ssm_dtype", "tensor_parallel", "weights_digest"]
-    assert "ours float32, theirs bfloat16" in str(caught.value)
+    assert "ours float32, theirs bfloat16" in str(ContractMismatch(differences))
     kinds = small_layout((LayerKind.FULL, LayerKind.GDN))
     assert [d.field for d in diff(ours.flat(), Contract("abc", kinds).flat())] == ["layer_kinds"]
     older = {k: v for k, v in ours.flat().items() if k != "page_tokens"}
@@ -266,6 +266,32 @@ def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:
             WindowTiming(0, (1.0,), begun=1.0, posted=1.0, flushed=3.0, bytes=8),
             WindowTiming(1, (1.5, 2.0), begun=2.0, posted=2.5, flushed=4.0, bytes=8),
             WindowTiming(2, (6.0,), begun=6.5, posted=6.5, flushed=7.0, bytes=8),
-        ]
+        ],
+        forward_end=6.0,
     )
     assert (hidden, exposed) == (3.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "split"), [(2.5, (0.5, 1.5)), (4.0, (2.0, 0.0)), (math.inf, (2.0, 0.0))]
+)
+def test_what_leaves_while_a_layers_rest_is_computed_is_hidden(
+    end: float, split: tuple[float, float]
+) -> None:
+    window = WindowTiming(0, (1.0,), begun=2.0, posted=2.0, flushed=4.0, bytes=8)
+    assert split_time([window], end) == split
+
+
+def test_a_forwards_end_is_known_once_it_is_told() -> None:
+    now = [1.0]
+    steps = StepCounter(clock=lambda: now[0])
+    assert steps.end_of(1) == -math.inf, "nothing ticked"
+    steps.tick()
+    assert steps.end_of(1) == 1.0, "nobody tells of ends"
+    now[0] = 2.0
+    steps.end_forward()
+    steps.tick()
+    assert (steps.end_of(1), steps.end_of(2)) == (2.0, math.inf)
+    now[0] = 3.0
+    steps.end_forward()
+    assert (steps.end_of(1), steps.end_of(2)) == (2.0, 3.0)

@@ -12,7 +12,7 @@ from tasuki.transfer.fair_turns import FairTurns
 from tasuki.transfer.link_rate import LinkCost, LinkRate
 from tasuki.transfer.outgoing import OutgoingRoom, RoomSent
 from tasuki.transfer.sender import SenderSettings
-from tasuki.transfer.window_sizes import adaptive_runs, budget
+from tasuki.transfer.window_sizes import budget, followed_runs, last_runs
 from tasuki.transfer.windows import ForwardPlan
 
 from tests.loopback_pair import Pair, loopback_pair, plans, random_ids
@@ -24,15 +24,26 @@ STATES = [40, 40, 40, 100] * 8
 
 @given(sizes=LAYERS, most=st.integers(0, 200_000))
 def test_every_layer_is_in_exactly_one_window_in_order(sizes: list[int], most: int) -> None:
-    runs = adaptive_runs(sizes, most)
-    assert [layer for first, end in runs for layer in range(first, end)] == [*range(len(sizes))]
-    assert all(first < end for first, end in runs)
+    for runs in (last_runs(sizes, most), followed_runs(sizes, most)):
+        assert [layer for first, end in runs for layer in range(first, end)] == [*range(len(sizes))]
+        assert all(first < end for first, end in runs)
+
+
+@given(sizes=LAYERS, most=st.integers(0, 200_000))
+def test_a_forward_that_another_follows_fills_its_windows(sizes: list[int], most: int) -> None:
+    runs = followed_runs(sizes, most)
+    held = [sum(sizes[first:end]) for first, end in runs]
+    for (first, end), size, following in zip(runs, held, [*runs[1:], None], strict=True):
+        assert size <= most or sum(1 for layer in sizes[first:end] if layer) == 1
+        if following is not None and size:
+            taken = next((b for b in sizes[end:] if b), 0)
+            assert not taken or size + taken > most, "one more layer had fitted"
 
 
 @given(sizes=LAYERS, most=st.integers(0, 200_000))
 def test_a_window_of_several_layers_is_within_its_bounds(sizes: list[int], most: int) -> None:
     left = sum(sizes)
-    for first, end in adaptive_runs(sizes, most):
+    for first, end in last_runs(sizes, most):
         size = sum(sizes[first:end])
         several = sum(1 for layer in sizes[first:end] if layer) > 1
         if several:
@@ -47,22 +58,24 @@ def test_a_larger_budget_never_leads_to_more_windows(
     sizes: list[int], less: int, more: int
 ) -> None:
     less, more = sorted((less, more))
-    assert len(adaptive_runs(sizes, 0)) >= len(adaptive_runs(sizes, less))
-    assert len(adaptive_runs(sizes, 1 << 40)) <= len(adaptive_runs(sizes, less))
+    assert len(last_runs(sizes, 0)) >= len(last_runs(sizes, less))
+    assert len(last_runs(sizes, 1 << 40)) <= len(last_runs(sizes, less))
 
 
 def test_known_cuts() -> None:
-    assert adaptive_runs(HYBRID, 0) == [(first, first + 4) for first in range(0, 32, 4)]
-    assert adaptive_runs(HYBRID, 1 << 40) == [(0, 16), (16, 24), (24, 28), (28, 32)]
-    assert adaptive_runs(STATES, 0) == [(layer, layer + 1) for layer in range(32)]
-    assert adaptive_runs([0, 0, 0], 0) == [(0, 3)]
-    assert adaptive_runs([5, 0, 0], 0) == [(0, 1), (1, 3)]
+    assert last_runs(HYBRID, 0) == [(first, first + 4) for first in range(0, 32, 4)]
+    assert last_runs(HYBRID, 1 << 40) == [(0, 16), (16, 24), (24, 28), (28, 32)]
+    assert followed_runs(HYBRID, 1 << 40) == [(0, 32)]
+    assert followed_runs(HYBRID, 400) == [(0, 16), (16, 32)]
+    assert last_runs(STATES, 0) == [(layer, layer + 1) for layer in range(32)]
+    assert last_runs([0, 0, 0], 0) == [(0, 3)]
+    assert last_runs([5, 0, 0], 0) == [(0, 1), (1, 3)]
 
 
 def test_a_slow_link_has_small_windows_and_a_fast_one_few() -> None:
     def windows(byte_seconds: float) -> int:
         cost = LinkCost(0.0005, byte_seconds, 1e6, spread=True)
-        return len(adaptive_runs([size << 15 for size in STATES], budget(cost)))
+        return len(last_runs([size << 15 for size in STATES], budget(cost)))
 
     slow, middle, fast = windows(1e-8), windows(1e-10), windows(1e-12)
     assert slow == 32 and 6 <= middle < 32 and fast < middle

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 from ..pycache.layout import PAGE_TOKENS, CacheLayout
 from .errors import TransferError
+from .wire_precision import Precision
 
 WIRE_VERSION = 2
 
@@ -24,20 +25,22 @@ class ContractMismatch(TransferError):
         self.differences = differences
         listed = "; ".join(f"{d.field}: ours {d.ours}, theirs {d.theirs}" for d in differences)
         super().__init__(
-            f"contract mismatch: {listed}; start both nodes with one version and checkpoint"
+            f"contract mismatch: {listed}; start both nodes with one version, checkpoint and wire"
         )
 
 
 @dataclass(frozen=True)
 class Contract:
     """weights_digest: hex digest of the weights in use. tensor_parallel: ranks that share one
-    model."""
+    model. wire_kv, wire_state: names of the wire's precisions."""
 
     weights_digest: str
     layout: CacheLayout
     tensor_parallel: int = 1
     wire_version: int = WIRE_VERSION
     page_tokens: int = PAGE_TOKENS
+    wire_kv: str = Precision.EXACT.value
+    wire_state: str = Precision.EXACT.value
 
     def flat(self) -> dict[str, str]:
         """Every field by name, the layout's among them."""
@@ -57,10 +60,3 @@ def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]
         for name in names
         if ours.get(name) != theirs.get(name)
     )
-
-
-def require_equal(ours: dict[str, str], theirs: dict[str, str]) -> None:
-    """Raises ContractMismatch naming every differing field."""
-    differences = diff(ours, theirs)
-    if differences:
-        raise ContractMismatch(differences)

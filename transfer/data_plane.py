@@ -1,5 +1,8 @@
-"""One node's way into hand-overs: its registered arena, the digester over it, its contract and
-name."""
+"""One node's way into hand-overs: its registered arena, the digester over it, whence windows leave
+and how they arrive, its contract and name.
+
+Where the wire is not exact, the arena's last slabs are kept back for windows on their way out.
+"""
 
 from dataclasses import dataclass
 
@@ -10,8 +13,15 @@ from .contract import Contract
 from .digest import Digester, WindowDigester
 from .failpoints import warn_if_armed
 from .grain import Grain
+from .inlet import Inlet
+from .layer_codec import build_codec
 from .node_identity import NodeIdentity
+from .outlet import DirectOutlet, Outlet
+from .staged_outlet import StagedOutlet
+from .staging_cells import StagingCells
 from .transports.base import Transport
+from .wire_settings import WireSettings
+from .wire_units import WireUnits
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,11 @@ class DataPlane:
 
     transport: Transport
     digester: Digester
+    outlet: Outlet
+    inlet: Inlet | None
+    """None where windows arrive as they are to lie."""
+    slabs: int
+    """Of the arena, those that a cache may own: all but the last ones kept back."""
     contract: Contract
     node: NodeIdentity
 
@@ -31,26 +46,49 @@ class DataPlane:
         transport: Transport,
         kind: str,
         name: str,
+        wire: WireSettings | None = None,
     ) -> "DataPlane":
         """memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device, registered here and
-        nothing else.
+        nothing else. wire: exact by default.
 
-        Raises TransportError.
+        Raises TransportError, WireError.
         """
         warn_if_armed()
+        wire = wire or WireSettings()
+        units = WireUnits.of(layout, wire.precision)
         slabs = memory.nbytes // layout.slab_bytes
+        slabs -= wire.slabs_kept_back(units, slabs)
         transport.register(memory.data_ptr(), memory.nbytes, Grain.of(layout))
+        digester = build_digester(memory, layout, units)
+        code = wire.precision.code
+        outlet: Outlet = DirectOutlet(layout, digester)
+        inlet = None
+        if not wire.precision.exact:
+            first = slabs * layout.slab_bytes
+            cells = StagingCells(first, memory.nbytes - first, units.largest_encoded)
+            codec = build_codec(memory, units)
+            outlet = StagedOutlet(units, code, codec, digester, cells)
+            inlet = Inlet(units, code, codec)
         return DataPlane(
             transport,
-            _digester(memory, layout),
-            Contract(weights_digest, layout),
+            digester,
+            outlet,
+            inlet,
+            slabs,
+            Contract(
+                weights_digest,
+                layout,
+                wire_kv=wire.precision.kv.value,
+                wire_state=wire.precision.state.value,
+            ),
             NodeIdentity.new(name, kind, transport, slabs),
         )
 
 
-def _digester(memory: torch.Tensor, layout: CacheLayout) -> Digester:
+def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) -> Digester:
+    """Of what travels of that arena."""
     if memory.device.type == "cpu":
-        return WindowDigester(memory.numpy(), layout)
+        return WindowDigester(memory.numpy(), layout, units)
     from .kernels.digest import GpuWindowDigester
 
-    return GpuWindowDigester(memory, layout)
+    return GpuWindowDigester(memory, layout, units)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..pycache.layout import CacheLayout, LayerKind
 from .errors import OutOfBounds
+from .unit_sizes import UnitSizes
 from .windows import WindowHeader
 
 Pieces = NDArray[np.int64]
@@ -48,19 +49,19 @@ def window_pieces(
     return np.concatenate(parts) if parts else np.empty((0, 3), dtype=np.int64)
 
 
-def window_bytes(layout: CacheLayout, header: WindowHeader) -> int:
-    """What window_pieces() of the header comes to."""
+def window_bytes(sizes: UnitSizes, header: WindowHeader) -> int:
+    """What the pieces of the header's window come to."""
     return sum(
-        layer_bytes(layout, layer, header.pages, header.carries_state)
+        layer_bytes(sizes, layer, header.pages, header.carries_state)
         for layer in range(header.first_layer, header.end_layer)
     )
 
 
-def layer_bytes(layout: CacheLayout, layer: int, pages: int, carries_state: bool) -> int:
+def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
     """What a forward has of one layer to send."""
-    if layout.layer_kinds[layer] is LayerKind.FULL:
-        return pages * layout.block_bytes
-    return layout.state_layer_bytes if carries_state else 0
+    if sizes.layer_kinds[layer] is LayerKind.FULL:
+        return pages * sizes.block_bytes
+    return sizes.state_layer_bytes if carries_state else 0
 
 
 def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Pieces:
@@ -72,6 +73,17 @@ def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int)
     starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
     counts = np.diff(np.concatenate([starts, [len(local)]]))
     return np.stack([local[starts], remote[starts], counts * length], axis=1).astype(np.int64)
+
+
+def merge_pieces(pieces: Pieces) -> Pieces:
+    """The same with neighbours that are contiguous on both sides as one, whatever their lengths."""
+    if len(pieces) == 0:
+        return pieces
+    ends = pieces[:-1, :2] + pieces[:-1, 2:]
+    starts = np.concatenate([[0], np.flatnonzero((pieces[1:, :2] != ends).any(axis=1)) + 1])
+    merged: Pieces = pieces[starts]
+    merged[:, 2] = np.add.reduceat(pieces[:, 2], starts)
+    return merged
 
 
 def check_bounds(pieces: Pieces, local_size: int, remote_size: int) -> None:

@@ -27,7 +27,8 @@ class Destination:
         check_slot(slabs, self.slot)
         if len(set(self.pages)) != len(self.pages):
             raise OutOfBounds("grant: a page id is given twice")
-        if any(page // layout.blocks_per_slab == self.slot for page in self.pages):
+        blocks = layout.blocks_per_slab
+        if any(page // blocks == self.slot for page in self.pages):
             raise OutOfBounds(f"grant: slot {self.slot} overlaps the slab of a granted page")
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..pycache._cpp_cache import RowDigester
 from ..pycache.layout import CacheLayout, LayerKind
 from .descriptors import page_offsets
+from .unit_sizes import UnitSizes
 from .windows import WindowHeader
 
 MASK = 2**64 - 1
@@ -71,8 +72,12 @@ def window_rows(
     header: WindowHeader,
     pages: Sequence[int],
     slot: int | None,
+    sizes: UnitSizes | None = None,
 ) -> WindowRows:
-    """REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
+    """sizes: of units on the wire, from their heads; the whole ones of the layout by default.
+
+    REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
+    lengths = layout if sizes is None else sizes
     parts: list[tuple[NDArray[np.int64], int, NDArray[np.uint64]]] = []
     identity = splitmix64(splitmix64(room) ^ generation)
     places = np.arange(header.first_page, header.first_page + len(pages), dtype=np.uint64)
@@ -80,11 +85,12 @@ def window_rows(
         seed = np.uint64(splitmix64(identity ^ layer))
         if layout.layer_kinds[layer] is LayerKind.FULL:
             offsets = page_offsets(layout, layer, pages)
-            parts.append((offsets, layout.block_bytes, splitmix64_all(seed ^ places)))
+            parts.append((offsets, lengths.block_bytes, splitmix64_all(seed ^ places)))
         elif slot is not None:
             span = layout.state_span(layer, slot)
             place = np.array([_STATE], dtype=np.uint64)
-            parts.append((np.array([span.offset]), span.length, splitmix64_all(seed ^ place)))
+            length = lengths.state_layer_bytes
+            parts.append((np.array([span.offset]), length, splitmix64_all(seed ^ place)))
     return WindowRows(
         np.concatenate([_NOTHING, *(offsets // 8 for offsets, _, _ in parts)]),
         np.repeat(
@@ -111,17 +117,24 @@ class Digester(Protocol):
         REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state.
         """
 
+    def digest_rows(self, rows: WindowRows) -> int:
+        """The same of rows that lie anywhere in the arena."""
+
 
 class WindowDigester:
     """Digests windows out of one arena in host memory, on the calling thread and without the GIL.
 
-    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied.
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: of units
+    on the wire; the layout's own by default.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], layout: CacheLayout) -> None:
+    def __init__(
+        self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None
+    ) -> None:
         if layout.block_bytes % 8 or layout.state_layer_bytes % 8:
             raise ValueError("digests need blocks and states of whole 64-bit words")
         self._layout = layout
+        self._sizes = sizes
         longest = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._rows = RowDigester(memory, longest)
 
@@ -133,5 +146,8 @@ class WindowDigester:
         pages: Sequence[int],
         slot: int | None,
     ) -> int:
-        rows = window_rows(self._layout, room, generation, header, pages, slot)
+        layout, sizes = self._layout, self._sizes
+        return self.digest_rows(window_rows(layout, room, generation, header, pages, slot, sizes))
+
+    def digest_rows(self, rows: WindowRows) -> int:
         return self._rows.digest(rows.offsets, rows.lengths, rows.seeds)

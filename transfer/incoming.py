@@ -27,6 +27,9 @@ class IncomingRoom:
         self.destination = destination
         self.forgotten = False
         """Nothing of the room is counted any more."""
+        self.sealed = False
+        """Verified: what comes now is no part of it."""
+        self._spoiled: int | None = None
         self._kinds = layout.layer_kinds
         self._landed: dict[int, WindowDigest] = {}
         self.landings: deque[LandedWindow] = deque(maxlen=KEPT_WINDOWS)
@@ -74,6 +77,10 @@ class IncomingRoom:
             return bool(self._pages[layer].all()) and bool(self._states[layer])
         return bool(self._states[layer])
 
+    def spoil(self, header: WindowHeader) -> None:
+        """What had landed of it may have been written over: the room cannot be verified."""
+        self._spoiled = header.sequence
+
     def missing(self, sent: Sequence[WindowDigest]) -> list[int]:
         """Sequence numbers of windows that were sent and have not landed."""
         return [w.header.sequence for w in sent if w.header.sequence not in self._landed]
@@ -100,6 +107,11 @@ class IncomingRoom:
                 f"room {self.room}: {len(self._landed)} windows landed, the sender names "
                 f"{len(sent)}"
             )
+        if self._spoiled is not None:
+            raise DigestMismatch(
+                f"room {self.room}: window {self._spoiled} came again after it had been decoded"
+            )
         for layer in range(len(self._kinds)):
             if not self.layer_landed(layer):
                 raise WindowsMissing(f"room {self.room}: layer {layer} was not sent completely")
+        self.sealed = True

@@ -16,7 +16,9 @@ from enum import Enum
 from .destination import Destination
 from .errors import PlanError
 from .link_rate import LinkRate
+from .outlet import LoadedWindow
 from .report import SendReport, WindowDigest, WindowTiming, split_time
+from .steps import StepCounter
 from .transports.base import Transfer
 from .windows import ForwardPlan, Window
 
@@ -57,6 +59,7 @@ class Posted:
     seen to have ended; None until then."""
 
     window: Window
+    loaded: LoadedWindow
     transfer: Transfer
     bytes: int
     layers_finished: tuple[float, ...]
@@ -88,6 +91,7 @@ class OutgoingRoom:
     """Bytes of virtual time: fair_turns.py."""
     _planned_end: int | None = None
     _last_planned: bool = False
+    _last_tick: int = 0
     _last_flush: float = float("-inf")
     _bytes: int = 0
     _digests: list[WindowDigest] = field(default_factory=list)
@@ -159,6 +163,7 @@ class OutgoingRoom:
         assert now is not None
         digest = posted.digest.result()
         self._last_flush = now
+        self._last_tick = max(self._last_tick, posted.window.tick)
         self._bytes += posted.bytes
         self._digests.append(WindowDigest(header, digest))
         self._timeline.append(
@@ -200,9 +205,12 @@ class OutgoingRoom:
             self.stopped_at = now
             self.waiting.clear()
 
-    def report(self) -> SendReport:
-        """REQUIRES: complete."""
-        hidden, exposed = split_time(self._timeline)
+    def report(self, steps: StepCounter) -> SendReport:
+        """steps: that counted the room's layers. REQUIRES: complete."""
+        # A forward whose end nobody told of, or that ended long ago, as of what is pulled.
+        written = max(timing.finished for timing in self._timeline)
+        forward_end = max(written, steps.end_of(self._last_tick))
+        hidden, exposed = split_time(self._timeline, forward_end)
         return SendReport(
             bytes=self._bytes,
             windows=len(self._timeline),

@@ -8,9 +8,10 @@ Invariants:
 1. A notification of an unknown room, a stale generation or a landed window changes nothing but a
    counter.
 2. Bytes are digested as they lie in the arena when their notification is taken, never from a
-   message.
+   message; what travelled encoded is decoded in place after that, and only then counts as landed.
 3. verify() returns only if every byte of the grant was sent, landed and is equal.
 4. wait_settled() returns only when all that broken connections had brought is in the arena.
+5. Once forget() has returned this thread writes nothing of the room: its ids may change owner.
 """
 
 import logging
@@ -26,6 +27,7 @@ from .digest import Digester
 from .errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from .failpoints import Place, reach
 from .incoming import IncomingRoom
+from .inlet import Inlet
 from .poll_pace import PollPace
 from .report import WindowDigest
 from .timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
@@ -54,14 +56,20 @@ class Receiver:
         digester: Digester,
         slabs: int,
         clock: Callable[[], float] = time.monotonic,
+        inlet: Inlet | None = None,
     ) -> None:
-        """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
+        """inlet: where windows travel encoded. REQUIRES: transport has registered the arena of at
+        least `slabs` slabs that digester reads."""
         self.counters = ReceiverCounters()
         self._layout = layout
         self._transport = transport
         self._digester = digester
         self._slabs = slabs
         self._clock = clock
+        self._inlet = inlet
+        self._code = 0 if inlet is None else inlet.code
+        self._decoding = threading.Lock()
+        """Held while a part of a window is decoded, some milliseconds."""
         self._rooms: dict[int, IncomingRoom] = {}
         self._passes = 0
         """Of the thread's loop: each moves what has arrived into the arena."""
@@ -101,6 +109,9 @@ class Receiver:
             if not self._rooms:
                 self._expecting.clear()
             self._changed.notify_all()
+        # Whoever decodes has seen it then, or is through with its part.
+        with self._decoding:
+            pass
 
     def windows_landed(self, room: int) -> int:
         """How far the room is; 0 for a room that is not expected. Its growth is progress."""
@@ -209,7 +220,7 @@ class Receiver:
     def _take(self, notification: bytes) -> None:
         landed_at = self._clock()
         try:
-            room, generation, header = WindowHeader.unpack(notification)
+            room, generation, header = WindowHeader.unpack(notification, self._code)
         except ValueError as error:
             self.counters.malformed += 1
             log.warning("a notification was dropped: %s", error)
@@ -224,6 +235,12 @@ class Receiver:
                 return
             if incoming.has(header):
                 self.counters.duplicate += 1
+                if self._inlet is not None:
+                    incoming.spoil(header)
+                return
+            if incoming.sealed:
+                # Its ids are the request's own.
+                self.counters.unknown_room += 1
                 return
         try:
             pages = incoming.pages_of(header)
@@ -234,8 +251,28 @@ class Receiver:
         reach(Place.RECEIVER_ON_LANDED, header.sequence)
         slot = incoming.destination.slot if header.carries_state else None
         digest = self._digester.digest(room, generation, header, pages, slot)
+        if self._inlet is not None and not self._decoded(
+            self._inlet, incoming, header, pages, slot
+        ):
+            return
         with self._changed:
             incoming.land(header, digest, landed_at, self._clock())
             self.counters.landed += 1
             self._changed.notify_all()
         reach(Place.RECEIVER_AFTER_LANDED, header.sequence)
+
+    def _decoded(
+        self,
+        inlet: Inlet,
+        incoming: IncomingRoom,
+        header: WindowHeader,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> bool:
+        """Decode the window in place, in parts; False where its room was forgotten meanwhile."""
+        for part in inlet.parts(header, pages, slot):
+            with self._decoding:
+                if incoming.forgotten:
+                    return False
+                inlet.decode(part)
+        return True

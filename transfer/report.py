@@ -14,8 +14,8 @@ class WindowDigest:
 
 @dataclass(frozen=True)
 class WindowTiming:
-    """Seconds of the sender's monotonic clock: each of its layers finished, sending begun (the
-    digest is part of it), given to the transport, flushed."""
+    """Seconds of the sender's monotonic clock: KV and state of each of its layers written, sending
+    begun, given to the transport, flushed."""
 
     sequence: int
     layers_finished: tuple[float, ...]
@@ -33,7 +33,7 @@ class WindowTiming:
 @dataclass(frozen=True)
 class SendReport:
     """pages: distinct logical pages sent. hidden_seconds: time spent sending before the room's last
-    layer was finished; exposed_seconds: from there to the last flush."""
+    forward ended; exposed_seconds: from there to the last flush."""
 
     bytes: int
     windows: int
@@ -44,10 +44,9 @@ class SendReport:
     timeline: tuple[WindowTiming, ...]
 
 
-def split_time(timeline: Sequence[WindowTiming]) -> tuple[float, float]:
+def split_time(timeline: Sequence[WindowTiming], forward_end: float) -> tuple[float, float]:
     """(hidden, exposed) seconds; overlapping windows count once, idle time between windows not at
-    all."""
-    forward_end = max(window.finished for window in timeline)
+    all. forward_end: of the room's last forward; math.inf while it runs."""
     hidden, covered = 0.0, float("-inf")
     for window in sorted(timeline, key=lambda w: w.begun):
         start = max(window.begun, covered)

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..pycache.layout import CacheLayout
-from .descriptors import window_bytes, window_pieces
+from .descriptors import window_bytes
 from .destination import Destination, check_pages, check_slot
 from .digest import Digester
 from .errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
@@ -30,13 +30,14 @@ from .failpoints import Place, reach
 from .fair_turns import FairTurns
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .outlet import DirectOutlet, LoadedWindow, Outlet
 from .poll_pace import PollPace
 from .sender_counters import SenderCounters
 from .steps import StepCounter
 from .tail import tail_seconds
-from .transports.base import Pace, TransferState, Transport
+from .transports.base import TransferState, Transport
 from .window_sizes import window_runs
-from .windows import ForwardPlan, Window, cut
+from .windows import ForwardPlan, Window
 
 log = logging.getLogger(__name__)
 
@@ -70,14 +71,16 @@ class Sender:
         slabs: int,
         settings: SenderSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
+        outlet: Outlet | None = None,
     ) -> None:
-        """REQUIRES: transport has registered the arena of `slabs` slabs that digester reads."""
+        """outlet: whence windows leave; by default pages and slots themselves. REQUIRES: transport
+        has registered the arena of at least `slabs` slabs that digester reads."""
         self.steps = steps
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout
         self._transport = transport
-        self._digester = digester
+        self._outlet: Outlet = outlet or DirectOutlet(layout, digester)
         self._slabs = slabs
         self._clock = clock
         self._lock = threading.Lock()
@@ -187,8 +190,8 @@ class Sender:
                 outgoing.stop(str(error), now)
             else:
                 size = self.settings.layers_per_window
-                runs = window_runs(self._layout, accepted, size, outgoing.link.cost)
-                outgoing.append(cut(accepted, runs, outgoing.next_sequence))
+                runs = window_runs(self._outlet.sizes, accepted, size, outgoing.link.cost)
+                outgoing.append(self._outlet.windows(accepted, runs, outgoing.next_sequence))
         self._wake.set()
 
     def tail_seconds(self, room: int) -> float | None:
@@ -198,7 +201,7 @@ class Sender:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
                 return 0.0
-            return tail_seconds(self._layout, outgoing, self._rooms.values())
+            return tail_seconds(self._outlet.sizes, outgoing, self._rooms.values())
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -231,10 +234,24 @@ class Sender:
             self._close_endpoints()
             if any(moved) or posted:
                 pace.reset()
-            elif in_flight := sum(len(room.posted) for room in rooms):
-                self._wake.wait(pace.wait_seconds(self._transport.poll_seconds, in_flight))
             else:
-                self._wake.wait(_IDLE_SECONDS)
+                self._rest(rooms, pace)
+
+    def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollPace) -> None:
+        """Until it is worth looking again, or somebody wakes this thread."""
+        in_flight = sum(len(room.posted) for room in rooms)
+        if not in_flight:
+            self._wake.wait(_IDLE_SECONDS)
+        elif any(self._ends_soon(room) for room in rooms):
+            time.sleep(0)
+        else:
+            self._wake.wait(pace.wait_seconds(self._transport.poll_seconds, in_flight))
+
+    def _ends_soon(self, room: OutgoingRoom) -> bool:
+        """Whether somebody waits for the room's last window, and it is young."""
+        if not (room.all_taken and room.posted):
+            return False
+        return self._clock() - room.posted[-1].at < self._transport.spin_seconds
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -261,7 +278,7 @@ class Sender:
     def _may_post(self, room: OutgoingRoom) -> bool:
         if len(room.posted) >= self.settings.posted_windows:
             return False
-        if not room.has_ready(self.steps.value):
+        if not room.has_ready(self.steps.value) or not self._outlet.has_room(room.peer):
             return False
         ahead = room.link.seconds_for(room.link.in_flight_bytes)
         return not room.posted or ahead is None or ahead < self.settings.ahead_seconds
@@ -291,66 +308,58 @@ class Sender:
             window = room.take_ready(self.steps.value)
         if window is None:
             return False
-        self._turns.served(room, window_bytes(self._layout, window.header))
-        self._post(room, window)
+        self._turns.served(room, window_bytes(self._outlet.sizes, window.header))
+        begun = self._clock()
+        loaded = self._outlet.load(room.peer, window)
+        posted = False
+        try:
+            posted = self._post(room, window, loaded, begun)
+        finally:
+            if not posted:
+                loaded.release()
+        if posted:
+            reach(Place.SENDER_AFTER_POST, window.header.sequence)
         return True
 
     def _stop(self, room: OutgoingRoom, reason: str) -> None:
         with self._lock:
             room.stop(reason, self._clock())
 
-    def _post(self, room: OutgoingRoom, window: Window) -> None:
-        begun = self._clock()
+    def _post(self, room: OutgoingRoom, window: Window, loaded: LoadedWindow, begun: float) -> bool:
+        """Whether it was; if not, the room is stopped."""
         header = window.header
         finished = [
             self.steps.time_of(window.tick - later)
             for later in reversed(range(header.end_layer - header.first_layer))
         ]
-        destination = room.destination
-        first = header.first_page - destination.first_page
-        pieces = window_pieces(
-            self._layout,
-            header,
-            window.local_pages,
-            destination.pages[first : first + header.pages],
-            window.local_slot,
-            destination.slot,
-        )
+        pieces = loaded.pieces(room.destination)
         reach(Place.SENDER_BEFORE_POST, header.sequence)
         # Between this and the post nothing may take time.
         peer = self._leases.writable(room.peer)
         if peer is None:
             self._stop(room, "the receiver's lease ended before a window was posted")
-            return
+            return False
         given = self._clock()
         try:
             transfer = self._transport.post(
                 peer.endpoint,
                 pieces,
-                header.pack(room.room, room.generation),
-                Pace.ALONE if room.all_taken else Pace.BESIDE_COMPUTE,
+                header.pack(room.room, room.generation, self._outlet.code),
             )
         except TransferError as error:
             room.endpoint_failed = True
             self._stop(room, str(error))
-            return
+            return False
         size = int(pieces[:, 2].sum())
         room.link.posted(size)
         # What the counter no longer remembers was finished before; the bound is what is known.
         layers = tuple(begun if at is None else at for at in finished)
         # Beside the transfer: the bytes stay as they are for as long as the room is open.
-        digest = self._digests.submit(
-            self._digester.digest,
-            room.room,
-            room.generation,
-            header,
-            window.local_pages,
-            window.local_slot,
-        )
+        digest = self._digests.submit(loaded.digest, room.room, room.generation)
         digest.add_done_callback(lambda _: self._wake.set())
         with self._lock:
-            room.posted.append(Posted(window, transfer, size, layers, begun, given, digest))
-        reach(Place.SENDER_AFTER_POST, header.sequence)
+            room.posted.append(Posted(window, loaded, transfer, size, layers, begun, given, digest))
+        return True
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
@@ -371,7 +380,7 @@ class Sender:
                 room.endpoint_failed = room.write_lost = True
                 room.link.gone(posted.bytes)
                 self._stop(room, str(error))
-            self._transport.release(posted.transfer)
+            self._release(posted)
             gone.append(posted)
         if gone:
             # Under the lock, since others ask for the room's tail.
@@ -397,7 +406,7 @@ class Sender:
     def _end_if_over(self, room: OutgoingRoom) -> bool:
         with self._lock:
             if room.complete:
-                end: RoomEnd = RoomSent(room.room, room.report())
+                end: RoomEnd = RoomSent(room.room, room.report(self.steps))
                 drain = Drain.DRAINED
             elif room.stop_reason is not None and not room.posted:
                 drain = Drain.DRAINED
@@ -429,7 +438,11 @@ class Sender:
 
     def _release_all(self, posted: Sequence[Posted]) -> None:
         for item in posted:
-            self._transport.release(item.transfer)
+            self._release(item)
+
+    def _release(self, posted: Posted) -> None:
+        self._transport.release(posted.transfer)
+        posted.loaded.release()
 
     @staticmethod
     def _tell(on_end: OnEnd, end: RoomEnd) -> None:

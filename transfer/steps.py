@@ -1,16 +1,19 @@
-"""The step counter: how many layers, of any kind, an engine has finished since it started.
+"""The step counter: of how many layers, of any kind, an engine has written KV and state for good
+since it started.
 
-Owns one monotone integer and the times of its last ticks. Does not know forwards, layers or rooms.
-Thread rule: one thread ticks, any thread reads, waits and subscribes.
+Owns one monotone integer, the times of its last ticks and of the ends of forwards. Does not know
+layers or rooms. Thread rule: one thread ticks, any thread reads, waits and subscribes.
 Invariants: the value only grows; listeners run on the ticking thread and must return at once.
 """
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 REMEMBERED_TICKS = 4096
+_REMEMBERED_ENDS = 256
 
 
 class StepCounter:
@@ -18,6 +21,7 @@ class StepCounter:
         self._clock = clock
         self._value = 0
         self._times: deque[float] = deque(maxlen=REMEMBERED_TICKS)
+        self._ends: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_ENDS)
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
 
@@ -26,13 +30,30 @@ class StepCounter:
         return self._value
 
     def tick(self) -> None:
-        """One more layer is finished: its KV and state may be read by others from now on."""
+        """One more layer's KV and state are written: others may read them from now on."""
         with self._changed:
             self._times.append(self._clock())
             self._value += 1
             self._changed.notify_all()
         for listener in self._listeners:
             listener()
+
+    def end_forward(self) -> None:
+        """The forward whose layers ticked last has computed its last layer."""
+        with self._changed:
+            self._ends.append((self._value, self._clock()))
+
+    def end_of(self, tick: int) -> float:
+        """When the forward that ticked it had ended: math.inf while it runs. The tick's own time
+        where nobody has told an end yet; -math.inf where that is forgotten too."""
+        with self._changed:
+            told = next((at for value, at in self._ends if value >= tick), None)
+            if told is not None:
+                return told
+            if self._ends:
+                return math.inf
+        own = self.time_of(tick)
+        return -math.inf if own is None else own
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """`listener` is called after every tick, on the ticking thread."""

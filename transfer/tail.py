@@ -5,28 +5,28 @@ Pure functions of rooms; callers hold the lock of whoever changes them.
 
 from collections.abc import Iterable
 
-from ..pycache.layout import CacheLayout
 from .descriptors import window_bytes
 from .outgoing import OutgoingRoom
+from .unit_sizes import UnitSizes
 
 
 def tail_seconds(
-    layout: CacheLayout, room: OutgoingRoom, everyone: Iterable[OutgoingRoom]
+    sizes: UnitSizes, room: OutgoingRoom, everyone: Iterable[OutgoingRoom]
 ) -> float | None:
     """Until all that is planned of the room is flushed, if its layers were finished now and the
     rooms on its link share it evenly; None where nothing is known of the link yet."""
     cost = room.link.cost
     if cost is None:
         return None
-    own = backlog_bytes(layout, room)
+    own = backlog_bytes(sizes, room)
     windows = len(room.waiting) + len(room.posted)
     shared = sum(
-        min(own, backlog_bytes(layout, other)) for other in everyone if other.link is room.link
+        min(own, backlog_bytes(sizes, other)) for other in everyone if other.link is room.link
     )
     return windows * cost.window_seconds + shared * cost.byte_seconds
 
 
-def backlog_bytes(layout: CacheLayout, room: OutgoingRoom) -> int:
+def backlog_bytes(sizes: UnitSizes, room: OutgoingRoom) -> int:
     """Planned and not flushed."""
-    waiting = sum(window_bytes(layout, window.header) for window in room.waiting)
+    waiting = sum(window_bytes(sizes, window.header) for window in room.waiting)
     return waiting + sum(posted.bytes for posted in room.posted)

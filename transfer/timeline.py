@@ -1,9 +1,10 @@
-"""When what happened in one hand-over, as each side saw it on its own clock.
+"""When what happened in one hand-over or one pull, as each side saw it on its own clock.
 
 Two tracks that are never merged: the clocks of two hosts cannot be subtracted, so each track counts
-seconds from its own side's start of the room (the sender's: Reserve heard; the receiver's: Reserve
-said), on that side's monotonic clock. Windows are told apart by their sequence number, which both
-tracks share. Holds no room and no thread; plain values, bounded by KEPT_WINDOWS a track.
+seconds from its own side's start (the sender's: Reserve heard; the receiver's: Reserve said; of a
+pull, where the roles are swapped: Pull heard and said), on that side's monotonic clock. Windows are
+told apart by their sequence number, which both tracks share. Holds no room and no thread; plain
+values, bounded by KEPT_WINDOWS a track.
 """
 
 import time
@@ -18,7 +19,9 @@ KEPT_WINDOWS = 256
 
 
 class Phase(Enum):
-    """A step of the three-phase commit that both sides pass."""
+    """A step of the three-phase commit that both sides pass. A pull is granted with its ask, tells
+    no token, and its receiver hears of no start: GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
+    """
 
     ACCEPTED = "the sender is about to start"
     GRANTED = "the receiver's pages and slot are told"
@@ -38,9 +41,10 @@ class SentWindow:
     """Layers [first_layer, first_layer + len(layers_finished)), logical pages [first_page,
     first_page + pages), with the state or not.
 
-    layers_finished[i]: when the forward had finished layer first_layer + i; begun_at: its digest
+    layers_finished[i]: when KV and state of layer first_layer + i were written; begun_at: sending
     was begun; posted_at: the transport had it; flushed_at: it was in the receiver's memory. A
-    window with first_layer 0 begins a forward.
+    window with first_layer 0 begins a forward. Layers that were finished long ago, as all of a
+    pull are, count as finished when their window was begun.
     """
 
     sequence: int
@@ -92,6 +96,8 @@ class ReceiverTrack:
 
 @dataclass(frozen=True)
 class HandoverTimeline:
+    """Of a hand-over, or of a pull."""
+
     sender: SenderTrack
     receiver: ReceiverTrack
 

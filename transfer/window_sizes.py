@@ -2,23 +2,27 @@
 
 Pure functions; knows no rooms and no memory. A run is (first layer, end layer).
 Invariants of every list of runs: each layer is in exactly one, in order; an adaptive run that has
-more than one layer with bytes holds at most the budget, and at most half of what its forward had
-left to send, so that a forward's last window, which nothing hides, is one layer; bytes never wait
-for a layer behind them that has none.
+more than one layer with bytes holds at most the budget; of a prompt's last forward also at most
+half of what that had left to send, so that the last window, which nothing hides, is one layer;
+bytes never wait for a layer behind them that has none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ..pycache.layout import CacheLayout
 from .descriptors import layer_bytes
 from .errors import PlanError
 from .link_rate import LinkCost
+from .unit_sizes import UnitSizes
 from .windows import ForwardPlan
 
 Run = tuple[int, int]
 
 _LEAST_SECONDS = 0.00025
 """A window of less wire time gains nothing by being smaller."""
+_FOLLOWED_SECONDS = 0.01
+"""The same of a forward that another follows: nobody waits for its last window. A link between GPUs
+that is awake all the time takes the power of 2% of a forward's clock (docs/hand-over.md), so it
+gets its bytes in few bursts."""
 _PROBE = 2.0
 """Times the mean so far: sizes that are all the same do not tell latency from speed."""
 
@@ -33,19 +37,19 @@ def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
     ]
 
 
-def budget(cost: LinkCost | None) -> int:
+def budget(cost: LinkCost | None, least_seconds: float = _LEAST_SECONDS) -> int:
     """Bytes that one window may have. As long on the wire as a window costs without bytes, so that
-    at most half of a link is spent on windows themselves: much on a fast link, little on a slow
-    one; 0, one layer a window, where nothing is known."""
+    at most half of a link is spent on windows themselves, or least_seconds: much on a fast link,
+    little on a slow one; 0, one layer a window, where nothing is known."""
     if cost is None:
         return 0
     if not cost.spread:
         return int(_PROBE * cost.mean_bytes)
-    return int(max(cost.window_seconds, _LEAST_SECONDS) / cost.byte_seconds)
+    return int(max(cost.window_seconds, least_seconds) / cost.byte_seconds)
 
 
 def window_runs(
-    layout: CacheLayout, plan: ForwardPlan, layers_per_window: int | None, cost: LinkCost | None
+    layout: UnitSizes, plan: ForwardPlan, layers_per_window: int | None, cost: LinkCost | None
 ) -> list[Run]:
     """Of one forward: fixed where layers_per_window is given, else by the cost of its link."""
     layers = len(layout.layer_kinds)
@@ -53,18 +57,30 @@ def window_runs(
         return fixed_runs(layers, layers_per_window)
     pages, carries_state = len(plan.local_pages), plan.state_slot is not None
     sizes = [layer_bytes(layout, layer, pages, carries_state) for layer in range(layers)]
-    return adaptive_runs(sizes, budget(cost))
+    if carries_state:
+        return last_runs(sizes, budget(cost))
+    return followed_runs(sizes, budget(cost, _FOLLOWED_SECONDS))
 
 
-def adaptive_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
-    """layer_bytes: what each layer of the forward has to send; most: budget()."""
+def last_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
+    """Of a prompt's last forward. layer_bytes: what each layer has to send; most: budget()."""
+    return _runs(layer_bytes, lambda left: min(most, left // 2))
+
+
+def followed_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
+    """Of a forward that another of the prompt follows."""
+    return _runs(layer_bytes, lambda left: most)
+
+
+def _runs(layer_bytes: Sequence[int], limit_of: Callable[[int], int]) -> list[Run]:
+    """limit_of: from the bytes that are left to those that a window of several layers may have."""
     runs: list[Run] = []
     left = sum(layer_bytes)
     first = 0
     while first < len(layer_bytes):
         end = _next_with_bytes(layer_bytes, first)
         size = sum(layer_bytes[first:end])
-        limit = min(most, left // 2)
+        limit = limit_of(left)
         while size and end < len(layer_bytes):
             further = _next_with_bytes(layer_bytes, end)
             more = sum(layer_bytes[end:further])

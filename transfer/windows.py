@@ -51,6 +51,8 @@ class ForwardPlan:
 
 _HEADER = struct.Struct("<4sQQIHHIIB")
 _MAGIC = b"TSK1"
+_STATE_FLAG = 1
+_CODE_SHIFT = 1
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class WindowHeader:
     pages: int
     carries_state: bool
 
-    def pack(self, room: int, generation: int) -> bytes:
-        """The notification that rides with the window."""
+    def pack(self, room: int, generation: int, code: int = 0) -> bytes:
+        """The notification that rides with the window. code: of the wire's precision."""
         return _HEADER.pack(
             _MAGIC,
             room,
@@ -76,20 +78,23 @@ class WindowHeader:
             self.end_layer,
             self.first_page,
             self.pages,
-            self.carries_state,
+            self.carries_state | code << _CODE_SHIFT,
         )
 
     @staticmethod
-    def unpack(notification: bytes) -> tuple[int, int, "WindowHeader"]:
+    def unpack(notification: bytes, code: int = 0) -> tuple[int, int, "WindowHeader"]:
         """(room, generation, header). Raises ValueError on bytes that no sender of this version
-        writes."""
+        writes to a receiver of that precision."""
         if len(notification) != _HEADER.size:
             raise ValueError(f"a notification has {_HEADER.size} bytes, not {len(notification)}")
-        magic, room, generation, *numbers, state = _HEADER.unpack(notification)
+        magic, room, generation, *numbers, flags = _HEADER.unpack(notification)
         if magic != _MAGIC:
             raise ValueError(f"a notification starts with {_MAGIC!r}, not {magic!r}")
+        if flags >> _CODE_SHIFT != code:
+            raise ValueError(f"a window is of precision {flags >> _CODE_SHIFT}, ours is {code}")
         sequence, first_layer, end_layer, first_page, pages = numbers
-        header = WindowHeader(sequence, first_layer, end_layer, first_page, pages, bool(state))
+        carries_state = bool(flags & _STATE_FLAG)
+        header = WindowHeader(sequence, first_layer, end_layer, first_page, pages, carries_state)
         return room, generation, header
 
 

@@ -1,4 +1,5 @@
-"""Identities and digests as protobuf; this and timeline_wire.py alone know proto in transfer."""
+"""Identities, digests and reports as protobuf; this and timeline_wire.py alone know proto in
+transfer."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +7,9 @@ from ..proto import handover_pb2 as pb
 from .fence import ProcessIdentity
 from .node_identity import NodeIdentity
 from .outgoing import Drain
-from .report import WindowDigest
+from .report import SendReport, WindowDigest
+from .timeline import SenderTrack
+from .timeline_wire import sender_track_to_wire
 from .windows import WindowHeader
 
 
@@ -55,6 +58,17 @@ def windows_to_wire(digests: Sequence[WindowDigest]) -> list[pb.Window]:
         for window in digests
         for header in (window.header,)
     ]
+
+
+def report_to_wire(report: SendReport, track: SenderTrack) -> pb.Report:
+    return pb.Report(
+        bytes=report.bytes,
+        windows=report.windows,
+        pages=report.pages,
+        hidden_seconds=report.hidden_seconds,
+        exposed_seconds=report.exposed_seconds,
+        track=sender_track_to_wire(track),
+    )
 
 
 def windows_from_wire(windows: Iterable[pb.Window]) -> tuple[WindowDigest, ...]:

@@ -1,43 +1,53 @@
-"""Copies inside the arena: fork and snapshot of state slots over all layers, in one launch."""
+"""Copies inside the arena, as the cache makes them: forks and snapshots of state slots, pages."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ...pycache.kernels.slots import copy_pages, copy_slots, zero_slots
+from ...pycache.arena import Arena
+from ...pycache.copies import copy_page, copy_slot, zero_slot
 from .case import Case
 from .stage import Stage, turns_to_overflow
 
-_PAGES = 256
+_PAGES = 16
 
 
 def cases(stage: Stage) -> Iterator[Case]:
     layout = stage.arena.layout
-    for count in (1, 4, 16, 64):
+    for count in (1, 4, 16):
         if 2 * count > stage.slabs:
             return
         turns = min(turns_to_overflow(2 * count * layout.slot_bytes), stage.slabs // (2 * count))
-        rows = stage.rows(count)
         pairs = [
-            stage.ints([[2 * (turn * count + i), 2 * (turn * count + i) + 1] for i in range(count)])
+            [(2 * (turn * count + i), 2 * (turn * count + i) + 1) for i in range(count)]
             for turn in range(turns)
         ]
         yield Case(
             f"copy {count} slots over all layers",
-            [partial(copy_slots, stage.arena, pair, rows) for pair in pairs],
+            [partial(_copy_all, copy_slot, stage.arena, turn) for turn in pairs],
             bytes=2 * count * layout.slot_bytes,
             share=0.85,
         )
         yield Case(
             f"zero {count} slots over all layers",
-            [partial(zero_slots, stage.arena, pair[:, 1].contiguous(), rows) for pair in pairs],
+            [partial(_zero_all, stage.arena, [slot for _, slot in turn]) for turn in pairs],
             bytes=count * layout.slot_bytes,
         )
+    ids = stage.page_ids(2 * _PAGES).tolist()
+    pages = list(zip(ids[:_PAGES], ids[_PAGES:], strict=True))
     yield Case(
         f"copy {_PAGES} pages over all layers",
-        [
-            partial(
-                copy_pages, stage.arena, stage.page_ids(2 * _PAGES).view(-1, 2), stage.rows(_PAGES)
-            )
-        ],
+        [partial(_copy_all, copy_page, stage.arena, pages)],
         bytes=2 * _PAGES * layout.page_bytes,
     )
+
+
+def _copy_all(
+    copy: Callable[[Arena, int, int], None], arena: Arena, pairs: Sequence[tuple[int, int]]
+) -> None:
+    for source, destination in pairs:
+        copy(arena, source, destination)
+
+
+def _zero_all(arena: Arena, slots: Sequence[int]) -> None:
+    for slot in slots:
+        zero_slot(arena, slot)

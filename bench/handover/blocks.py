@@ -9,7 +9,7 @@ import torch
 
 from ...pycache.layout import CacheLayout, LayerKind
 from ...transfer.descriptors import Pieces
-from ...transfer.transports.base import Endpoint, Pace, Transfer, TransferState, Transport
+from ...transfer.transports.base import Endpoint, Transfer, TransferState, Transport
 from ...transfer.transports.choice import build_transport
 from ..errors import BenchError
 from ..report import Row
@@ -24,7 +24,6 @@ _COPY_BYTES = 2 << 30
 _WINDOWS = 32
 _DEPTH = 8
 _SEED = 7
-_PACES = (Pace.ALONE, Pace.BESIDE_COMPUTE)
 
 
 def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator[Row]:
@@ -42,28 +41,26 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
         endpoint = transport.connect(peer.metadata)
         try:
             for size, share in TARGETS.items():
-                for pace in _PACES if kind == "peer_copy" else _PACES[:1]:
-                    windows = [_scattered(size, memory.nbytes, n) for n in range(_WINDOWS)]
-                    _sustained(transport, endpoint, windows[:_DEPTH], pace, peer)
-                    seconds, posting = _sustained(transport, endpoint, windows, pace, peer)
-                    # Alone: those in flight together may have the same targets.
-                    _sustained(transport, endpoint, windows[:1], pace, peer)
-                    _check(memory, windows[0], peer)
-                    floor = BLOCKS * size / rate
-                    alone = pace is Pace.ALONE and kind == "peer_copy"
-                    yield Row(
-                        f"{BLOCKS} x {size >> 10} KiB, two processes, {kind}"
-                        + (", few SMs" if pace is Pace.BESIDE_COMPUTE else ""),
-                        seconds,
-                        floor,
-                        target=f">= {share:.0%} of contiguous" if alone else "",
-                        met=floor / seconds >= share if alone else None,
-                        extra={
-                            "GB/s": BLOCKS * size / seconds / 1e9,
-                            "contiguous GB/s": rate / 1e9,
-                            "post us": posting * 1e6,
-                        },
-                    )
+                windows = [_scattered(size, memory.nbytes, n) for n in range(_WINDOWS)]
+                _sustained(transport, endpoint, windows[:_DEPTH], peer)
+                seconds, posting = _sustained(transport, endpoint, windows, peer)
+                # Alone: those in flight together may have the same targets.
+                _sustained(transport, endpoint, windows[:1], peer)
+                _check(memory, windows[0], peer)
+                floor = BLOCKS * size / rate
+                asked = kind == "peer_copy"
+                yield Row(
+                    f"{BLOCKS} x {size >> 10} KiB, two processes, {kind}",
+                    seconds,
+                    floor,
+                    target=f">= {share:.0%} of contiguous" if asked else "",
+                    met=floor / seconds >= share if asked else None,
+                    extra={
+                        "GB/s": BLOCKS * size / seconds / 1e9,
+                        "contiguous GB/s": rate / 1e9,
+                        "post us": posting * 1e6,
+                    },
+                )
         finally:
             transport.disconnect(endpoint)
             transport.close()
@@ -89,7 +86,6 @@ def _sustained(
     transport: Transport,
     endpoint: Endpoint,
     windows: list[Pieces],
-    pace: Pace,
     peer: ReceivingPeer,
 ) -> tuple[float, float]:
     """(seconds a window with _DEPTH in flight, median host seconds of posting one)."""
@@ -101,7 +97,7 @@ def _sustained(
         if len(flying) == _DEPTH:
             _finish(transport, flying.pop(0))
         before = time.perf_counter()
-        flying.append(transport.post(endpoint, pieces, b"window %d" % number, pace))
+        flying.append(transport.post(endpoint, pieces, b"window %d" % number))
         posting.append(time.perf_counter() - before)
     for transfer in flying:
         _finish(transport, transfer)

@@ -29,7 +29,7 @@ from ...transfer.grain import Grain
 from ...transfer.outgoing import RoomEnd, RoomSent
 from ...transfer.sender import Sender, SenderSettings
 from ...transfer.steps import StepCounter
-from ...transfer.transports.base import Endpoint, Pace, Transfer, TransferState
+from ...transfer.transports.base import Endpoint, Transfer, TransferState
 from ...transfer.transports.nixl import NixlTransport
 from ...transfer.windows import ForwardPlan
 from ..errors import BenchError
@@ -158,11 +158,10 @@ class _TimedTransport(NixlTransport):
         endpoint: Endpoint,
         pieces: Pieces,
         notification: bytes,
-        pace: Pace = Pace.BESIDE_COMPUTE,
     ) -> Transfer:
         start = time.perf_counter()
         try:
-            return super().post(endpoint, pieces, notification, pace)
+            return super().post(endpoint, pieces, notification)
         finally:
             self._measured.posts.append(time.perf_counter() - start)
 

@@ -5,7 +5,7 @@ import multiprocessing as mp
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from statistics import median
+from statistics import mean, median
 
 from ...engine.config import EngineConfig
 from ...model.config import ModelConfig
@@ -25,6 +25,8 @@ THROTTLE_BYTES = 5e9
 THROTTLED_WINDOWS = 1.3
 TTFT_SECONDS = 3e-3
 _END_SECONDS = 120.0
+# What a connection costs is learnt from its first hand-overs.
+_WARMUPS = 2
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,13 @@ def engine_rows(
 
 def _hidden_rows(rig: PrefillRig, work: Workload) -> Iterator[Row]:
     sending, resting = [], []
-    # In turn, since a GPU's clock drifts; the first of each kind warms up.
-    for _ in range(1 + work.repeats):
+    # In turn, since a GPU's clock drifts; the first ones warm up.
+    for _ in range(_WARMUPS + work.repeats):
         rig.flush()
         sending.append(rig.hand_over(rig.prompt(work.prompt)))
         rig.flush()
         resting.append(rig.hand_over(rig.prompt(work.prompt), held_pages=pages_of(work.prompt)))
-    sending, resting = sending[1:], resting[1:]
+    sending, resting = sending[_WARMUPS:], resting[_WARMUPS:]
     exposed = median(run.report.exposed_seconds for run in sending)
     yield Row(
         f"{work.prompt}-token hand-over during prefill: exposed",
@@ -110,9 +112,10 @@ def _turn_row(rig: PrefillRig, work: Workload) -> Row:
 def _throttled_row(rig: PrefillRig, work: Workload) -> Row:
     rig.link.bytes_per_second = THROTTLE_BYTES
     runs = []
-    for _ in range(work.repeats):
+    for _ in range(_WARMUPS + work.repeats):
         rig.flush()
         runs.append(rig.hand_over(rig.prompt(work.prompt)))
+    runs = runs[_WARMUPS:]
     rig.link.bytes_per_second = None
     last = max(runs[0].report.digests, key=lambda d: d.header.sequence).header
     wire = window_bytes(rig.layout, last) / THROTTLE_BYTES
@@ -153,11 +156,44 @@ def window_bytes(layout: CacheLayout, header: WindowHeader) -> int:
     return size
 
 
-def first_token_row(
+def first_token_rows(
     model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
-) -> Row:
-    """devices: of the prefill and of the decode node. In processes of their own, so that neither
-    GPU holds anything else."""
+) -> Iterator[Row]:
+    """Both ways, and what is beyond fused in their mean: two GPUs of one make differ by more than
+    what is asked, and in the mean each has computed a prompt here and there."""
+    first, second = devices
+    found = []
+    for way in dict.fromkeys([(first, second), (second, first)]):
+        fused, apart, exposed = _measure_way(model, config, way, kind, work)
+        beyond = median(apart) - median(fused)
+        found.append((median(apart), median(fused), len(exposed) == len(apart)))
+        yield Row(
+            f"first token at {work.prompt} tokens, {way[0]} to {way[1]}, {kind}",
+            median(apart),
+            median(fused),
+            extra={
+                f"fused on {way[1]} ms": 1e3 * median(fused),
+                "beyond fused ms": 1e3 * beyond,
+                "exposed ms": 1e3 * median(exposed) if exposed else float("nan"),
+                "handed over": len(exposed),
+            },
+        )
+    apart_mean, fused_mean = mean(way[0] for way in found), mean(way[1] for way in found)
+    yield Row(
+        f"first token at {work.prompt} tokens, mean of both ways",
+        apart_mean,
+        fused_mean,
+        target=f"<= fused + {TTFT_SECONDS * 1e3:g} ms",
+        met=apart_mean <= fused_mean + TTFT_SECONDS and all(way[2] for way in found),
+        extra={"beyond fused ms": 1e3 * (apart_mean - fused_mean)},
+    )
+
+
+def _measure_way(
+    model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
+) -> tuple[list[float], list[float], list[float]]:
+    """(Seconds fused, seconds apart, those exposed). devices: of the prefill and of the decode
+    node. In processes of their own, so that neither GPU holds anything else."""
     context = mp.get_context("spawn")
     channel, theirs = context.Pipe()
     process = context.Process(
@@ -175,19 +211,7 @@ def first_token_row(
             process.kill()
             process.join()
         channel.close()
-    return Row(
-        f"first token at {work.prompt} tokens, {devices[0]} to {devices[1]}, {kind}",
-        median(apart),
-        median(fused),
-        target=f"<= fused on {devices[1]} + {TTFT_SECONDS * 1e3:g} ms",
-        met=median(apart) <= median(fused) + TTFT_SECONDS and len(exposed) == len(apart),
-        extra={
-            "fused ms": 1e3 * median(fused),
-            "beyond fused ms": 1e3 * (median(apart) - median(fused)),
-            "exposed ms": 1e3 * median(exposed) if exposed else float("nan"),
-            "handed over": len(exposed),
-        },
-    )
+    return fused, apart, exposed
 
 
 def _first_token_process(
@@ -216,9 +240,9 @@ async def _first_tokens(
     prefill, decode = (replace(config, device=device) for device in devices)
     there, here = [], []
     async with node_pair(model, prefill, decode, kind) as pair:
-        for _ in range(1 + work.repeats):
+        for _ in range(_WARMUPS + work.repeats):
             pair.prefill_there()
             there.append(await pair.ask(pair.prompt(work.prompt)))
             pair.prefill_here()
             here.append(await pair.ask(pair.prompt(work.prompt)))
-    return there[1:], here[1:]
+    return there[_WARMUPS:], here[_WARMUPS:]

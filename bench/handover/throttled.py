@@ -13,7 +13,6 @@ from ...transfer.descriptors import Pieces
 from ...transfer.grain import Grain
 from ...transfer.transports.base import (
     Endpoint,
-    Pace,
     Region,
     Transfer,
     TransferState,
@@ -48,6 +47,10 @@ class ThrottledTransport(Transport):
     def poll_seconds(self) -> float:
         return self._inner.poll_seconds
 
+    @property
+    def spin_seconds(self) -> float:
+        return self._inner.spin_seconds
+
     def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         return self._inner.register(address, size, grain)
 
@@ -62,9 +65,8 @@ class ThrottledTransport(Transport):
         endpoint: Endpoint,
         pieces: Pieces,
         notification: bytes,
-        pace: Pace = Pace.BESIDE_COMPUTE,
     ) -> Transfer:
-        transfer = self._inner.post(endpoint, pieces, notification, pace)
+        transfer = self._inner.post(endpoint, pieces, notification)
         rate = self.bytes_per_second
         if rate is None:
             return transfer

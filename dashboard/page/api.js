@@ -14,8 +14,14 @@ async function ask(path, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const reply = await fetch(path, { headers, signal });
   if (reply.status === 401) throw new KeyWanted();
-  if (!reply.ok) throw new Error(`${path}: ${reply.status}`);
+  if (!reply.ok) throw new Error((await told(reply)) ?? `${path}: ${reply.status}`);
   return reply;
+}
+
+// What the node says of its refusal, and the mend.
+async function told(reply) {
+  const body = await reply.json().catch(() => null);
+  return body?.error?.message;
 }
 
 export async function load(path) {

@@ -35,6 +35,21 @@ export function onChoose(target, act) {
   });
 }
 
+// Arrow keys go to what beside(key) gives, if it gives anything.
+export function onArrows(target, beside) {
+  target.addEventListener("keydown", (event) => {
+    const next = beside(event.key);
+    if (next) { event.preventDefault(); next.focus(); }
+  });
+}
+
+// Draws anew in the place of what was there. What had the focus keeps it: it is known again by data-`key`.
+export function redraw(place, key, ...drawn) {
+  const focused = place.contains(document.activeElement) ? document.activeElement.dataset[key] : undefined;
+  place.replaceChildren(...drawn);
+  if (focused !== undefined) [...place.querySelectorAll(`[data-${key}]`)].find((one) => one.dataset[key] === focused)?.focus();
+}
+
 function fill(target, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) target.setAttribute(name, value);
   target.append(...children);

@@ -1,5 +1,6 @@
 // One hand-over as both sides saw it: layers as the forward finished them, windows as they were posted and flushed,
-// landings and waits. Two tracks with an axis each, since clocks of two hosts are never subtracted.
+// landings and waits; and the pull before it, if there was one, whose layers were finished long before. Two tracks with
+// an axis each, since clocks of two hosts are never subtracted.
 
 import { load } from "./api.js";
 import { element, find, legend, shape } from "./dom.js";
@@ -27,7 +28,7 @@ export class HandoverView {
 
   async choose(name) {
     const record = await load(`/debug/requests/${encodeURIComponent(name)}`);
-    const { transfer } = record.usage;
+    const { transfer, pulled } = record.usage;
     if (!transfer.timeline) { find("gantt").textContent = "Its timeline is forgotten."; return; }
     find("gantt").replaceChildren(
       element("h2", {}, `${record.request}: ${bytes(transfer.bytes)} in ${count(transfer.windows)} windows, `
@@ -35,30 +36,49 @@ export class HandoverView {
       element("p", { class: "legend" }, ...legend([["tick", "layer finished"], ["hidden-time", "sent beside the forward"],
         ["exposed-time", "sent after it"], ["landed", "landed, then digested"], ["wait", "waited at the layer barrier"]])),
       element("h2", {}, "Sender"), sender(transfer.timeline.sender),
-      element("h2", {}, "Receiver"), receiver(transfer.timeline.receiver),
+      element("h2", {}, "Receiver"), receiver("receiver", transfer.timeline.receiver),
+      ...(pulled?.timeline ? pull(pulled) : []),
     );
   }
 }
 
+function pull(pulled) {
+  return [
+    element("h2", {}, `Pulled before: ${count(pulled.tokens)} tokens, ${bytes(pulled.bytes)} in ${seconds(pulled.seconds)}`),
+    element("p", { class: "legend" }, ...legend([["exposed-time", "sent"], ["landed", "landed, then digested"]])),
+    element("h2", {}, "Giver"), giver(pulled.timeline.sender),
+    element("h2", {}, "Puller"), receiver("puller", pulled.timeline.receiver),
+  ];
+}
+
+const told = (window) => `window ${window.sequence}: layers ${window.first_layer} to `
+  + `${window.first_layer + window.layers_finished.length - 1}, `
+  + `${window.pages} pages${window.carries_state ? " and state" : ""}, ${bytes(window.bytes)}`;
+const lastFlush = (track) => Math.max(0, ...track.windows.map((window) => window.flushed_at));
+
 function sender(track) {
   const ticks = track.windows.flatMap((window) => window.layers_finished);
   const forwardEnd = Math.max(0, ...ticks);
-  const bars = track.windows.map((window) => {
-    const told = `window ${window.sequence}: layers ${window.first_layer} to ${window.first_layer + window.layers_finished.length - 1}, `
-      + `${window.pages} pages${window.carries_state ? " and state" : ""}, ${bytes(window.bytes)}`;
-    return {
-      marks: window.layers_finished,
-      parts: [
-        ["hidden-time", window.begun_at, Math.min(window.flushed_at, forwardEnd)],
-        ["exposed-time", Math.max(window.begun_at, forwardEnd), window.flushed_at],
-      ],
-      told,
-    };
-  });
-  return drawTrack(track.phases, bars, Math.max(forwardEnd, ...track.windows.map((window) => window.flushed_at)));
+  const bars = track.windows.map((window) => ({
+    marks: window.layers_finished,
+    parts: [
+      ["hidden-time", window.begun_at, Math.min(window.flushed_at, forwardEnd)],
+      ["exposed-time", Math.max(window.begun_at, forwardEnd), window.flushed_at],
+    ],
+    told: told(window),
+  }));
+  return drawTrack("sender", track.phases, bars, Math.max(forwardEnd, lastFlush(track)));
 }
 
-function receiver(track) {
+// There is no forward that a pull could hide beside.
+function giver(track) {
+  const bars = track.windows.map((window) => ({
+    marks: [], parts: [["exposed-time", window.begun_at, window.flushed_at]], told: told(window),
+  }));
+  return drawTrack("giver", track.phases, bars, lastFlush(track));
+}
+
+function receiver(name, track) {
   const bars = [
     ...track.windows.map((window) => ({
       marks: [], told: `window ${window.sequence}`, parts: [["landed", window.landed_at, window.verified_at]],
@@ -67,15 +87,15 @@ function receiver(track) {
       marks: [], told: `waited for layer ${wait.layer}`, parts: [["wait", wait.began_at, wait.ended_at]],
     })),
   ];
-  return drawTrack(track.phases, bars, Math.max(0, ...bars.map((bar) => bar.parts[0][2])));
+  return drawTrack(name, track.phases, bars, Math.max(0, ...bars.map((bar) => bar.parts[0][2])));
 }
 
-function drawTrack(phases, bars, end) {
+function drawTrack(name, phases, bars, end) {
   const last = Math.max(end, 1e-6, ...phases.map((phase) => phase.at));
   const x = (at) => LEFT + ((WIDTH - 2 * LEFT) * at) / last;
   const top = 42;
   const height = top + LINE * bars.length + 18;
-  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": "Timeline" });
+  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "data-track": name, "aria-label": `Timeline of the ${name}` });
   phases.forEach((phase, index) => {
     svg.append(shape("line", { x1: x(phase.at), x2: x(phase.at), y1: 12, y2: height - 16, class: "phase" }),
       shape("text", { x: Math.min(x(phase.at), WIDTH - 60), y: 11 + 11 * (index % 3), "data-phase": phase.phase }, phase.phase));

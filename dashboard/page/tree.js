@@ -1,8 +1,9 @@
 // The radix tree as an icicle: across, tokens of a node and all below it; down, the path of a prompt. Only the
-// heaviest subtrees come from the node, so the drawing stays small whatever the tree's size.
+// heaviest subtrees come from the node, so the drawing stays small whatever the tree's size. One box is in the tab order;
+// arrows go from box to box.
 
 import { load } from "./api.js";
-import { describe, element, find, legend, onChoose, shape } from "./dom.js";
+import { describe, element, find, legend, onArrows, onChoose, redraw, shape } from "./dom.js";
 import { count } from "./format.js";
 
 const WIDTH = 1200;
@@ -17,10 +18,15 @@ const KINDS = [
   ["hidden-nodes", "smaller ones together"],
 ];
 
+const nameOf = (row) => row.name ?? "top";
+
 export class TreeView {
   constructor() {
     this.path = [];
     this.role = "";
+    this.boxes = [];
+    this.current = "top"; // the box in the tab order
+    this.chosen = null;
     find("tree-legend").replaceChildren(...legend(KINDS));
   }
 
@@ -40,30 +46,35 @@ export class TreeView {
     const children = this.rows.map(() => []);
     this.rows.forEach((row, index) => { if (row.above !== null) children[row.above].push(index); });
     const boxes = [];
-    const place = (index, x, width, level) => {
-      boxes.push({ row: this.rows[index], x, width, level });
+    const place = (index, x, width, level, above) => {
+      const box = { row: this.rows[index], x, width, level, above };
+      boxes.push(box);
       const scale = width / Math.max(1, this.rows[index].standing.tokens);
       let next = x;
       for (const child of children[index]) {
         const wide = this.rows[child].standing.tokens * scale;
-        if (wide >= LEAST) place(child, next, wide, level + 1);
+        if (wide >= LEAST) place(child, next, wide, level + 1, box);
         next += wide;
       }
       const hidden = this.rows[index].hidden;
       if (hidden.tokens * scale >= LEAST) boxes.push({ hidden, x: next, width: hidden.tokens * scale, level: level + 1 });
     };
-    if (this.rows.length) place(0, 0, WIDTH, 0);
+    if (this.rows.length) place(0, 0, WIDTH, 0, null);
+    this.boxes = boxes.filter((box) => box.row);
+    if (!this.boxes.some((box) => nameOf(box.row) === this.current)) this.current = this.boxes.length ? nameOf(this.boxes[0].row) : "top";
     const height = ROW * (1 + Math.max(0, ...boxes.map((box) => box.level)));
     const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "tree", "aria-label": "Radix tree" });
     svg.append(...boxes.map((box) => this.box(box)));
-    find("icicle").replaceChildren(svg);
+    redraw(find("icicle"), "node", svg);
     this.drawPath();
   }
 
-  box({ row, hidden, x, width, level }) {
+  box(box) {
+    const { row, hidden, x, width, level } = box;
     const y = level * ROW;
     const kind = hidden ? "hidden-nodes" : this.kindOf(row);
-    const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}` });
+    const chosen = row && nameOf(row) === this.chosen ? " chosen" : "";
+    const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}${chosen}` });
     const told = hidden
       ? `${count(hidden.nodes)} more nodes, ${count(hidden.tokens)} tokens`
       : `${count(row.standing.tokens)} tokens, ${count(row.standing.nodes)} nodes, ${kind.replace("_", " ")}`;
@@ -71,17 +82,38 @@ export class TreeView {
     const group = shape("g", {}, rect);
     if (width > 60) group.append(shape("text", { x: x + 4, y: y + 16 }, hidden ? `+${count(hidden.nodes)}` : count(row.standing.tokens)));
     if (row) {
-      for (const [name, value] of Object.entries({ tabindex: "0", role: "treeitem", "aria-label": told, "data-node": row.name ?? "top" })) {
+      const tabindex = nameOf(row) === this.current ? "0" : "-1";
+      for (const [name, value] of Object.entries({ tabindex, role: "treeitem", "aria-label": told, "data-node": nameOf(row) })) {
         rect.setAttribute(name, value);
       }
+      box.rect = rect;
       onChoose(rect, () => this.choose(row, rect));
+      rect.addEventListener("focus", () => this.enter(box));
+      onArrows(rect, (key) => this.beside(box, key)?.rect);
     }
     return group;
+  }
+
+  enter(box) {
+    for (const { rect } of this.boxes) rect.setAttribute("tabindex", "-1");
+    box.rect.setAttribute("tabindex", "0");
+    this.current = nameOf(box.row);
+  }
+
+  // Up to what it stands below, down to its first child, sideways within a level.
+  beside(box, key) {
+    const level = this.boxes.filter((other) => other.level === box.level);
+    const at = level.indexOf(box);
+    return {
+      ArrowUp: box.above, ArrowDown: this.boxes.find((other) => other.above === box),
+      ArrowLeft: level[at - 1], ArrowRight: level[at + 1],
+    }[key];
   }
 
   choose(row, rect) {
     find("icicle").querySelector(".chosen")?.classList.remove("chosen");
     rect.classList.add("chosen");
+    this.chosen = nameOf(row);
     describe(find("tree-node"), [
       ["node", row.name ?? "all namespaces"],
       ["path", `${count(row.depth)} tokens from the start, ${count(row.tokens)} of them its own`],
@@ -103,11 +135,11 @@ export class TreeView {
 
   drawPath() {
     const steps = [null, ...this.path].map((row, index) => {
-      const step = element("button", {}, row ? `${count(row.depth)} tokens` : "top");
+      const step = element("button", { "data-step": index }, row ? `${count(row.depth)} tokens` : "top");
       step.addEventListener("click", () => { this.path.length = index; this.refresh(); });
       return step;
     });
-    find("tree-path").replaceChildren(...steps);
+    redraw(find("tree-path"), "step", ...steps);
   }
 
   kindOf(row) {

@@ -1,1 +1,1 @@
-"""Triton kernels that move the cache's bytes; imported where there is a GPU only."""
+"""What Triton kernels of every folder share; imported where there is a GPU only."""

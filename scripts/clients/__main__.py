@@ -1,7 +1,8 @@
 """`python -m scripts.clients [CLIENT ...]`: each installed, run against a pair, and what it said.
 
-Exit status 0 only where none failed a request, and where each that counts cached tokens counted
-exactly what the server did. Traffic stays on loopback.
+Exit status 0 only where none failed a request, and where the cached tokens that each was told of
+add up to exactly what the server counted; one that keeps no count asks for nothing twice. Traffic
+stays on loopback.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def row(client: str, address: str, folder: Path) -> bool:
 
 
 def _agrees(said: Said, counted: int) -> bool:
-    return said.requests > 0 and not said.failed and said.cached_tokens in (None, counted)
+    return said.requests > 0 and not said.failed and counted == (said.cached_tokens or 0)
 
 
 def main() -> int:

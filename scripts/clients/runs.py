@@ -17,7 +17,8 @@ _HUB_NAME = "local/embedded"
 
 @dataclass(frozen=True)
 class Said:
-    """cached_tokens: their sum over all answers; None where the client keeps no such count."""
+    """cached_tokens: their sum over all answers; None where the client keeps no such count, and
+    asks for prompts that share nothing."""
 
     requests: int
     failed: int
@@ -116,12 +117,12 @@ def _read_aiperf(output: str, folder: Path) -> Said:
 
 
 def _read_evalscope(output: str, folder: Path) -> Said:
-    """It tells a rate of the prompt tokens instead of their count."""
-    (path,) = (folder / "evalscope").rglob("benchmark_summary.json")
-    told = json.loads(path.read_text(encoding="utf-8"))
-    prompts = told["Avg Input Tokens"] * told["Success Requests"]
-    cached = round(prompts * told["KV Cache Hit Rate (%)"] / 100)
-    return Said(told["Total Requests"], told["Failed Requests"], cached)
+    """Its summary tells a rate; its timeline has the count, added up answer by answer."""
+    (summary,) = (folder / "evalscope").rglob("benchmark_summary.json")
+    told = json.loads(summary.read_text(encoding="utf-8"))
+    timeline = summary.with_name("workload_timeline.json")
+    *_, last = json.loads(timeline.read_text(encoding="utf-8"))["points"]
+    return Said(told["Total Requests"], told["Failed Requests"], last["cum_cached_prompt"])
 
 
 def _read_guidellm(output: str, folder: Path) -> Said:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tasuki.pycache.kernel_spec import KernelSpec
 
-FOLDERS = ("tasuki.model.kernels", "tasuki.pycache.kernels", "tasuki.transfer.kernels")
+FOLDERS = ("tasuki.model.kernels", "tasuki.transfer.kernels")
 
 
 class KernelSpecError(ValueError):

@@ -204,6 +204,12 @@ HANDOVER = Board(
             "On the senders, of rooms sent whole.",
         ),
         Panel(
+            "A window",
+            "s",
+            quantiles("tasuki_handover_window_seconds"),
+            "From its digest's begin to its flush; few and long ones hide less.",
+        ),
+        Panel(
             "Pulls by outcome",
             "short",
             (Query(rate("tasuki_pulls_total", "outcome"), "{{outcome}}"),),

@@ -13,7 +13,7 @@ from tasuki.proto import inference_pb2 as pb
 
 from scripts.load.memory import MemoryTrail, resident_bytes
 from scripts.load.tally import Tally
-from tests.daemons import Node, flags, until
+from tests.daemons import Node, flags, kept_address, until
 
 _MEET_SECONDS = 30.0
 _SAMPLE_SECONDS = 0.5
@@ -22,13 +22,14 @@ _SAMPLE_SECONDS = 0.5
 class Nodes:
     def __init__(self, arena_mib: int) -> None:
         small = flags(arena_mib=arena_mib)
-        self.prefill = Node("prefill", *small).wait_ready()
+        self.prefill = Node("prefill", *small, bind=kept_address()).wait_ready()
         self.decode = Node(
             "decode",
             *small,
             "--prefill",
             self.prefill.address,
             *("--drain-timeout", "60", "--http-bind", "127.0.0.1:0"),
+            bind=kept_address(),
         ).wait_ready()
         self.meet()
 

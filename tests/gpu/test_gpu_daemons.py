@@ -5,9 +5,10 @@ other, and digests are checked there.
 """
 
 import pytest
+from tasuki.client.verdict import TIE_MARGIN
 from tasuki.transfer.transports.nixl import installed_package
 
-from tests.daemons import Node, Pair, Question, asked, flags, questions
+from tests.daemons import Node, Pair, Question, asked, flags, questions, random_prompt
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +43,27 @@ def test_a_pair_hands_over_between_arenas_on_the_gpu(told: tuple[Question, ...])
         pair.assert_at_rest()
     finally:
         pair.stop()
+
+
+@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+def test_a_session_is_pulled_back_between_arenas_on_the_gpu(told: tuple[Question, ...]) -> None:
+    oracle = Node("serve", *flags(), "--prefill-chunk-tokens", "512").wait_ready()
+    pair = Pair(told, device="cuda")
+    try:
+        pair.mend()
+        history, pulls = told[1].prompt, 0
+        for turn in range(3):
+            answer = asked(pair.decode, history, b"session").result()
+            expected = asked(oracle, history, b"session").result()
+            near_tie = next(
+                (at for at, margin in enumerate(expected.margins) if margin < TIE_MARGIN), None
+            )
+            assert answer.token_ids[:near_tie] == expected.token_ids[:near_tie]
+            assert not answer.usage.local_fallback
+            pulls += answer.usage.pulled is not None
+            history = (*history, *answer.token_ids, *random_prompt(200, turn))
+        assert pulls == 2, "every turn but the first"
+        pair.assert_at_rest()
+    finally:
+        pair.stop()
+        assert oracle.stop() == 0

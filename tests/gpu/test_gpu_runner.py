@@ -1,5 +1,6 @@
 """The parts of a GPU step that hold state between steps: rows, page tables, lanes, ticks."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.transfer.steps import StepCounter
 
+from tests.daemons import until
 from tests.gpu.shapes import CONFIGS, parts_of
 
 DEVICE = torch.device("cuda")
@@ -64,7 +66,7 @@ def test_the_counter_ticks_once_a_layer_after_its_work(shape: str) -> None:
 
     parts = parts_of(shape, EngineConfig(dtype="bfloat16", device="cuda", arena_mib=128))
     steps = StepCounter()
-    ticks = EventTicks(steps)
+    ticks = EventTicks(steps, parts.model_config.layers)
     pages = [parts.layout.blocks_per_slab * (2 + page) for page in range(4)]
     batch = Batch.pack([SequenceSlice([5] * 200, 0, pages, 0, 1)])
     for forwards in (1, 2, 3):
@@ -72,3 +74,4 @@ def test_the_counter_ticks_once_a_layer_after_its_work(shape: str) -> None:
         assert ticks.launched == forwards * parts.model_config.layers
         assert steps.wait_for(ticks.launched, 10.0)
         assert steps.value == ticks.launched
+        until(lambda: steps.end_of(ticks.launched) < math.inf, "the forward's end is not told")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tasuki.transfer.descriptors import Pieces
 from tasuki.transfer.errors import OutOfBounds, TransportError
-from tasuki.transfer.transports.base import Pace, TransferState
+from tasuki.transfer.transports.base import TransferState
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
@@ -107,8 +107,8 @@ class Wire:
         self.metadata = self.channel.recv_bytes()
         self.endpoint = self.transport.connect(self.metadata)
 
-    def write(self, pieces: Pieces, note: bytes, pace: Pace = Pace.BESIDE_COMPUTE) -> None:
-        transfer = self.transport.post(self.endpoint, pieces, note, pace)
+    def write(self, pieces: Pieces, note: bytes) -> None:
+        transfer = self.transport.post(self.endpoint, pieces, note)
         deadline = time.monotonic() + 20
         try:
             while self.transport.poll(transfer) is TransferState.PENDING:
@@ -153,11 +153,11 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
     expected = np.full(SIZE, POISON, dtype=np.uint8)
     source = wire.memory.cpu().numpy()
     pieces = scattered(3000, 1)
-    for number, pace in enumerate([Pace.BESIDE_COMPUTE, Pace.ALONE, Pace.BESIDE_COMPUTE]):
+    for number in range(3):
         part = pieces[number * 1000 : number * 1000 + 1000]
         for local, remote, length in part.tolist():
             expected[remote : remote + length] = source[local : local + length]
-        wire.write(part, b"window %d" % number, pace)
+        wire.write(part, b"window %d" % number)
         assert wire.ask("notes", 1) == [b"window %d" % number]
         assert np.array_equal(wire.received(), expected)
     wire.write(np.empty((0, 3), dtype=np.int64), b"nothing to send")

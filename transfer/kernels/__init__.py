@@ -1,1 +1,4 @@
-"""Kernels over the arena's bytes as a transfer sees them: digests. Imported on GPU nodes only."""
+"""Kernels over the arena's bytes as a transfer sees them: digests, stores, rows in fewer bytes.
+
+Imported on GPU nodes only.
+"""

@@ -19,6 +19,7 @@ import triton.language as tl
 from ...pycache.kernel_spec import KernelSpec
 from ...pycache.layout import CacheLayout
 from ..digest import MASK, WindowRows, window_rows, word_keys
+from ..unit_sizes import UnitSizes
 from ..windows import WindowHeader
 
 # A page's block of the published shapes is four chunks.
@@ -33,10 +34,14 @@ class GpuWindowDigester:
     """Digests windows out of one arena in a GPU's memory.
 
     memory: the arena's bytes, uint8 [slabs * slab_bytes] on the device, shared and never copied.
+    sizes: of units on the wire; the layout's own by default.
     """
 
-    def __init__(self, memory: torch.Tensor, layout: CacheLayout) -> None:
+    def __init__(
+        self, memory: torch.Tensor, layout: CacheLayout, sizes: UnitSizes | None = None
+    ) -> None:
         self._layout = layout
+        self._sizes = sizes
         self._words = memory.view(torch.int64)
         most = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
@@ -54,7 +59,10 @@ class GpuWindowDigester:
         slot: int | None,
     ) -> int:
         """As WindowDigester.digest; blocks until the GPU has answered, on this stream alone."""
-        rows = window_rows(self._layout, room, generation, header, pages, slot)
+        layout, sizes = self._layout, self._sizes
+        return self.digest_rows(window_rows(layout, room, generation, header, pages, slot, sizes))
+
+    def digest_rows(self, rows: WindowRows) -> int:
         with torch.cuda.stream(self._stream):
             placed = PlacedRows.on(self._words.device, rows)
             return int(digest_rows(self._words, self._keys, placed).item()) & MASK

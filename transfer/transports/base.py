@@ -31,13 +31,6 @@ class TransferState(Enum):
     DONE = "done"
 
 
-class Pace(Enum):
-    """What a transfer may take of the sender's machine."""
-
-    BESIDE_COMPUTE = "a forward runs beside it and must not be slowed"
-    ALONE = "somebody waits for this one, and nothing else of its room is left to compute"
-
-
 class Endpoint(ABC):
     """A connected peer."""
 
@@ -69,6 +62,12 @@ class Transport(ABC):
         """How often poll() and notifications() are worth calling while something is awaited."""
         return 0.0005
 
+    @property
+    def spin_seconds(self) -> float:
+        """For how long after a window that a room ends with was posted poll() is worth calling
+        without a pause: about as long as such a window takes, where a pause is a part of that."""
+        return 0.0
+
     @abstractmethod
     def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         """Make the arena known to the transport. Once, before metadata() and connect().
@@ -86,15 +85,8 @@ class Transport(ABC):
         """Raises TransportError when the peer cannot be reached by this transport."""
 
     @abstractmethod
-    def post(
-        self,
-        endpoint: Endpoint,
-        pieces: Pieces,
-        notification: bytes,
-        pace: Pace = Pace.BESIDE_COMPUTE,
-    ) -> Transfer:
-        """Start writing; an empty list of pieces sends the notification alone. Transports that
-        compute nothing pay no heed to pace.
+    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+        """Start writing; an empty list of pieces sends the notification alone.
 
         Raises OutOfBounds before anything is sent, TransportError when it could not be started.
         """

@@ -17,7 +17,7 @@ from enum import Enum
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
 from ..grain import Grain
-from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
+from .base import Endpoint, Region, Transfer, TransferState, Transport
 
 
 class Fault(Enum):
@@ -133,7 +133,6 @@ class LoopbackTransport(Transport):
         endpoint: Endpoint,
         pieces: Pieces,
         notification: bytes,
-        pace: Pace = Pace.BESIDE_COMPUTE,
     ) -> Transfer:
         assert isinstance(endpoint, _LoopbackEndpoint)
         if self._node is None:

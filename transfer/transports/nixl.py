@@ -24,7 +24,7 @@ import torch
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
 from ..grain import Grain
-from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
+from .base import Endpoint, Region, Transfer, TransferState, Transport
 from .inbound_sockets import InboundSockets, listening_ports
 from .rdma_retry import retry_bound
 
@@ -209,7 +209,6 @@ class NixlTransport(Transport):
         endpoint: Endpoint,
         pieces: Pieces,
         notification: bytes,
-        pace: Pace = Pace.BESIDE_COMPUTE,
     ) -> Transfer:
         assert isinstance(endpoint, _NixlEndpoint)
         with self._lock:

@@ -23,20 +23,16 @@ from ..errors import OutOfBounds, TransportError
 from ..fence import ProcessIdentity
 from ..grain import Grain
 from ..kernels.peer_store import ALIGNMENT, Grid, PieceStore, Target, fill_table
-from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
+from .base import Endpoint, Region, Transfer, TransferState, Transport
 from .cuda_ipc import CudaIpc
 from .mailbox import Mailbox, MailboxWriter
 from .peer_address import PeerAddress
 from .peer_gate import NOBODY, PeerGate
 from .staging import Staging, Table
 
-_GRIDS = {
-    # A prefill makes a few GB/s, and this moves a hundred. Four programs slowed it by 1.7%, two in
-    # another run by 2.3%: fewer hold their SMs for longer.
-    Pace.BESIDE_COMPUTE: Grid(programs=4, turn=16),
-    # The rest of a prompt's time is this window's: more than one program an SM.
-    Pace.ALONE: Grid(programs=264, turn=4),
-}
+# More than one program an SM, beside a forward too: what slows that is how long the links are
+# awake, not which SMs are taken.
+_GRID = Grid(programs=264, turn=4)
 # So that one window's table and first stores go beside the last ones of the window before.
 _STREAMS = 2
 _HIGH_PRIORITY = -1
@@ -117,6 +113,10 @@ class PeerCopyTransport(Transport):
         """A window takes about as long."""
         return 0.0001
 
+    @property
+    def spin_seconds(self) -> float:
+        return 0.002
+
     def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         with self._lock:
             if self._region is not None:
@@ -176,7 +176,6 @@ class PeerCopyTransport(Transport):
         endpoint: Endpoint,
         pieces: Pieces,
         notification: bytes,
-        pace: Pace = Pace.BESIDE_COMPUTE,
     ) -> Transfer:
         assert isinstance(endpoint, _PeerEndpoint)
         with self._lock:
@@ -186,10 +185,10 @@ class PeerCopyTransport(Transport):
                 raise OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
             if not endpoint.open:
                 raise TransportError("peer_copy: the connection is closed")
-            table = self._launch(region, endpoint, pieces, pace) if len(pieces) else None
+            table = self._launch(region, endpoint, pieces) if len(pieces) else None
         return _PeerTransfer(endpoint, notification, table)
 
-    def _launch(self, region: Region, endpoint: _PeerEndpoint, pieces: Pieces, pace: Pace) -> Table:
+    def _launch(self, region: Region, endpoint: _PeerEndpoint, pieces: Pieces) -> Table:
         count = len(pieces)
         # In turn.
         stream = self._streams.pop(0)
@@ -199,15 +198,14 @@ class PeerCopyTransport(Transport):
                 table = self._staging.take(count)
                 chunks = fill_table(table.host, pieces)
                 table.send()
-                grid = _GRIDS[pace]
-                turns = -(-chunks // grid.turn)
+                turns = -(-chunks // _GRID.turn)
                 self._store.launch(
                     region.address,
                     endpoint.target,
                     table.device,
                     count,
                     table.flag_address,
-                    Grid(min(grid.programs, turns), grid.turn),
+                    Grid(min(_GRID.programs, turns), _GRID.turn),
                 )
                 table.event.record(stream)
         except RuntimeError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..descriptors import Pieces
 from ..errors import TransportError
 from ..grain import Grain
-from .base import Endpoint, Pace, Region, Transfer, TransferState, Transport
+from .base import Endpoint, Region, Transfer, TransferState, Transport
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,10 @@ class RoutedTransport(Transport):
     def poll_seconds(self) -> float:
         return min(member.poll_seconds for member in self._members.values())
 
+    @property
+    def spin_seconds(self) -> float:
+        return max(member.spin_seconds for member in self._members.values())
+
     def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         for member in self._members.values():
             member.register(address, size, grain)
@@ -81,10 +85,9 @@ class RoutedTransport(Transport):
         endpoint: Endpoint,
         pieces: Pieces,
         notification: bytes,
-        pace: Pace = Pace.BESIDE_COMPUTE,
     ) -> Transfer:
         assert isinstance(endpoint, _RoutedEndpoint)
-        transfer = endpoint.member.post(endpoint.endpoint, pieces, notification, pace)
+        transfer = endpoint.member.post(endpoint.endpoint, pieces, notification)
         return _RoutedTransfer(endpoint.member, transfer)
 
     def poll(self, transfer: Transfer) -> TransferState:
