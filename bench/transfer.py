@@ -21,13 +21,14 @@ from .host import describe_host
 from .report import Report, Row
 
 _GPU_PARTS = ("blocks", "engine", "nodes")
-_CPU_PARTS = ("goodput", "control", "early", "wire")
+_CPU_PARTS = ("digest", "goodput", "control", "early", "wire")
 
 
 @dataclass(frozen=True)
 class TransferConfig:
     parts: str = option(
-        "", "of the rows, by commas: blocks,engine,nodes (GPU), goodput,control,early,wire"
+        "",
+        "of the rows, by commas: blocks,engine,nodes (GPU), digest,goodput,control,early,wire",
     )
     transport: str = option("peer_copy", "between the GPUs", ("peer_copy", "nixl", "auto"))
     prompt: int = option(50_000, "tokens that are handed over")
@@ -73,6 +74,10 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
             yield from block_rows(kind, torch.device("cuda", 0), torch.device("cuda", 1))
     if "engine" in parts or "nodes" in parts:
         yield from _model_rows(parts, config, own)
+    if "digest" in parts:
+        from .handover.digest_rate import digest_rows
+
+        yield from digest_rows()
     if "goodput" in parts:
         from .handover.goodput import goodput_rows
 

@@ -2,8 +2,8 @@
 
 The messages are those of the package smg-grpc-proto (extra `tasuki[smg]`); nothing of it is copied
 here. Knows requests as engine messages; where answers come from is the role's (`Answers`). Lives on
-the event loop's thread. Invariant: every stream's headers are sent before anything is awaited; the
-gateway gives up on one whose headers wait for the first message.
+the event loop's thread. Invariant: no stream's headers wait for its first message, or the
+gateway would give it up.
 """
 
 import asyncio
@@ -30,11 +30,15 @@ from .gateway_requests import read_gateway_request
 from .gateway_tokenizer import archive_chunks, tokenizer_archive
 from .origin import grpc_origin
 from .request_reader import read_request_id
+from .text_answer import first_look
 from .tokenizer import IncrementalDetokenizer, Tokenizer
 
 SERVICE = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 
 _POLL_SECONDS = 0.05
+# What is refused so early is refused before its stream begins: of a pair the gateway then stops the
+# other node's call at once, and its client gets the status. No room gets anywhere in that time.
+_FIRST_LOOK_SECONDS = 0.005
 
 
 class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
@@ -63,7 +67,6 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         async with refusals(context):
             asked = read_gateway_request(request, self._model)
             request_id = asked.submit.request_id
-            await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
             answer = GatewayAnswer(
                 asked,
                 self._model.eos_ids,
@@ -71,7 +74,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
                 partial(self._answers.abort, request_id),
             )
             events = self._answers.generate(asked.submit, grpc_origin(self._keys, context))
-            async with aclosing(answer.messages(events)) as messages:
+            async with first_look(answer.messages(events), _FIRST_LOOK_SECONDS) as messages:
+                await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
                 async for message in messages:
                     yield message
 

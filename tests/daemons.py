@@ -27,6 +27,8 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 OWNERS = ("free", "working", "tree", "granted", "quarantined")
 HELD = ("working", "granted", "quarantined", "pinned")
 NEW_TOKENS = 40
+COUNTED_WINDOWS = ("--layers-per-window", "1")
+"""Of a prefill node whose test counts windows: else how many there are is the link's."""
 
 
 def flags(
@@ -241,7 +243,7 @@ class Pair:
         self.prefill = Node(
             "prefill",
             *flags(device=device),
-            *("--prefill-chunk-tokens", "64", "--max-batch", "1"),
+            *("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS),
             bind=kept_address(),
         ).wait_ready()
         self._target = between(self.prefill.address)

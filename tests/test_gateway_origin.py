@@ -3,9 +3,12 @@
 import asyncio
 import json
 import threading
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +23,8 @@ from tasuki.front.server import Service, start_server
 
 from tests.daemons import Node, flags, until
 from tests.front_fixtures import ScriptedEngine
-from tests.otlp_collector import SeenSpan, running_collector
-from tests.smg_process import require_protocol, require_smg, smg
+from tests.otlp_collector import Collector, SeenSpan, running_collector
+from tests.smg_process import Smg, require_protocol, require_smg, smg
 
 require_protocol()
 
@@ -101,57 +104,86 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
     ]
 
 
-def test_a_caller_s_trace_goes_through_the_gateway_to_both_nodes_of_a_pair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@dataclass(frozen=True)
+class Fronted:
+    """A pair behind the real gateway, of which the decode node answers one request a minute."""
+
+    gateway: Smg
+    prefill: Node
+    decode: Node
+    collector: Collector
+
+    def spans(self, name: str) -> list[SeenSpan]:
+        return [span for span in self.collector.spans(TRACE) if span.name == name]
+
+    def ask(self, streams: bool = False) -> str:
+        """The id of the answer. Raises HTTPError."""
+        body = {
+            "model": "embedded",
+            "messages": [{"role": "user", "content": "Tell me a story about the runner. " * 20}],
+            "max_tokens": 4,
+            "rid": "asked",
+            "stream": streams,
+        }
+        request = urllib.request.Request(
+            f"{self.gateway.base_url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "traceparent": TRACEPARENT},
+        )
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            told: str = json.load(reply)["id"]
+        return told
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     require_smg()
-    # The SDK's own setting: it sends every five seconds otherwise.
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
-    with running_collector() as collector:
+    with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
+        # The SDK's own setting: it sends every five seconds otherwise.
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         shared = [*flags(), "--gateway", "--otlp-endpoint", collector.url]
+        limited = ("--requests-per-minute", "1")
         prefill = Node("prefill", *shared).wait_ready()
-        decode = Node("decode", *shared, "--prefill", prefill.address).wait_ready()
-
-        def spans(name: str) -> list[SeenSpan]:
-            return [span for span in collector.spans(TRACE) if span.name == name]
-
+        decode = Node("decode", *shared, *limited, "--prefill", prefill.address).wait_ready()
         try:
             with smg(
-                tmp_path,
+                tmp_path_factory.mktemp("smg"),
                 2,
                 "--pd-disaggregation",
                 *("--prefill", f"grpc://{prefill.address}", prefill.address.rpartition(":")[2]),
                 *("--decode", f"grpc://{decode.address}"),
                 *("--enable-trace", "--otlp-traces-endpoint", collector.url.partition("//")[2]),
             ) as gateway:
-                story = "Tell me a story about the runner and the sash. " * 20
-                body = {
-                    "model": "embedded",
-                    "messages": [{"role": "user", "content": story}],
-                    "max_tokens": 4,
-                    "rid": "asked-1",
-                }
-                request = urllib.request.Request(
-                    f"{gateway.base_url}/v1/chat/completions",
-                    json.dumps(body).encode(),
-                    {"Content-Type": "application/json", "traceparent": TRACEPARENT},
-                )
-                with urllib.request.urlopen(request, timeout=60) as reply:
-                    told = json.load(reply)["id"]
-                assert told.startswith("asked-1")
-                until(
-                    lambda: bool(spans("request") and spans("room")),
-                    lambda: collector.spans(TRACE),
-                    20,
-                )
-                (asked,), (room,) = spans("request"), spans("room")
-                assert asked.node == "decode" and room.node == "prefill"
-                assert room.parent == asked.id
-                # The gateway's own span stands between the caller's and the node's.
-                assert asked.parent != CALLER
-                for span in (asked, room):
-                    assert span.attributes["tasuki.request_id"] == told
+                yield Fronted(gateway, prefill, decode, collector)
         finally:
             assert [decode.stop(), prefill.stop()] == [0, 0]
-        for node in (decode, prefill):
-            assert any(told in line for line in node.last_words), node.last_words
+
+
+def test_a_trace_goes_through_the_gateway_to_both_nodes_and_a_limit_to_its_caller(
+    pair: Fronted,
+) -> None:
+    told = pair.ask()
+    assert told.startswith("asked")
+    until(
+        lambda: bool(pair.spans("request") and pair.spans("room")),
+        lambda: pair.collector.spans(TRACE),
+        20,
+    )
+    (asked,), (room,) = pair.spans("request"), pair.spans("room")
+    assert asked.node == "decode" and room.node == "prefill"
+    assert room.parent == asked.id
+    # The gateway's own span stands between the caller's and the node's.
+    assert asked.parent != CALLER
+    for span in (asked, room):
+        assert span.attributes["tasuki.request_id"] == told
+    for node in (pair.decode, pair.prefill):
+        assert any(told in line for line in node.last_words), node.last_words
+    # The decode node refuses before its stream begins: the prefill node waits for nobody.
+    for streams in (False, True):
+        begun = time.monotonic()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            pair.ask(streams)
+        assert refused.value.code == 429
+        assert "1 requests a minute" in json.load(refused.value)["error"]["message"]
+        pair.prefill.assert_at_rest(2.0)
+        assert time.monotonic() - begun < 2.5, "less than the gateway's or the room's patience"

@@ -7,7 +7,7 @@ from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl import installed_package
 
-from tests.daemons import Node, Question, asked, flags, questions, until
+from tests.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, questions, until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
@@ -21,7 +21,7 @@ class Trio:
     def __init__(self, question: Question) -> None:
         self._question = question
         self._salts = 0
-        slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1")
+        slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS)
         self.prefill = {
             name: Node("prefill", *flags(), "--name", name, *slow).wait_ready()
             for name in ("p1", "p2")

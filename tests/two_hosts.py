@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tasuki.proto import inference_pb2 as pb
 
-from tests.daemons import Node, Pair, flags, questions, until
+from tests.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions, until
 from tests.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, inside, ip
 
 LONG, SHORT = range(2)
@@ -27,7 +27,9 @@ class TwoHosts(Pair):
         os.environ["UCX_NET_DEVICES"] = DEVICE
         small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", "--insecure"]
         with inside(prefill_space):
-            self.prefill = Node("prefill", *flags(), *small, bind=f"{PREFILL_ADDRESS}:0")
+            self.prefill = Node(
+                "prefill", *flags(), *small, *COUNTED_WINDOWS, bind=f"{PREFILL_ADDRESS}:0"
+            )
         self.prefill.wait_ready()
         self._target = self.prefill.address
         self.decode = Node(

@@ -28,6 +28,7 @@ from .errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from .failpoints import Place, reach
 from .incoming import IncomingRoom
 from .inlet import Inlet
+from .poll_pace import PollPace
 from .report import WindowDigest
 from .timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
 from .transports.base import Transport
@@ -186,7 +187,9 @@ class Receiver:
             self._changed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
 
     def _loop(self) -> None:
+        pace = PollPace()
         while not self._stopping.is_set():
+            pace.begin()
             try:
                 arrived = self._transport.notifications()
             except TransferError as error:
@@ -197,13 +200,14 @@ class Receiver:
             with self._changed:
                 self._passes += 1
                 self._changed.notify_all()
-            if not arrived:
-                # Unexpected notifications are still drained, only less often.
-                if self._expecting.is_set():
-                    self._stopping.wait(self._transport.poll_seconds)
-                else:
-                    # Whoever begins to expect ends it.
-                    self._expecting.wait(_IDLE_SECONDS)
+            if arrived:
+                pace.reset()
+            elif self._expecting.is_set():
+                self._stopping.wait(pace.wait_seconds(self._transport.poll_seconds))
+            else:
+                # Unexpected notifications are still drained, only less often. Whoever begins to
+                # expect ends it.
+                self._expecting.wait(_IDLE_SECONDS)
 
     def _take_or_drop(self, notification: bytes) -> None:
         try:

@@ -31,6 +31,7 @@ from .fair_turns import FairTurns
 from .leases import WriterLeases
 from .outgoing import Drain, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
 from .outlet import DirectOutlet, LoadedWindow, Outlet
+from .poll_pace import PollPace
 from .sender_counters import SenderCounters
 from .steps import StepCounter
 from .tail import tail_seconds
@@ -222,24 +223,29 @@ class Sender:
     # The transfer thread
 
     def _loop(self) -> None:
+        pace = PollPace()
         while not self._stopping.is_set():
             with self._lock:
                 rooms = list(self._rooms.values())
             self._wake.clear()
+            pace.begin()
             moved = [self._turn(room, self._advance) for room in rooms]
             posted = self._post_in_turns(rooms)
             self._close_endpoints()
-            if not any(moved) and not posted:
-                self._rest(rooms)
+            if any(moved) or posted:
+                pace.reset()
+            else:
+                self._rest(rooms, pace)
 
-    def _rest(self, rooms: Sequence[OutgoingRoom]) -> None:
+    def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollPace) -> None:
         """Until it is worth looking again, or somebody wakes this thread."""
-        if not any(room.posted for room in rooms):
+        in_flight = sum(len(room.posted) for room in rooms)
+        if not in_flight:
             self._wake.wait(_IDLE_SECONDS)
         elif any(self._ends_soon(room) for room in rooms):
             time.sleep(0)
         else:
-            self._wake.wait(self._transport.poll_seconds)
+            self._wake.wait(pace.wait_seconds(self._transport.poll_seconds, in_flight))
 
     def _ends_soon(self, room: OutgoingRoom) -> bool:
         """Whether somebody waits for the room's last window, and it is young."""
@@ -350,6 +356,7 @@ class Sender:
         layers = tuple(begun if at is None else at for at in finished)
         # Beside the transfer: the bytes stay as they are for as long as the room is open.
         digest = self._digests.submit(loaded.digest, room.room, room.generation)
+        digest.add_done_callback(lambda _: self._wake.set())
         with self._lock:
             room.posted.append(Posted(window, loaded, transfer, size, layers, begun, given, digest))
         return True

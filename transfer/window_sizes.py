@@ -2,9 +2,11 @@
 
 Pure functions; knows no rooms and no memory. A run is (first layer, end layer).
 Invariants of every list of runs: each layer is in exactly one, in order; an adaptive run that has
-more than one layer with bytes holds at most the budget; of a prompt's last forward also at most
-half of what that had left to send, so that the last window, which nothing hides, is one layer;
-bytes never wait for a layer behind them that has none.
+more than one layer with bytes holds at most the budget; of a prompt's last forward, at most half of
+what that had left to send, so that the last window, which nothing hides, is one layer, but also
+more than the budget where all before its last layer is at most half of it: states that are small
+beside a window's own cost go along with pages. Bytes never wait for a layer behind them that has
+none.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,27 +66,32 @@ def window_runs(
 
 def last_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
     """Of a prompt's last forward. layer_bytes: what each layer has to send; most: budget()."""
-    return _runs(layer_bytes, lambda left: min(most, left // 2))
+
+    def joins(left: int, size: int, more: int) -> bool:
+        # What is small beside a window's own cost goes along with the next layer, however large.
+        return size + more <= left // 2 and (size + more <= most or size <= most // 2)
+
+    return _runs(layer_bytes, joins)
 
 
 def followed_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
     """Of a forward that another of the prompt follows."""
-    return _runs(layer_bytes, lambda left: most)
+    return _runs(layer_bytes, lambda left, size, more: size + more <= most)
 
 
-def _runs(layer_bytes: Sequence[int], limit_of: Callable[[int], int]) -> list[Run]:
-    """limit_of: from the bytes that are left to those that a window of several layers may have."""
+def _runs(layer_bytes: Sequence[int], joins: Callable[[int, int, int], bool]) -> list[Run]:
+    """joins: whether a window of some bytes takes more in, from the bytes that were left when it
+    began, its own, and those of the next layer."""
     runs: list[Run] = []
     left = sum(layer_bytes)
     first = 0
     while first < len(layer_bytes):
         end = _next_with_bytes(layer_bytes, first)
         size = sum(layer_bytes[first:end])
-        limit = limit_of(left)
         while size and end < len(layer_bytes):
             further = _next_with_bytes(layer_bytes, end)
             more = sum(layer_bytes[end:further])
-            if not more or size + more > limit:
+            if not more or not joins(left, size, more):
                 break
             end, size = further, size + more
         runs.append((first, end))

@@ -40,11 +40,13 @@ from .receiving import Place
 SHARE = 0.8
 POST_SECONDS = 100e-6
 _TLS = {"tcp": "tcp,self", "shm": "posix,sysv,cma,tcp,self"}
-_SLABS = 64
-_PAGES = 96
-_REPEATS = 7
+SLABS = 64
+PAGES = 96
+_WARMING = 3
+_PAIRS = 21
+"""Odd, so that the pair in the middle is one that was measured."""
 _SECONDS = 240.0
-_LAYOUT = CacheLayout(
+LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL) * 4,
     kv_heads=4,
     head_dim=128,
@@ -61,13 +63,12 @@ _LAYOUT = CacheLayout(
 
 @dataclass
 class Measured:
-    """seconds of each run; posts: host seconds of each window's post, and prepared: its part before
-    UCX is called."""
+    """pairs: seconds of a hand-over and of the raw put beside it; posts: host seconds of each
+    window's post, and prepared: its part before UCX is called."""
 
     bytes: int = 0
     windows: int = 0
-    handed_over: list[float] = field(default_factory=list)
-    raw: list[float] = field(default_factory=list)
+    pairs: list[tuple[float, float]] = field(default_factory=list)
     posts: list[float] = field(default_factory=list)
     prepared: list[float] = field(default_factory=list)
 
@@ -75,7 +76,8 @@ class Measured:
 def goodput_rows() -> Iterator[Row | str]:
     for name, tls in _TLS.items():
         measured, protocol = _in_a_process(tls)
-        seconds, raw = median(measured.handed_over), median(measured.raw)
+        pairs = sorted(measured.pairs, key=lambda pair: pair[1] / pair[0])
+        lowest, (seconds, raw), highest = (pairs[len(pairs) * n // 4] for n in (1, 2, 3))
         yield Row(
             f"hand-over of {measured.bytes / 1e6:.0f} MB, {name}, UCX {protocol}",
             seconds,
@@ -86,11 +88,14 @@ def goodput_rows() -> Iterator[Row | str]:
                 "GB/s": measured.bytes / seconds / 1e9,
                 "raw GB/s": measured.bytes / raw / 1e9,
                 "windows": measured.windows,
+                "pairs, of which this is the middle one": len(pairs),
+                "lower quartile": lowest[1] / lowest[0],
+                "upper quartile": highest[1] / highest[0],
             },
         )
         prepared = median(measured.prepared)
         yield Row(
-            f"posting a window of {_PAGES} pages, {name}: host time before UCX has it",
+            f"posting a window of {PAGES} pages, {name}: host time before UCX has it",
             prepared,
             target=f"<= {POST_SECONDS * 1e6:g} us",
             met=prepared <= POST_SECONDS,
@@ -171,15 +176,15 @@ class _TimedTransport(NixlTransport):
 def _measure(channel: Connection, settings: dict[str, str]) -> None:
     """The process's main."""
     os.environ.update(settings)
-    memory = np.random.default_rng(2).integers(0, 256, _SLABS * _LAYOUT.slab_bytes, dtype=np.uint8)
+    memory = np.random.default_rng(2).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     measured = Measured()
     transport = _TimedTransport(measured)
-    transport.register(memory.ctypes.data, memory.nbytes, Grain.of(_LAYOUT))
+    transport.register(memory.ctypes.data, memory.nbytes, Grain.of(LAYOUT))
     try:
         place = Place("cpu", "nixl")
         with (
-            receiving_peer(_LAYOUT, _SLABS, place) as peer,
-            receiving_peer(_LAYOUT, _SLABS, place) as bare,
+            receiving_peer(LAYOUT, SLABS, place) as peer,
+            receiving_peer(LAYOUT, SLABS, place) as bare,
         ):
             _alternate(transport, memory, peer, bare, measured)
     finally:
@@ -197,23 +202,23 @@ def _alternate(
     """bare: the peer of raw puts, which does nothing but let bytes in."""
     steps = StepCounter()
     settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
-    digester = WindowDigester(memory, _LAYOUT)
-    sender = Sender(_LAYOUT, transport, digester, steps, _SLABS, settings)
+    digester = WindowDigester(memory, LAYOUT)
+    sender = Sender(LAYOUT, transport, digester, steps, SLABS, settings)
     sender.start()
-    sender.connect("peer", peer.metadata, _SLABS)
+    sender.connect("peer", peer.metadata, SLABS)
+    endpoint = transport.connect(bare.metadata)
     generator = np.random.default_rng(3)
     try:
-        for run in range(1 + _REPEATS):
-            end, seconds = _hand_over(sender, steps, peer, run + 1, generator)
-            raw = _raw_put(transport, bare, end.report.bytes)
-            if run == 0:
+        for run in range(_WARMING + _PAIRS):
+            if run == _WARMING:
                 measured.posts.clear()
                 measured.prepared.clear()
-                continue
+                measured.pairs.clear()
+            end, seconds = _hand_over(sender, steps, peer, run + 1, generator)
             measured.bytes, measured.windows = end.report.bytes, end.report.windows
-            measured.handed_over.append(seconds)
-            measured.raw.append(raw)
+            measured.pairs.append((seconds, _raw_put(transport, endpoint, bare, measured.bytes)))
     finally:
+        transport.disconnect(endpoint)
         sender.stop()
 
 
@@ -239,7 +244,7 @@ def _hand_over(
     sender.open(room, 1, "peer", destination, on_end)
     sender.plan_forward(room, ForwardPlan(steps.value, 0, local, slot))
     start = time.perf_counter()
-    for _ in _LAYOUT.layer_kinds:
+    for _ in LAYOUT.layer_kinds:
         steps.tick()
     if not over.wait(60):
         raise BenchError("the room does not end")
@@ -251,32 +256,28 @@ def _hand_over(
     return end, seconds
 
 
-def _raw_put(transport: NixlTransport, peer: ReceivingPeer, size: int) -> float:
+def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, size: int) -> float:
     """One contiguous write of as many bytes."""
-    endpoint = transport.connect(peer.metadata)
     # Polled without pause there too.
     peer.start_taking(1)
-    try:
-        start = time.perf_counter()
-        transfer = NixlTransport.post(
-            transport, endpoint, np.array([[0, 0, size]], dtype=np.int64), b"raw"
-        )
-        while transport.poll(transfer) is TransferState.PENDING:
-            pass
-        seconds = time.perf_counter() - start
-        transport.release(transfer)
-        peer.taken()
-    finally:
-        transport.disconnect(endpoint)
+    start = time.perf_counter()
+    transfer = NixlTransport.post(
+        transport, endpoint, np.array([[0, 0, size]], dtype=np.int64), b"raw"
+    )
+    while transport.poll(transfer) is TransferState.PENDING:
+        pass
+    seconds = time.perf_counter() - start
+    transport.release(transfer)
+    peer.taken()
     return seconds
 
 
 def _ids(generator: np.random.Generator) -> tuple[tuple[int, ...], int]:
     """(page ids, slot): slabs in random order, the pages of one in theirs, as a cache leases."""
-    order = generator.permutation(_SLABS).tolist()
+    order = generator.permutation(SLABS).tolist()
     ids = [
-        slab * _LAYOUT.blocks_per_slab + page
+        slab * LAYOUT.blocks_per_slab + page
         for slab in order[1:]
-        for page in range(_LAYOUT.pages_per_slab)
+        for page in range(LAYOUT.pages_per_slab)
     ]
-    return tuple(ids[:_PAGES]), order[0]
+    return tuple(ids[:PAGES]), order[0]

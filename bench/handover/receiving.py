@@ -18,6 +18,8 @@ from ...transfer.transports.base import Transport
 from ...transfer.transports.choice import build_transport
 from ..errors import BenchError
 
+_IDLE_SECONDS = 0.02
+
 
 @dataclass(frozen=True)
 class Place:
@@ -105,7 +107,8 @@ def run_receiving(channel: Connection, layout: CacheLayout, slabs: int, place: P
 
 
 def _next(channel: Connection, idle: Transport | None) -> object:
-    """The next thing asked; while none is, `idle` may move its peers' bytes."""
-    while idle is not None and not channel.poll(0.0005):
+    """The next thing asked; while none is, `idle` may move its peers' bytes, seldom enough to take
+    nothing from what is measured elsewhere."""
+    while idle is not None and not channel.poll(_IDLE_SECONDS):
         idle.notifications()
     return channel.recv()
