@@ -8,7 +8,7 @@ import pytest
 import torch
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.fence import ProcessIdentity
-from tasuki.transfer.transports.base import TransferState
+from tasuki.transfer.transports.base import TransferState, Transport
 from tasuki.transfer.transports.choice import KINDS, build_transport
 from tasuki.transfer.transports.cuda_ipc import Export
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
@@ -70,6 +70,19 @@ def test_severing_reaches_every_member() -> None:
         member.sever = lambda kind=kind: severed.append(kind)  # type: ignore[method-assign]
     node.transport.sever()
     assert severed == ["near", "far"]
+
+
+def test_what_a_fence_asks_is_asked_of_every_member() -> None:
+    node = Node("node", {"near": LoopbackFabric(), "far": LoopbackFabric()})
+    for number, member in enumerate(node.transport._members.values(), 1):
+        member.sever_dead = lambda number=number: number  # type: ignore[method-assign]
+        member.unread = lambda number=number: 10 * number  # type: ignore[method-assign]
+    assert (node.transport.sever_dead(), node.transport.unread()) == (3, 30)
+
+
+def test_no_default_stands_before_what_members_say() -> None:
+    asked = {name for name in vars(Transport) if not name.startswith("_")}
+    assert asked <= set(vars(RoutedTransport))
 
 
 def test_auto_on_a_host_without_gpu_is_nixl_alone() -> None:

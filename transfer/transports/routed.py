@@ -104,6 +104,12 @@ class RoutedTransport(Transport):
     def sever(self) -> None:
         self._all(lambda member: member.sever())
 
+    def sever_dead(self) -> int:
+        return sum(member.sever_dead() for member in self._members.values())
+
+    def unread(self) -> int:
+        return sum(member.unread() for member in self._members.values())
+
     def disconnect(self, endpoint: Endpoint) -> None:
         assert isinstance(endpoint, _RoutedEndpoint)
         endpoint.member.disconnect(endpoint.endpoint)
