@@ -123,11 +123,10 @@ class Rig:
         self._samples += 1
         asked = asyncio.create_task(self._client.counters())
         await asyncio.sleep(0)
-        with self._timed():
-            for message in self._engine.take_outbox():
-                self._client.deliver(message)
-        report = NodeReport(await asked)
         began = time.thread_time()
+        for message in self._engine.take_outbox():
+            self._client.deliver(message)
+        report = NodeReport(await asked)
         at = {"at": self._recorder.now()}
         self._recorder.history.apply({**pools_event(report), **at})
         if self._samples % _SCRAPED == 0:
