@@ -69,10 +69,15 @@ def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int)
     one."""
     if len(local) == 0:
         return np.empty((0, 3), dtype=np.int64)
-    breaks = (np.diff(local) != length) | (np.diff(remote) != length)
-    starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-    counts = np.diff(np.concatenate([starts, [len(local)]]))
-    return np.stack([local[starts], remote[starts], counts * length], axis=1).astype(np.int64)
+    breaks = (local[1:] - local[:-1] != length) | (remote[1:] - remote[:-1] != length)
+    inner = np.flatnonzero(breaks) + 1
+    # Filled in place: each of numpy's helpers would cost as much as all of this.
+    edges = np.empty(len(inner) + 2, dtype=np.int64)
+    edges[0], edges[1:-1], edges[-1] = 0, inner, len(local)
+    pieces = np.empty((len(inner) + 1, 3), dtype=np.int64)
+    pieces[:, 0], pieces[:, 1] = local[edges[:-1]], remote[edges[:-1]]
+    pieces[:, 2] = (edges[1:] - edges[:-1]) * length
+    return pieces
 
 
 def merge_pieces(pieces: Pieces) -> Pieces:

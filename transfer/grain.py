@@ -66,42 +66,39 @@ class Grain:
 
         pieces [n, 3] int64, inside both arenas.
         """
-        runs = (pieces % self.block_bytes == 0).all(axis=1)
-        sides = [(pieces[:, 0], local_bytes), (pieces[:, 1], remote_bytes)]
-        if runs.all():
-            counts = pieces[:, 2] // self.block_bytes
-            local, remote = (_runs(offsets // self.block_bytes, counts) for offsets, _ in sides)
+        whole = (pieces % self.block_bytes == 0).all(axis=1)
+        runs = pieces if whole.all() else pieces[whole]
+        counts = runs[:, 2] // self.block_bytes
+        local = _runs(runs[:, 0] // self.block_bytes, counts)
+        remote = _runs(runs[:, 1] // self.block_bytes, counts)
+        if len(runs) == len(pieces):
             return UnitPairs(local, remote)
-        if runs.any():
-            parts = [
-                self.indices(pieces[rows], local_bytes, remote_bytes) for rows in (runs, ~runs)
-            ]
-            whole = [part for part in parts if part is not None]
-            if len(whole) < len(parts):
+        # One by one: a window has few states, and each operation on an array costs as much as one.
+        states = []
+        for here, there, length in pieces[~whole].tolist():
+            pair = self._state(here, local_bytes), self._state(there, remote_bytes)
+            if None in pair or length != self.state_bytes:
                 return None
-            return UnitPairs(
-                np.concatenate([part.local for part in whole]),
-                np.concatenate([part.remote for part in whole]),
-            )
-        return self._states(pieces, local_bytes, remote_bytes)
+            states.append(pair)
+        numbers = np.array(states, dtype=np.int32)
+        return UnitPairs(
+            np.concatenate([local, numbers[:, 0]]), np.concatenate([remote, numbers[:, 1]])
+        )
 
-    def _states(self, pieces: Pieces, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
-        found = []
-        for offsets, size in ((pieces[:, 0], local_bytes), (pieces[:, 1], remote_bytes)):
-            slots, within = np.divmod(offsets, self.slab_bytes)
-            layers, rest = np.divmod(within, self.state_bytes)
-            if rest.any() or (layers >= self.states).any():
-                return None
-            slabs = size // self.slab_bytes
-            first = slabs * self.slab_bytes // self.block_bytes
-            found.append((first + layers * slabs + slots).astype(np.int32))
-        if (pieces[:, 2] != self.state_bytes).any():
+    def _state(self, offset: int, arena_bytes: int) -> int | None:
+        """The number of the state that begins there."""
+        slot, within = divmod(offset, self.slab_bytes)
+        layer, rest = divmod(within, self.state_bytes)
+        if rest or layer >= self.states:
             return None
-        return UnitPairs(*found)
+        slabs = arena_bytes // self.slab_bytes
+        return slabs * self.slab_bytes // self.block_bytes + layer * slabs + slot
 
 
 def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:
     """Numbers first, first + 1, ... `counts` of them, of each run."""
+    if len(counts) == 0:
+        return np.empty(0, dtype=np.int32)
     ends = np.cumsum(counts)
     steps = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
     numbers: Indices = (np.repeat(firsts, counts) + steps).astype(np.int32)
