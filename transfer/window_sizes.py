@@ -23,8 +23,8 @@ _LEAST_SECONDS = 0.00025
 """A window of less wire time gains nothing by being smaller."""
 _FOLLOWED_SECONDS = 0.01
 """The same of a forward that another follows: nobody waits for its last window. A link between GPUs
-that is awake all the time takes the power of 2% of a forward's clock (docs/hand-over.md), so it
-gets its bytes in few bursts."""
+that is awake all the time slows a forward by 2% (docs/hand-over.md), so it gets its bytes in few
+bursts."""
 _PROBE = 2.0
 """Times the mean so far: sizes that are all the same do not tell latency from speed."""
 

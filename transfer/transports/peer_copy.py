@@ -30,8 +30,8 @@ from .peer_address import PeerAddress
 from .peer_gate import NOBODY, PeerGate
 from .staging import Staging, Table
 
-# More than one program an SM, beside a forward too: what slows that is how long the links are
-# awake, not which SMs are taken.
+# More than one program an SM, beside a forward too: a few of them for longer slow it as much
+# (docs/hand-over.md).
 _GRID = Grid(programs=264, turn=4)
 # So that one window's table and first stores go beside the last ones of the window before.
 _STREAMS = 2
