@@ -5,14 +5,14 @@ from pathlib import Path
 
 from ..engine.config import option
 from ..front.etcd import Etcd
+from ..front.wire_options import WireOptions
 from ..transfer.transports.choice import KINDS
-from ..transfer.wire_settings import PRECISIONS, WireSettings
 from .etcd_membership import EtcdMembership
 from .membership import FileMembership, FixedMembership, Membership, check_target
 
 
 @dataclass(frozen=True)
-class DecodeConfig:
+class DecodeConfig(WireOptions):
     name: str = option("decode", "how prefill nodes see this node")
     transport: str = option(
         "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS
@@ -32,27 +32,13 @@ class DecodeConfig:
     lease_seconds: float = option(
         2.0, "what a prefill node pulls is posted until that long after a beat last heard this node"
     )
-    wire_kv: str = option(
-        "exact",
-        "keys and values as they travel: fewer bytes lose digits; both nodes must say the same",
-        PRECISIONS,
-    )
-    wire_state: str = option(
-        "exact",
-        "recurrent state as it travels: fewer bytes lose digits; both nodes must say the same",
-        PRECISIONS,
-    )
-    wire_staging_mib: int = option(
-        64, "of the arena, kept back for windows on their way out where the wire is not exact"
-    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.layers_per_window is not None and self.layers_per_window < 1:
             raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
         if not self.lease_seconds > 0:
             raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")
-        # Raises on what it cannot be.
-        _ = self.wire
         if sum(map(bool, (self.prefill, self.prefill_file, self.etcd))) > 1:
             raise ValueError("prefill, prefill_file and etcd exclude each other: give one of them")
         if not self.etcd_prefix:
@@ -61,10 +47,6 @@ class DecodeConfig:
             )
         for target in self._targets:
             check_target(target, "prefill")
-
-    @property
-    def wire(self) -> WireSettings:
-        return WireSettings.named(self.wire_kv, self.wire_state, self.wire_staging_mib)
 
     @property
     def membership(self) -> Membership:
