@@ -15,9 +15,8 @@ import torch
 from ...pycache.layout import CacheLayout, LayerKind
 from ...transfer.data_plane import DataPlane
 from ...transfer.destination import Destination
+from ...transfer.hop_ends import HopEnds
 from ...transfer.outgoing import RoomEnd, RoomSent
-from ...transfer.receiver import Receiver
-from ...transfer.sender import Sender, SenderSettings
 from ...transfer.steps import StepCounter
 from ...transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from ...transfer.windows import ForwardPlan
@@ -46,6 +45,7 @@ _SLABS = 16
 _BYTES_PER_SECOND = 125e6
 _REPEATS = 5
 _SECONDS = 60.0
+_LEASE_SECONDS = 3600.0
 _WIRES = {
     "as it lies": WirePrecision(),
     "fp8": WirePrecision(Precision.FP8, Precision.FP8),
@@ -96,26 +96,18 @@ class _Hop:
             DataPlane.over(_random_arena(), _LAYOUT, "random", transport, "loopback", "bench", wire)
             for transport in (self._link, landing)
         )
-        self._sender = Sender(
-            _LAYOUT,
-            self._link,
-            source.digester,
-            StepCounter(),
-            source.slabs,
-            SenderSettings(lease_seconds=3600.0, layers_per_window=None),
-            outlet=source.outlet,
+        # Of each only one end is used.
+        self._source, self._target = (
+            HopEnds.over(plane, StepCounter(), None, _LEASE_SECONDS) for plane in (source, target)
         )
-        self._receiver = Receiver(
-            _LAYOUT, landing, target.digester, target.slabs, inlet=target.inlet
-        )
-        self._sender.connect("receiver", landing.metadata(), target.slabs)
+        self._source.sender.connect("receiver", landing.metadata(), target.slabs)
         self._ended: SimpleQueue[RoomEnd] = SimpleQueue()
-        self._sender.start()
-        self._receiver.start()
+        self._source.sender.start()
+        self._target.receiver.start()
 
     def close(self) -> None:
-        self._sender.stop()
-        self._receiver.stop()
+        self._source.sender.stop()
+        self._target.receiver.stop()
 
     def hand_over(self, room: int) -> float:
         """Seconds from the plan to the verified end. Raises BenchError."""
@@ -124,16 +116,17 @@ class _Hop:
             for slab in range(1, _SLABS)
             for page in range(_LAYOUT.pages_per_slab)
         )[:_PAGES]
-        self._receiver.expect(room, room, Destination(0, pages, 0))
-        self._sender.open(room, room, "receiver", Destination(0, pages, 0), self._ended.put)
+        sender, receiver = self._source.sender, self._target.receiver
+        receiver.expect(room, room, Destination(0, pages, 0))
+        sender.open(room, room, "receiver", Destination(0, pages, 0), self._ended.put)
         begun = time.perf_counter()
-        self._sender.plan_forward(room, ForwardPlan.long_finished(0, pages, 0))
+        sender.plan_forward(room, ForwardPlan.long_finished(0, pages, 0))
         end = self._ended.get(timeout=_SECONDS)
         if not isinstance(end, RoomSent):
             raise BenchError(f"the hand-over broke: {end.reason}")
-        self._receiver.verify(room, room, end.report.digests, _SECONDS)
+        receiver.verify(room, room, end.report.digests, _SECONDS)
         taken = time.perf_counter() - begun
-        self._receiver.forget(room)
+        receiver.forget(room)
         self.bytes = end.report.bytes
         return taken
 
