@@ -9,6 +9,7 @@ knows that what is read was written (its layer's event has fired, its window has
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -64,16 +65,7 @@ class KernelRows:
             return form.encode(values)
         units = len(values)
         encoded = torch.empty(units, form.encoded_bytes, dtype=torch.uint8, device=values.device)
-        _encode_kernel[(triton.cdiv(form.rows, _ROWS), units)](
-            values.contiguous(),
-            encoded,
-            form.rows,
-            form.width,
-            form.encoded_bytes,
-            ROWS=_ROWS,
-            BLOCK=triton.next_power_of_2(form.width),
-            num_warps=_WARPS,
-        )
+        _launch(_encode_kernel, form, values, encoded)
         return encoded
 
     def decode(self, form: RowFormat, encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -81,17 +73,22 @@ class KernelRows:
             return form.decode(encoded, dtype)
         units = len(encoded)
         values = torch.empty(units, form.rows, form.width, dtype=dtype, device=encoded.device)
-        _decode_kernel[(triton.cdiv(form.rows, _ROWS), units)](
-            encoded.contiguous(),
-            values,
-            form.rows,
-            form.width,
-            form.encoded_bytes,
-            ROWS=_ROWS,
-            BLOCK=triton.next_power_of_2(form.width),
-            num_warps=_WARPS,
-        )
+        _launch(_decode_kernel, form, encoded, values)
         return values
+
+
+def _launch(kernel: Any, form: RowFormat, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Both [units, ...], on the current stream."""
+    kernel[(triton.cdiv(form.rows, _ROWS), len(source))](
+        source.contiguous(),
+        target,
+        form.rows,
+        form.width,
+        form.encoded_bytes,
+        ROWS=_ROWS,
+        BLOCK=triton.next_power_of_2(form.width),
+        num_warps=_WARPS,
+    )
 
 
 @triton.jit(do_not_specialize=["rows", "width", "stride"])
