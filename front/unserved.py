@@ -5,16 +5,17 @@ Knows services by their names alone; keeps nothing. One event loop's thread.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from aiohttp import web
 
 from .errors import CallContext, NotServedHere, refusals
 
+_CLIENTS = "clients ask decode nodes, or `tasuki serve`"
 _MENDS = {
-    "/tasuki.v1.Inference/": "clients ask decode nodes, or `tasuki serve`",
-    "/tasuki.v1.Session/": "clients ask decode nodes, or `tasuki serve`",
+    "/tasuki.v1.Inference/": _CLIENTS,
+    "/tasuki.v1.Session/": _CLIENTS,
     "/tokenspeed.": "start this node with --gateway",
     "/tasuki.handover.": "name a prefill node with --prefill",
     "/tasuki.": "ask a node of that role and of the caller's version",
@@ -36,7 +37,9 @@ class UnservedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def refuse(request: Any, context: CallContext) -> None:
             async with refusals(context):
-                _refuse(method)
+                raise _unserved(
+                    method, next(_MENDS[prefix] for prefix in _MENDS if method.startswith(prefix))
+                )
 
         # Messages stay bytes: what they would have been does not matter.
         return grpc.stream_stream_rpc_method_handler(refuse)
@@ -46,13 +49,10 @@ def unserved_routes() -> list[web.RouteDef]:
     """OpenAI's paths on a node that answers no clients."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
-        raise NotServedHere(
-            f"{request.path} is not served here: clients ask decode nodes, or `tasuki serve`"
-        )
+        raise _unserved(request.path, _CLIENTS)
 
     return [web.route("*", path, refuse) for path in ("/v1/{path:.*}", "/tokenize")]
 
 
-def _refuse(method: str) -> NoReturn:
-    mend = next(mend for prefix, mend in _MENDS.items() if method.startswith(prefix))
-    raise NotServedHere(f"{method} is not served here: {mend}")
+def _unserved(what: str, mend: str) -> NotServedHere:
+    return NotServedHere(f"{what} is not served here: {mend}")
