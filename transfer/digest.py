@@ -10,9 +10,9 @@ Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one dige
 run in parallel. Invariant: every block is a whole number of 64-bit words.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,8 +101,15 @@ def window_rows(
     )
 
 
-class Digester(Protocol):
-    """Digests windows out of one arena, wherever its memory is."""
+class Digester(ABC):
+    """Digests windows out of one arena, wherever its memory is.
+
+    sizes: of units on the wire; the layout's own by default.
+    """
+
+    def __init__(self, layout: CacheLayout, sizes: UnitSizes | None) -> None:
+        self._layout = layout
+        self._sizes = sizes
 
     def digest(
         self,
@@ -116,16 +123,18 @@ class Digester(Protocol):
 
         REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state.
         """
+        layout, sizes = self._layout, self._sizes
+        return self.digest_rows(window_rows(layout, room, generation, header, pages, slot, sizes))
 
+    @abstractmethod
     def digest_rows(self, rows: WindowRows) -> int:
         """The same of rows that lie anywhere in the arena."""
 
 
-class WindowDigester:
+class WindowDigester(Digester):
     """Digests windows out of one arena in host memory, on the calling thread and without the GIL.
 
-    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: of units
-    on the wire; the layout's own by default.
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied.
     """
 
     def __init__(
@@ -133,21 +142,9 @@ class WindowDigester:
     ) -> None:
         if layout.block_bytes % 8 or layout.state_layer_bytes % 8:
             raise ValueError("digests need blocks and states of whole 64-bit words")
-        self._layout = layout
-        self._sizes = sizes
+        super().__init__(layout, sizes)
         longest = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._rows = RowDigester(memory, longest)
-
-    def digest(
-        self,
-        room: int,
-        generation: int,
-        header: WindowHeader,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> int:
-        layout, sizes = self._layout, self._sizes
-        return self.digest_rows(window_rows(layout, room, generation, header, pages, slot, sizes))
 
     def digest_rows(self, rows: WindowRows) -> int:
         return self._rows.digest(rows.offsets, rows.lengths, rows.seeds)

@@ -8,7 +8,6 @@ Thread rule: one thread at a time per digester; work is queued on a stream of it
 for nothing: the caller knows that the window's writes are done (its layer's event has fired).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +17,8 @@ import triton.language as tl
 
 from ...pycache.kernel_spec import KernelSpec
 from ...pycache.layout import CacheLayout
-from ..digest import MASK, WindowRows, window_rows, word_keys
+from ..digest import MASK, Digester, WindowRows, word_keys
 from ..unit_sizes import UnitSizes
-from ..windows import WindowHeader
 
 # A page's block of the published shapes is four chunks.
 _PARTS = 4
@@ -30,18 +28,16 @@ _WARPS = 4
 _HIGH_PRIORITY = -1
 
 
-class GpuWindowDigester:
+class GpuWindowDigester(Digester):
     """Digests windows out of one arena in a GPU's memory.
 
     memory: the arena's bytes, uint8 [slabs * slab_bytes] on the device, shared and never copied.
-    sizes: of units on the wire; the layout's own by default.
     """
 
     def __init__(
         self, memory: torch.Tensor, layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
-        self._layout = layout
-        self._sizes = sizes
+        super().__init__(layout, sizes)
         self._words = memory.view(torch.int64)
         most = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
@@ -50,19 +46,8 @@ class GpuWindowDigester:
             torch.cuda.Stream(memory.device, priority=_HIGH_PRIORITY) if memory.is_cuda else None
         )
 
-    def digest(
-        self,
-        room: int,
-        generation: int,
-        header: WindowHeader,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> int:
-        """As WindowDigester.digest; blocks until the GPU has answered, on this stream alone."""
-        layout, sizes = self._layout, self._sizes
-        return self.digest_rows(window_rows(layout, room, generation, header, pages, slot, sizes))
-
     def digest_rows(self, rows: WindowRows) -> int:
+        """Blocks until the GPU has answered, on this stream alone."""
         with torch.cuda.stream(self._stream):
             placed = PlacedRows.on(self._words.device, rows)
             return int(digest_rows(self._words, self._keys, placed).item()) & MASK
