@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from .api_keys import NO_KEYS, ApiKeys
+from .caller import OWNER
 from .tls import ServerTls
 
 
@@ -20,7 +21,7 @@ class Access:
 
     @property
     def keys(self) -> ApiKeys:
-        own = ApiKeys({"default": self.api_key}) if self.api_key else NO_KEYS
+        own = ApiKeys({OWNER: self.api_key}) if self.api_key else NO_KEYS
         return own.joined(self.more_keys)
 
 

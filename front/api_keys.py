@@ -1,4 +1,4 @@
-"""Who calls, by the API key that they bear: names for keys, and what a file of them looks like.
+"""Who calls, by the API key that they bear: what a file of keys looks like, and whose a key is.
 
 Owns the keys, which never leave it: not by repr, not by a log, not by an error. Knows no transport.
 Pure but for reading the file.
@@ -7,13 +7,8 @@ Pure but for reading the file.
 import hmac
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NewType
 
-Caller = NewType("Caller", str)
-"""A name that may be logged."""
-
-ANYBODY = Caller("anybody")
-"""Calls where no key is asked for."""
+from .caller import ANYBODY, OWNER, Caller, Scope
 
 
 class ApiKeyError(ValueError):
@@ -21,30 +16,33 @@ class ApiKeyError(ValueError):
 
 
 class ApiKeys:
-    def __init__(self, keys: Mapping[str, str]) -> None:
-        """keys: by the caller's name."""
-        self._bearers = {Caller(name): f"Bearer {key}".encode() for name, key in keys.items()}
+    def __init__(self, keys: Mapping[Caller, str]) -> None:
+        self._bearers = {caller: f"Bearer {key}".encode() for caller, key in keys.items()}
 
     @staticmethod
     def load(path: Path) -> "ApiKeys":
-        """A line has a name and a key, `#` begins a comment. Raises ApiKeyError."""
+        """A line has a name, a key and, separated by commas, the key's scopes; none: caller. `#`
+        begins a comment. Raises ApiKeyError."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ApiKeyError(f"api_keys {path} cannot be read: {error}") from error
-        keys: dict[str, str] = {}
+        keys: dict[Caller, str] = {}
         for number, line in enumerate(lines, 1):
             words = line.partition("#")[0].split()
             if not words:
                 continue
-            if len(words) != 2:
-                raise ApiKeyError(f"api_keys {path}:{number}: write a name and a key")
-            name, key = words
-            if name in keys:
-                raise ApiKeyError(f"api_keys {path}:{number}: {name} has a key already")
+            place = f"api_keys {path}:{number}"
+            if len(words) not in (2, 3):
+                raise ApiKeyError(f"{place}: write a name and a key, and scopes behind them")
+            name, key = words[:2]
+            if name in (OWNER.name, ANYBODY.name):
+                raise ApiKeyError(f"{place}: the name {name} is taken: choose another")
+            if name in (caller.name for caller in keys):
+                raise ApiKeyError(f"{place}: {name} has a key already")
             if key in keys.values():
-                raise ApiKeyError(f"api_keys {path}:{number}: {name}'s key is another's too")
-            keys[name] = key
+                raise ApiKeyError(f"{place}: {name}'s key is another's too")
+            keys[_caller(place, name, words[2:])] = key
         if not keys:
             raise ApiKeyError(f"api_keys {path} has none: leave the setting out, or add a line")
         return ApiKeys(keys)
@@ -66,10 +64,21 @@ class ApiKeys:
         if isinstance(given, str):
             given = given.encode(errors="surrogateescape")
         found = None
-        for name, wanted in self._bearers.items():
+        for caller, wanted in self._bearers.items():
             if hmac.compare_digest(given, wanted):
-                found = name
+                found = caller
         return found
+
+
+def _caller(place: str, name: str, scopes: list[str]) -> Caller:
+    """Raises ApiKeyError."""
+    if not scopes:
+        return Caller(name)
+    try:
+        return Caller(name, frozenset(map(Scope, scopes[0].split(","))))
+    except ValueError as error:
+        known = ",".join(scope.value for scope in Scope)
+        raise ApiKeyError(f"{place}: {name}'s scopes must be some of {known}") from error
 
 
 NO_KEYS = ApiKeys({})

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from .api_keys import ANYBODY, ApiKeys, Caller
+from .api_keys import ApiKeys
+from .caller import ANYBODY, Caller
 from .http_errors import HttpRefusal
 
 # Probes carry no secrets.
@@ -15,12 +16,13 @@ _OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 _OPEN_FOLDER = "/page/"
 
 
-_CALLER = web.RequestKey("caller", str)
+_CALLER = web.RequestKey("caller", Caller)
 
 
 def http_caller(request: web.Request) -> Caller:
     """Who asks, once the middleware has let the request in."""
-    return Caller(request.get(_CALLER, ANYBODY))
+    caller: Caller = request.get(_CALLER, ANYBODY)
+    return caller
 
 
 def require_key(keys: ApiKeys) -> Middleware:

@@ -8,7 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from .api_keys import ANYBODY, ApiKeys, Caller
+from .api_keys import ApiKeys
+from .caller import ANYBODY, Caller
 from .errors import CallContext
 from .http_access import http_caller
 

@@ -61,7 +61,7 @@ class OtelTracing:
             "request",
             self._beneath(origin.traceparent),
             SpanKind.SERVER,
-            {"tasuki.request_id": request, "tasuki.caller": origin.caller},
+            {"tasuki.request_id": request, "tasuki.caller": origin.caller.name},
         )
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:

@@ -9,7 +9,7 @@ as it is written, so that a long answer may leave a debt that later requests wai
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .api_keys import Caller
+from .caller import Caller
 from .errors import PromptTooLong, RateLimited
 
 _MINUTE = 60.0
@@ -75,7 +75,7 @@ class RateLimits:
             seconds = rate.seconds_until(caller, amount)
             if seconds > 0:
                 raise RateLimited(
-                    f"{caller} has used its {rate.per_minute} {unit} a minute: ask again in "
+                    f"{caller.name} has used its {rate.per_minute} {unit} a minute: ask again in "
                     f"{seconds:.1f} s",
                     seconds,
                 )

@@ -11,7 +11,8 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.front.api_keys import ANYBODY, ApiKeyError, ApiKeys, Caller
+from tasuki.front.api_keys import ApiKeyError, ApiKeys
+from tasuki.front.caller import ANYBODY, Caller, Scope
 from tasuki.front.config import FrontConfig
 from tasuki.front.errors import PromptTooLong, RateLimited
 from tasuki.front.rate_limits import RateLimits
@@ -164,7 +165,9 @@ def test_a_message_over_the_size_is_refused(tmp_path: Path) -> None:
     [
         ("", "has none"),
         ("ann", ":1: write a name and a key"),
-        ("ann k-1 two", ":1: write a name and a key"),
+        ("ann k-1 caller two", ":1: write a name and a key"),
+        ("ann k-1 root", ":1: ann's scopes must be some of caller,metrics,gateway,operator"),
+        ("default k-1", ":1: the name default is taken"),
         ("ann k-1\nann two", ":2: ann has a key already"),
         ("ann k-1\nben k-1", ":2: ben's key is another's too"),
     ],
@@ -179,7 +182,7 @@ def test_a_bad_file_of_keys_is_named_without_its_keys(tmp_path: Path, text: str,
 
 def test_no_keys_let_everybody_in_and_some_keys_nobody_without() -> None:
     assert ApiKeys({}).caller(None) == ANYBODY
-    keys = ApiKeys({"ann": SECRETS[0]})
+    keys = ApiKeys({ANN: SECRETS[0]})
     assert keys.caller(f"Bearer {SECRETS[0]}") == ANN
     assert keys.caller(f"bearer {SECRETS[0]}") is None and keys.caller(None) is None
     assert SECRETS[0] not in repr(keys) + str(keys)
@@ -206,3 +209,19 @@ def test_a_daemon_never_logs_its_secrets(tmp_path: Path) -> None:
     told = "\n".join(node.last_words)
     for secret in (*SECRETS, salt.decode(), "a-guess"):
         assert secret not in told, told
+
+
+def test_a_line_of_keys_may_list_scopes(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("ann k-1\nprom k-2 metrics\nroot k-3 caller,operator\n", encoding="utf-8")
+    keys = FrontConfig(api_keys=str(path)).access.keys
+    scopes = {}
+    for key in ("k-1", "k-2", "k-3"):
+        caller = keys.caller(f"Bearer {key}")
+        assert caller is not None
+        scopes[caller.name] = caller.scopes
+    assert scopes == {
+        "ann": {Scope.CALLER},
+        "prom": {Scope.METRICS},
+        "root": {Scope.CALLER, Scope.OPERATOR},
+    }

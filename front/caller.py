@@ -1,0 +1,41 @@
+"""Who calls, and what their key lets them do.
+
+Knows no keys and no transports. Pure.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Scope(Enum):
+    """What a key is good for. None of them holds another: a key lists all that it has."""
+
+    CALLER = "caller"
+    """Prompts, sessions, own requests."""
+    METRICS = "metrics"
+    """Numbers about all requests, and no content: /metrics."""
+    GATEWAY = "gateway"
+    """The gateway's engine protocol; may name the tenant that it asks for."""
+    OPERATOR = "operator"
+    """The node itself: its cache, its role, its end, and what others asked."""
+
+
+EVERY_SCOPE = frozenset(Scope)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """name: may be logged."""
+
+    name: str
+    scopes: frozenset[Scope] = frozenset({Scope.CALLER})
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes
+
+
+ANYBODY = Caller("anybody", EVERY_SCOPE)
+"""Calls where no key is asked for, which only loopback serves."""
+
+OWNER = Caller("default", EVERY_SCOPE)
+"""Who bears the one key of --api-key."""
