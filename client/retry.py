@@ -9,7 +9,12 @@ import grpc
 
 from .errors import ClientError
 
-_TRANSIENT_KINDS = frozenset({"draining", "unknown_session", "session_limit", "not_served_here"})
+_TRANSIENT_KINDS = frozenset(
+    {
+        *("draining", "unknown_session", "not_served_here"),
+        *("session_limit", "request_limit", "watcher_limit"),
+    }
+)
 # A call that comes as a node stops is cancelled by it; what the caller cancels is not asked again.
 _TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 

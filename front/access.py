@@ -3,25 +3,26 @@
 from dataclasses import dataclass, field
 
 from .api_keys import NO_KEYS, ApiKeys
-from .caller import OWNER
+from .caller import ANYBODY, OWNER, Caller
 from .tls import ServerTls
 
 
 @dataclass(frozen=True)
 class Access:
     """tls: None serves plain text, which only loopback gets unless `insecure`. api_key: callers of
-    gRPC and HTTP must bear it, or one of more_keys; where there are none all may ask.
-    max_message_bytes: of one message or body."""
+    gRPC and HTTP must bear it, or one of more_keys; where there are none all may ask, as
+    `keyless`. max_message_bytes: of one message or body."""
 
     tls: ServerTls | None = None
     api_key: str = field(default="", repr=False)
     insecure: bool = False
     more_keys: ApiKeys = NO_KEYS
     max_message_bytes: int = 32 * 2**20
+    keyless: Caller = ANYBODY
 
     @property
     def keys(self) -> ApiKeys:
-        own = ApiKeys({OWNER: self.api_key}) if self.api_key else NO_KEYS
+        own = ApiKeys({OWNER: self.api_key} if self.api_key else {}, self.keyless)
         return own.joined(self.more_keys)
 
 

@@ -8,10 +8,12 @@ from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from ..transfer.timeline_wire import timeline_to_wire
 from .answer_stream import finished_message
+from .api_keys import NO_KEYS, ApiKeys
 from .engine_client import EngineClient
-from .errors import CallContext, RoleFixed, UnknownNode, UnknownRequest, refusals
+from .errors import CallContext, RoleFixed, UnknownNode, refusals
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .loss_messages import eviction_message
+from .origin import grpc_origin
 from .role_change import RoleChange
 from .session_store import SessionStore
 from .tree_messages import tree_message, tree_question
@@ -26,7 +28,7 @@ _ROLE_NUMBERS = {"prefill": pb.NODE_ROLE_PREFILL, "decode": pb.NODE_ROLE_DECODE}
 class AdminService(pb_grpc.CacheAdminServicer):
     """Knows counters only. Lives on the event loop's thread. A prefill node has no sessions:
     store None. `handover`: what a decode node tells of its prefill nodes. role_change: None where
-    the node has both roles."""
+    the node has both roles. keys: whose own requests are explained, and whose watch one is."""
 
     def __init__(
         self,
@@ -34,7 +36,9 @@ class AdminService(pb_grpc.CacheAdminServicer):
         store: SessionStore | None,
         handover: HandoverStatusSource = HandoverStatus,
         role_change: RoleChange | None = None,
+        keys: ApiKeys = NO_KEYS,
     ) -> None:
+        self._keys = keys
         self._engine = engine
         self._store = store
         self._handover = handover
@@ -60,27 +64,23 @@ class AdminService(pb_grpc.CacheAdminServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: CallContext) -> pb.ExplainResponse:
         async with refusals(context):
-            found = self._engine.ended.find(request.request_id)
-            if found is None:
-                raise UnknownRequest(
-                    f"request_id {request.request_id!r} is not among the requests that ended here "
-                    "lately: ask the node that answered it, with the id of its headers"
-                )
-        ended, ago = found
-        response = pb.ExplainResponse(request_id=request.request_id, ended_seconds_ago=ago)
-        if isinstance(ended.end, Rejected):
-            response.rejected = ended.end.error.message
+            story = self._engine.story(request.request_id, grpc_origin(self._keys, context).caller)
+        end = story.end
+        response = pb.ExplainResponse(
+            request_id=request.request_id, ended_seconds_ago=story.seconds_ago
+        )
+        if isinstance(end, Rejected):
+            response.rejected = end.error.message
         else:
-            response.finished.CopyFrom(finished_message(ended.end))
+            response.finished.CopyFrom(finished_message(end))
             response.life.extend(
-                pb.LifeMark(state=mark.state, at_seconds=mark.at) for mark in ended.end.life
+                pb.LifeMark(state=mark.state, at_seconds=mark.at) for mark in end.life
             )
-            took = self._engine.ended.took(request.request_id)
-            response.took.extend(eviction_message(eviction) for eviction in took)
-            transfer = ended.end.usage.transfer
+            response.took.extend(eviction_message(eviction) for eviction in story.took)
+            transfer = end.usage.transfer
             if transfer is not None and transfer.timeline is not None:
                 response.handover.CopyFrom(timeline_to_wire(transfer.timeline))
-            pulled = ended.end.usage.pulled
+            pulled = end.usage.pulled
             if pulled is not None and pulled.timeline is not None:
                 response.pull.CopyFrom(timeline_to_wire(pulled.timeline))
         return response
@@ -124,10 +124,9 @@ class AdminService(pb_grpc.CacheAdminServicer):
     ) -> AsyncIterator[pb.WatchEventsResponse]:
         await context.send_initial_metadata(())
         every = request.stream == pb.WatchEventsRequest.STREAM_ALL
-        async with (
-            refusals(context),
-            aclosing(self._engine.watch("all" if every else "usable", _POLL_SECONDS)) as batches,
-        ):
+        caller = grpc_origin(self._keys, context).caller
+        events = self._engine.watch("all" if every else "usable", _POLL_SECONDS, caller)
+        async with refusals(context), aclosing(events) as batches:
             async for batch in batches:
                 for part in parts_of(batch):
                     yield part

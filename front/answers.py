@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from ..engine.messages import Finished, RequestId, Submit, TokenOut
+from .caller import Caller
 from .origin import Origin
 
 
@@ -13,4 +14,4 @@ class Answers(Protocol):
     def generate(
         self, submit: Submit, origin: Origin
     ) -> AsyncGenerator[TokenOut | Finished, None]: ...
-    def abort(self, request_id: RequestId) -> None: ...
+    def abort(self, request_id: RequestId, caller: Caller) -> None: ...

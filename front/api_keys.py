@@ -5,10 +5,10 @@ Pure but for reading the file.
 """
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .caller import ANYBODY, OWNER, Caller, Scope
+from .caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
 
 
 class ApiKeyError(ValueError):
@@ -16,7 +16,9 @@ class ApiKeyError(ValueError):
 
 
 class ApiKeys:
-    def __init__(self, keys: Mapping[Caller, str]) -> None:
+    def __init__(self, keys: Mapping[Caller, str], keyless: Caller = ANYBODY) -> None:
+        """keyless: who calls where there are no keys."""
+        self._keyless = keyless
         self._bearers = {caller: f"Bearer {key}".encode() for caller, key in keys.items()}
 
     @staticmethod
@@ -36,7 +38,7 @@ class ApiKeys:
             if len(words) not in (2, 3):
                 raise ApiKeyError(f"{place}: write a name and a key, and scopes behind them")
             name, key = words[:2]
-            if name in (OWNER.name, ANYBODY.name):
+            if name in (OWNER.name, ANYBODY.name, CERTIFIED.name):
                 raise ApiKeyError(f"{place}: the name {name} is taken: choose another")
             if name in (caller.name for caller in keys):
                 raise ApiKeyError(f"{place}: {name} has a key already")
@@ -51,16 +53,18 @@ class ApiKeys:
         return bool(self._bearers)
 
     def joined(self, other: "ApiKeys") -> "ApiKeys":
-        both = ApiKeys({})
+        both = ApiKeys({}, self._keyless)
         both._bearers = {**self._bearers, **other._bearers}
         return both
 
-    def caller(self, authorization: str | bytes | None) -> Caller | None:
-        """Who bears that header's key; None where nobody does, ANYBODY where there are no keys.
+    def caller(self, authorization: Sequence[str | bytes]) -> Caller | None:
+        """Who bears the key of those headers, of which there must be one; None where nobody does.
         Takes as long whichever key matches."""
         if not self._bearers:
-            return ANYBODY
-        given = authorization or b""
+            return self._keyless
+        if len(authorization) != 1:
+            return None
+        (given,) = authorization
         if isinstance(given, str):
             given = given.encode(errors="surrogateescape")
         found = None

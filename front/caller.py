@@ -33,9 +33,17 @@ class Caller:
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes
 
+    @property
+    def is_one_of_many(self) -> bool:
+        """One key of a file of them, so that what it holds is held from others."""
+        return self not in (ANYBODY, OWNER, CERTIFIED)
+
 
 ANYBODY = Caller("anybody", EVERY_SCOPE)
 """Calls where no key is asked for, which only loopback serves."""
+
+CERTIFIED = Caller("certified", frozenset({Scope.CALLER, Scope.METRICS, Scope.GATEWAY}))
+"""Calls where no key is asked for off loopback: a certificate let them in and names nobody."""
 
 OWNER = Caller("default", EVERY_SCOPE)
 """Who bears the one key of --api-key."""

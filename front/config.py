@@ -8,8 +8,12 @@ from ..dashboard.field_names import DIALECTS
 from ..engine.config import option
 from .access import Access
 from .api_keys import NO_KEYS, ApiKeys
+from .at_once import AtOnce
+from .caller import ANYBODY, CERTIFIED, Caller, Scope
+from .errors import RequestLimit, WatcherLimit
 from .logs import LOG_FORMATS, LOG_LEVELS
 from .rate_limits import RateLimits
+from .server import is_loopback
 from .tls import ServerTls
 
 
@@ -21,15 +25,33 @@ class FrontConfig:
     api_key: str = field(
         default="",
         repr=False,
-        metadata={"help": "callers of gRPC and HTTP must bear this key; none: all may ask"},
+        metadata={
+            "help": "callers of gRPC and HTTP must bear this key, which is good for everything; "
+            "none: all on this host may ask"
+        },
     )
     api_keys: str = option(
-        "", "file with a caller's name and key a line; each has rate limits of its own"
+        "",
+        "file with a caller's name, key and the key's scopes (of caller,metrics,gateway,operator; "
+        "none: caller) a line; each has limits of its own",
     )
     requests_per_minute: int = option(0, "what one API key may ask in a minute; 0: no limit")
     tokens_per_minute: int = option(
         0, "prompt and answer tokens of one API key in a minute; 0: no limit"
     )
+    requests_per_key: int = option(
+        256,
+        "requests in flight of one of several API keys, but for a gateway's; 0: no limit",
+    )
+    sessions_per_key: int | None = option(
+        None,
+        "sessions open at a time of one of several API keys; not given: half of max_sessions; "
+        "0: no limit",
+    )
+    watchers_per_key: int = option(
+        8, "streams of events of one of several API keys at a time; 0: no limit"
+    )
+    max_watchers: int = option(64, "streams of events at a time; 0: no limit")
     max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
     log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
     log_level: str = option("info", "the least that is logged", LOG_LEVELS)
@@ -66,8 +88,11 @@ class FrontConfig:
             raise ValueError("tls_cert and tls_key go together: give both or neither")
         if self.tls_client_ca and not self.tls_cert:
             raise ValueError("tls_client_ca needs tls_cert and tls_key: there is no TLS without")
-        for name in ("requests_per_minute", "tokens_per_minute"):
-            if getattr(self, name) < 0:
+        for name in (
+            *("requests_per_minute", "tokens_per_minute", "requests_per_key", "sessions_per_key"),
+            *("watchers_per_key", "max_watchers"),
+        ):
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if not 1 <= self.max_message_mib <= 1024:
             raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
@@ -84,9 +109,32 @@ class FrontConfig:
             tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
         keys = ApiKeys.load(Path(self.api_keys)) if self.api_keys else NO_KEYS
         size = self.max_message_mib * 2**20
-        return Access(tls, self.api_key, self.insecure, keys, size)
+        return Access(tls, self.api_key, self.insecure, keys, size, self._keyless)
+
+    @property
+    def _keyless(self) -> Caller:
+        """Off loopback a certificate lets callers in, and none of them owns the node by it."""
+        binds = [bind for bind in (self.bind, self.http_bind) if bind]
+        here = all(is_loopback(bind.rpartition(":")[0].strip("[]")) for bind in binds)
+        return ANYBODY if here else CERTIFIED
 
     @property
     def limits(self) -> RateLimits:
         """Fresh ones, whose minute begins now."""
         return RateLimits(self.requests_per_minute, self.tokens_per_minute, time.monotonic)
+
+    @property
+    def requests(self) -> AtOnce:
+        """A gateway's key stands for many callers."""
+        gateways = frozenset({Scope.GATEWAY})
+        return AtOnce(RequestLimit, "requests in flight", self.requests_per_key, uncapped=gateways)
+
+    @property
+    def watchers(self) -> AtOnce:
+        return AtOnce(WatcherLimit, "streams of events", self.watchers_per_key, self.max_watchers)
+
+    @property
+    def key_sessions(self) -> int:
+        """How many sessions one of several keys may have open; 0: as many as there are."""
+        given = self.sessions_per_key
+        return max(1, self.max_sessions // 2) if given is None else given

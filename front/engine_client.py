@@ -1,6 +1,7 @@
 """The asyncio side of the message exchange with an engine.
 
-Owns the table of requests in flight, of queries unanswered, and the log of requests that ended.
+Owns the table of requests in flight, of queries unanswered, the log of requests that ended, and
+what callers hold at once. Callers name requests, each in a namespace of its own (RequestNames).
 Does not know gRPC, sessions or text. All methods belong to the event loop's thread, except
 `deliver`, which is called from the engine's. Invariants: every Submit gets exactly one Finished or
 Rejected from the engine, until then its id is taken; every iterator that ends early posts Abort; a
@@ -11,8 +12,10 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ..engine.losses import Eviction
 from ..engine.messages import (
     Abort,
     CloseCursor,
@@ -46,10 +49,21 @@ from ..engine.messages import (
     WatchOpened,
 )
 from ..pycache._cpp_cache import EventBatch, TreeView
-from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
+from .at_once import AtOnce
+from .caller import ANYBODY, Caller
+from .errors import (
+    DuplicateRequest,
+    FrontError,
+    RequestLimit,
+    RequestRejected,
+    SlowReader,
+    UnknownRequest,
+    WatcherLimit,
+)
 from .origin import NOWHERE, Origin
 from .rate_limits import RateLimits, no_limits
 from .request_log import RequestLog
+from .request_names import RequestNames
 
 Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | TreeReply | Drained
 ReplyT = TypeVar(
@@ -66,6 +80,15 @@ def _unknown(request: RequestId, origin: Origin) -> None:
     return None
 
 
+@dataclass(frozen=True)
+class Story:
+    """end: how a request ended, seconds_ago; took: what the cache gave up for it, oldest first."""
+
+    end: Finished | Rejected
+    seconds_ago: float
+    took: tuple[Eviction, ...]
+
+
 class EngineClient:
     def __init__(
         self,
@@ -76,13 +99,16 @@ class EngineClient:
         observe: Callable[[Submit | TokenOut | Finished | Rejected], None] = unobserved,
         limits: RateLimits | None = None,
         begin: Callable[[RequestId, Origin], None] = _unknown,
+        requests: AtOnce | None = None,
+        watchers: AtOnce | None = None,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
         queue_limit: tokens that may wait for one reader. observe: sees what requests ask and are
         told, on the event loop. limits: what callers may ask for; None: as much as they like.
-        begin: hears of each request that was let in, and from where it comes.
+        begin: hears of each request that was let in, and from where it comes. requests, watchers:
+        what callers may hold at once; None: as much as they like.
         """
         self._post = post
         self._loop = loop
@@ -91,7 +117,10 @@ class EngineClient:
         self._observe = observe
         self._limits = limits or no_limits()
         self._begin = begin
+        self._requests = requests or AtOnce(RequestLimit, "requests in flight", 0)
+        self.watchers = watchers or AtOnce(WatcherLimit, "watches", 0)
         self.ended = RequestLog(time.monotonic)
+        self._names = RequestNames()
         self._streams: dict[RequestId, _Stream] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
@@ -109,7 +138,8 @@ class EngineClient:
     def engine_lost(self, reason: str) -> None:
         """The engine has died: ends everything in flight and refuses what comes."""
         self._lost = RequestError(ErrorKind.INTERNAL, reason)
-        for stream in self._streams.values():
+        for name, stream in self._streams.items():
+            self._names.end(name)
             stream.put(RequestRejected(self._lost))
         for query in self._queries.values():
             if not query.done():
@@ -126,38 +156,57 @@ class EngineClient:
         self, submit: Submit, origin: Origin = NOWHERE
     ) -> AsyncGenerator[TokenOut | Finished, None]:
         """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader,
-        RateLimited.
+        RequestLimit, RateLimited.
 
         Close it (contextlib.aclosing) to abort the request.
         """
         self._check_alive()
-        if submit.request_id in self._streams:
+        caller = origin.caller
+        if self._names.is_in_flight(caller, submit.request_id):
             raise DuplicateRequest(
                 f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
             )
-        self._limits.admit(origin.caller, len(submit.prompt))
-        self._begin(submit.request_id, origin)
-        stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
-        self._observe(submit)
-        self._post(submit)
-        try:
-            while True:
-                item = await stream.get()
-                if isinstance(item, FrontError):
-                    raise item
-                if isinstance(item, TokenOut):
-                    self._limits.answered(origin.caller)
-                yield item
-                if isinstance(item, Finished):
-                    return
-        finally:
-            stream.close()
-            if submit.request_id in self._streams and self._streams[submit.request_id] is stream:
-                self._post(Abort(submit.request_id))
+        with self._requests.held(caller):
+            self._limits.admit(caller, len(submit.prompt))
+            submit = replace(submit, request_id=self._names.take(caller, submit.request_id))
+            self._begin(submit.request_id, origin)
+            stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
+            self._observe(submit)
+            self._post(submit)
+            try:
+                while True:
+                    item = await stream.get()
+                    if isinstance(item, FrontError):
+                        raise item
+                    if isinstance(item, TokenOut):
+                        self._limits.answered(caller)
+                    yield item
+                    if isinstance(item, Finished):
+                        return
+            finally:
+                stream.close()
+                if self._streams.get(submit.request_id) is stream:
+                    self._post(Abort(submit.request_id))
 
-    def abort(self, request_id: RequestId) -> None:
-        """Idempotent; the request's iterator ends with Finished(ABORT) where it still lived."""
-        self._post(Abort(request_id))
+    def abort(self, request_id: RequestId, caller: Caller) -> None:
+        """Idempotent; the request's iterator ends with Finished(ABORT) where it still lived.
+        Nothing happens where it is another's and the caller no operator."""
+        name = self._names.find(caller, request_id)
+        if name is not None:
+            self._post(Abort(name))
+
+    def story(self, request_id: str, caller: Caller) -> Story:
+        """How a request ended. Raises UnknownRequest, also where it is another's and the caller no
+        operator."""
+        name = self._names.find(caller, request_id)
+        found = None if name is None else self.ended.find(name)
+        if name is None or found is None:
+            raise UnknownRequest(
+                f"request_id {request_id!r} is not among the requests that ended here lately: ask "
+                "the node that answered it, with the id of its headers and the key that asked"
+            )
+        ended, ago = found
+        return Story(ended.end, ago, self.ended.took(name))
 
     async def stats(self) -> StatsReply:
         return await self._query(StatsReply, StatsQuery)
@@ -183,21 +232,24 @@ class EngineClient:
         )
         return reply.view
 
-    async def watch(self, stream: str, poll_seconds: float) -> AsyncGenerator[EventBatch, None]:
+    async def watch(
+        self, stream: str, poll_seconds: float, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[EventBatch, None]:
         """The cache's events as batches, a snapshot first; none that tell nothing. `stream`: all
-        usable or spelled. Close it (contextlib.aclosing) to end the watch."""
-        opened = await self._query(WatchOpened, lambda query: WatchCache(query, stream))
-        try:
-            while True:
-                reply = await self._query(
-                    EventsReply, lambda query: ReadEvents(query, opened.watch)
-                )
-                if len(reply.batch) > 0 or reply.batch.is_snapshot:
-                    yield reply.batch
-                else:
-                    await asyncio.sleep(poll_seconds)
-        finally:
-            self._post(EndWatch(opened.watch))
+        usable or spelled. Close it (contextlib.aclosing) to end the watch. Raises WatcherLimit."""
+        with self.watchers.held(caller):
+            opened = await self._query(WatchOpened, lambda query: WatchCache(query, stream))
+            try:
+                while True:
+                    reply = await self._query(
+                        EventsReply, lambda query: ReadEvents(query, opened.watch)
+                    )
+                    if len(reply.batch) > 0 or reply.batch.is_snapshot:
+                        yield reply.batch
+                    else:
+                        await asyncio.sleep(poll_seconds)
+            finally:
+                self._post(EndWatch(opened.watch))
 
     async def drain(self) -> None:
         """The engine refuses new requests from now on; returns when everything in flight has
@@ -242,6 +294,7 @@ class EngineClient:
                 self._post(Abort(message.request_id))
             return
         del self._streams[message.request_id]
+        self._names.end(message.request_id)
         stream.put(RequestRejected(message.error) if isinstance(message, Rejected) else message)
 
     def _answer(self, reply: Reply) -> None:

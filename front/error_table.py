@@ -48,7 +48,6 @@ _TAIL = """
 | status | from | retry |
 | --- | --- | --- |
 | UNAVAILABLE | gRPC itself: nobody serves the address, or the connection broke | elsewhere |
-| UNAUTHENTICATED, HTTP 401 | the API key is missing or wrong (kind `invalid_api_key`) | never |
 | UNIMPLEMENTED | gRPC itself: a service that is none of ours | never |
 | RESOURCE_EXHAUSTED | gRPC itself: a message over 32 MiB | never |
 | DEADLINE_EXCEEDED, CANCELLED | the caller's deadline or cancellation | as the caller likes |

@@ -57,6 +57,20 @@ class FrontError(Exception):
     retry = Retry.NEVER
 
 
+class InvalidApiKey(FrontError):
+    """The API key is missing or wrong."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+    kind = "invalid_api_key"
+
+
+class PermissionDenied(FrontError):
+    """The API key lacks the scope that the call needs."""
+
+    status = grpc.StatusCode.PERMISSION_DENIED
+    kind = "permission_denied"
+
+
 class InvalidRequest(FrontError):
     """A field is missing, malformed or beyond its bounds."""
 
@@ -134,10 +148,27 @@ class NotServedHere(FrontError):
 
 
 class SessionLimit(FrontError):
-    """As many sessions are open as the node allows, and none is idle."""
+    """As many sessions are open as the node allows, or as it allows to one API key, and none is
+    idle."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     kind = "session_limit"
+    retry = Retry.LATER
+
+
+class RequestLimit(FrontError):
+    """The caller has as many requests in flight as one API key may have."""
+
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    kind = "request_limit"
+    retry = Retry.LATER
+
+
+class WatcherLimit(FrontError):
+    """As many watch the node as it allows, or as it allows to one API key."""
+
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    kind = "watcher_limit"
     retry = Retry.LATER
 
 

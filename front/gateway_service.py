@@ -67,13 +67,14 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         async with refusals(context):
             asked = read_gateway_request(request, self._model)
             request_id = asked.submit.request_id
+            origin = grpc_origin(self._keys, context)
             answer = GatewayAnswer(
                 asked,
                 self._model.eos_ids,
                 IncrementalDetokenizer(self._tokenizer),
-                partial(self._answers.abort, request_id),
+                partial(self._answers.abort, request_id, origin.caller),
             )
-            events = self._answers.generate(asked.submit, grpc_origin(self._keys, context))
+            events = self._answers.generate(asked.submit, origin)
             async with first_look(answer.messages(events), _FIRST_LOOK_SECONDS) as messages:
                 await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
                 async for message in messages:
@@ -83,7 +84,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         async with refusals(context):
             if not request.request_id:
                 raise InvalidRequest("request_id is empty: name the request to abort")
-            self._answers.abort(read_request_id(request.request_id))
+            caller = grpc_origin(self._keys, context).caller
+            self._answers.abort(read_request_id(request.request_id), caller)
         return pb.AbortResponse(success=True)
 
     async def HealthCheck(
@@ -139,7 +141,9 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         async with refusals(context):
             await context.send_initial_metadata(())
             blocks, events = UsableBlocks(), GatewayEvents(request.start_sequence_number)
-            async with aclosing(self._engine.watch("spelled", _POLL_SECONDS)) as batches:
+            caller = grpc_origin(self._keys, context).caller
+            watch = self._engine.watch("spelled", _POLL_SECONDS, caller)
+            async with aclosing(watch) as batches:
                 async for batch in batches:
                     changes = blocks.apply(batch)
                     if changes:

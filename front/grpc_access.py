@@ -1,23 +1,30 @@
-"""Who may call over gRPC: the bearers of an API key, where there is one. It is never logged.
+"""Who may call over gRPC: what surfaces.py asks of a method's callers is asked of each here, before
+the method's message is read.
 
-Health and reflection carry no secrets and stay open. The Handover service is not asked for the key
-either: its callers are nodes, which a certificate names.
+Knows methods by their names alone. A key is never logged. One event loop's thread.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
 
 from .api_keys import ApiKeys
-from .errors import ERROR_KIND_KEY
-from .malformed import method_of
+from .caller import Caller
+from .errors import CallContext, FrontError, InvalidApiKey, NotServedHere, refusals
+from .surfaces import GRPC, Unscoped, denial, suffices
 
-_GUARDED = ("/tasuki.v1.", "/tokenspeed.")
+_AUTHORIZATION = "authorization"
 
 
-class RequireKey(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Asks for the metadata `authorization: Bearer API_KEY`."""
+def grpc_caller(keys: ApiKeys, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller | None:
+    """Who bears the metadata's key; None where nobody does."""
+    return keys.caller([value for name, value in metadata or () if name == _AUTHORIZATION])
+
+
+class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Asks for the metadata `authorization: Bearer API_KEY`, of a key that is good for the
+    method."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
@@ -28,34 +35,31 @@ class RequireKey(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if not handler_call_details.method.startswith(_GUARDED) or self._bears_key(
-            handler_call_details
-        ):
-            return handler
-        return None if handler is None else _refusing(handler)
+        # A method of somebody else's service keeps gRPC's own refusal.
+        refusal = None if handler is None else self._refusal(handler_call_details)
+        return handler if refusal is None else _refusing(refusal)
 
-    def _bears_key(self, details: grpc.HandlerCallDetails) -> bool:
-        given = dict(details.invocation_metadata or ()).get("authorization")
-        return self._keys.caller(given) is not None
+    def _refusal(self, details: grpc.HandlerCallDetails) -> FrontError | None:
+        method = details.method
+        caller = grpc_caller(self._keys, details.invocation_metadata)
+        needs = GRPC.get(method, Unscoped.ANY_KEY)
+        if not suffices(needs, caller):
+            if caller is None:
+                return InvalidApiKey(
+                    "send this node's key as the metadata `authorization: Bearer KEY`"
+                )
+            return denial(method, needs, caller)
+        if method not in GRPC:
+            return NotServedHere(
+                f"{method} is not served here: ask a node of that role and of the caller's version"
+            )
+        return None
 
 
-async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        "send this node's key as the metadata `authorization: Bearer KEY`",
-        ((ERROR_KIND_KEY, "invalid_api_key"),),
-    )
+def _refusing(error: FrontError) -> Any:
+    async def refuse(request: Any, context: CallContext) -> None:
+        async with refusals(context):
+            raise error
 
-
-def _refusing(handler: Any) -> Any:
-    """A handler of the same kind, so that the caller sees the status and not a broken stream."""
-
-    async def refusal(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await _refuse(context)
-
-    _, build = method_of(handler)
-    return build(
-        refusal,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+    # Messages stay bytes, and unread.
+    return grpc.stream_stream_rpc_method_handler(refuse)

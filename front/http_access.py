@@ -1,20 +1,19 @@
-"""Who may ask over HTTP: the bearers of an API key, where there is one. It is never
-logged."""
+"""Who may ask over HTTP: what surfaces.py asks of a route's callers is asked of each here, before
+the request's body is read.
+
+Knows routes by their patterns alone. A key is never logged. One event loop's thread.
+"""
 
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.abc import AbstractMatchInfo
 from aiohttp.typedefs import Middleware
 
 from .api_keys import ApiKeys
 from .caller import ANYBODY, Caller
-from .http_errors import HttpRefusal
-
-# Probes carry no secrets.
-_OPEN_PATHS = frozenset({"/health", "/ready", "/"})
-# The page without its data.
-_OPEN_FOLDER = "/page/"
-
+from .errors import InvalidApiKey, NotServedHere
+from .surfaces import HTTP, Unscoped, denial, suffices
 
 _CALLER = web.RequestKey("caller", Caller)
 
@@ -25,20 +24,34 @@ def http_caller(request: web.Request) -> Caller:
     return caller
 
 
-def require_key(keys: ApiKeys) -> Middleware:
-    """Middleware that asks for `Authorization: Bearer API_KEY` where there are keys."""
+def require_scope(keys: ApiKeys) -> Middleware:
+    """Middleware that asks for `Authorization: Bearer API_KEY`, of a key that is good for the
+    route."""
 
     @web.middleware
     async def check(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        caller = keys.caller(request.headers.get("Authorization"))
-        is_open = request.path in _OPEN_PATHS or request.path.startswith(_OPEN_FOLDER)
-        if caller is None and not is_open:
-            raise HttpRefusal(
-                401, "invalid_api_key", "send this node's key as `Authorization: Bearer KEY`"
-            )
+        caller = keys.caller(request.headers.getall("Authorization", []))
+        surface = surface_of(request.match_info)
+        # Of paths that are not there, too, only who bears a key is told.
+        needs = HTTP.get(surface, Unscoped.ANY_KEY) if surface else Unscoped.ANY_KEY
+        if not suffices(needs, caller):
+            if caller is None:
+                raise InvalidApiKey("send this node's key as `Authorization: Bearer KEY`")
+            raise denial(f"{request.method} {request.path}", needs, caller)
+        if surface is not None and surface not in HTTP:
+            raise NotServedHere(f"{request.method} {request.path} is not served here")
         request[_CALLER] = caller or ANYBODY
         return await handler(request)
 
     return check
+
+
+def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
+    """The row's key in surfaces.HTTP; None of a path or method that no route has."""
+    if not isinstance(match, web.UrlMappingMatchInfo) or match.http_exception is not None:
+        return None
+    route = match.route
+    assert route.resource is not None
+    return "GET" if route.method == "HEAD" else route.method, route.resource.canonical

@@ -16,6 +16,9 @@ from aiohttp import web
 from ..dashboard import views
 from ..dashboard.history import NodeHistory
 from ..dashboard.page_files import INDEX, PageFile
+from .at_once import AtOnce
+from .errors import WatcherLimit
+from .http_access import http_caller
 from .http_errors import HttpRefusal
 
 _STREAM_SECONDS = 1.0
@@ -27,6 +30,7 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 
 
@@ -44,7 +48,11 @@ class DashboardSource:
 
 
 class DashboardHandlers:
-    def __init__(self, source: DashboardSource, page: dict[str, PageFile]) -> None:
+    def __init__(
+        self, source: DashboardSource, page: dict[str, PageFile], watchers: AtOnce | None = None
+    ) -> None:
+        """watchers: who may stream at once; None: everybody."""
+        self._watchers = watchers or AtOnce(WatcherLimit, "streams of events", 0)
         self._source = source
         self._history = source.history
         self._page = page
@@ -54,8 +62,8 @@ class DashboardHandlers:
             web.get("/", self._index),
             web.get("/page/{name:.+}", self._file),
             web.get("/debug/overview", self._overview),
-            web.get("/debug/stream", self._stream),
-            web.get("/debug/events", self._events),
+            web.get("/debug/stream", self._counted(self._stream)),
+            web.get("/debug/events", self._counted(self._events)),
             web.get("/debug/requests", self._listed(views.requests)),
             web.get("/debug/requests/{name}", self._request),
             web.get("/debug/sessions", self._listed(views.sessions)),
@@ -83,6 +91,13 @@ class DashboardHandlers:
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             return web.json_response(view(self._history))
+
+        return handle
+
+    def _counted(self, stream: Handler) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            with self._watchers.held(http_caller(request)):
+                return await stream(request)
 
         return handle
 

@@ -4,7 +4,8 @@
 | --- | --- | --- |
 | InvalidRequest, InvalidField | 400 | invalid |
 | PromptTooLong, RequestRejected(TOO_LONG) | 400 | context_length_exceeded |
-| missing or wrong API key | 401 | invalid_api_key |
+| InvalidApiKey | 401 | invalid_api_key |
+| PermissionDenied | 403 | permission_denied |
 | unknown model | 404 | model_not_found |
 | unknown path or method | 404, 405 | not_found, method_not_allowed |
 | DuplicateRequest | 409 | duplicate_request |
@@ -13,6 +14,8 @@
 | body that is not application/json | 415 | not_json |
 | SlowReader | 429 | slow_reader |
 | RateLimited | 429 | rate_limited |
+| RequestLimit | 429 | request_limit |
+| WatcherLimit | 429 | watcher_limit |
 | anything else | 500 | internal |
 | NotServedHere | 501 | not_served_here |
 | RequestRejected(DRAINING) | 503 | draining |
@@ -35,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _HTTP = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.FAILED_PRECONDITION: 409,
     grpc.StatusCode.ALREADY_EXISTS: 409,
@@ -46,6 +51,7 @@ _HTTP = {
 }
 _TYPE = {
     401: "authentication_error",
+    403: "permission_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",

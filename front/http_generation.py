@@ -92,11 +92,12 @@ async def answer(
         marks=prompt.marks,
         session=prompt.session,
     )
+    origin = http_origin(request)
     items = text_answer(
-        engine.generate(submit, http_origin(request)),
+        engine.generate(submit, origin),
         model.codec.detokenizer(),
         StopStrings(options.stops),
-        partial(engine.abort, prompt.request_id),
+        partial(engine.abort, prompt.request_id, origin.caller),
     )
     if options.stream:
         return await send_stream(request, items, shape, include_usage=options.include_usage)

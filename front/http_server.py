@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 
 from .access import LOOPBACK_ONLY, Access
-from .http_access import require_key
+from .http_access import require_scope
 from .http_errors import HttpRefusal, openai_errors
-from .server import BindError, join_address, parse_bind
+from .server import BindError, join_address, parse_bind, require_callers_known
 from .version import package_version
 
 
@@ -73,10 +73,11 @@ async def start_http_server(
 ) -> HttpServer:
     """bind: HOST:PORT, port 0 picks one. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access)
+    require_callers_known(bind, access)
     tls = None if access.tls is None else access.tls.ssl_context()
     probes = Probes(lost)
     application = web.Application(
-        middlewares=[openai_errors, require_key(access.keys)],
+        middlewares=[openai_errors, require_scope(access.keys)],
         client_max_size=access.max_message_bytes,
     )
     application.add_routes([*probes.routes(), *routes])

@@ -42,5 +42,6 @@ class InferenceService(pb_grpc.InferenceServicer):
         async with refusals(context):
             if not request.request_id:
                 raise InvalidRequest("request_id is empty: name the request to abort")
-            self._engine.abort(read_request_id(request.request_id))
+            caller = grpc_origin(self._keys, context).caller
+            self._engine.abort(read_request_id(request.request_id), caller)
         return pb.AbortResponse()

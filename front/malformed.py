@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from .errors import CallContext, InvalidRequest, refusals
+from .errors import CallContext, InvalidRequest, NotServedHere, refusals
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -62,7 +62,10 @@ def method_of(handler: Any) -> tuple[Any, Any]:
 
 def _awaitable(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: CallContext) -> Any:
-        return method(request, context)
+        try:
+            return method(request, context)
+        except NotImplementedError as error:
+            raise NotServedHere("this method is not served here: leave it out") from error
 
     return call
 

@@ -102,6 +102,8 @@ class Node:
             observe=self._observe,
             limits=config.limits,
             begin=self.tracing.begin,
+            requests=config.requests,
+            watchers=config.watchers,
         )
         self._thread = EngineThread(engine, self._deliver, self._engine_lost)
         self._services = services(self.engine)
@@ -114,7 +116,7 @@ class Node:
             {**about, "version": package_version()},
             self._recorder.telling_blocks,
         )
-        dashboard = DashboardHandlers(source, load_page())
+        dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [
             web.get("/metrics", metrics.handle),
             *dashboard.routes(),

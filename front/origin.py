@@ -11,6 +11,7 @@ from aiohttp import web
 from .api_keys import ApiKeys
 from .caller import ANYBODY, Caller
 from .errors import CallContext
+from .grpc_access import grpc_caller
 from .http_access import http_caller
 
 TRACE_HEADER = "traceparent"
@@ -29,8 +30,11 @@ NOWHERE = Origin()
 
 
 def grpc_origin(keys: ApiKeys, context: CallContext) -> Origin:
-    metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
-    caller = keys.caller(metadata.get("authorization")) or ANYBODY
+    """REQUIRES: the interceptor has let the call in."""
+    pairs = context.invocation_metadata() or ()
+    caller = grpc_caller(keys, pairs)
+    assert caller is not None
+    metadata: dict[str, Any] = dict(pairs)
     given = metadata.get(TRACE_HEADER, "")
     return Origin(caller, given if isinstance(given, str) else "")
 

@@ -14,8 +14,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from .access import LOOPBACK_ONLY, Access
-from .grpc_access import RequireKey
+from .grpc_access import RequireScope
 from .malformed import MalformedRequests
+from .surfaces import is_for_peers
 from .unserved import UnservedMethods
 
 _OPTIONS = (
@@ -80,13 +81,14 @@ async def start_server(
 ) -> Server:
     """bind: HOST:PORT, port 0 picks one. Raises BindError, TlsError."""
     host, _ = parse_bind(bind, access)
+    if not all(is_for_peers(service.name) for service in services):
+        require_callers_known(bind, access)
     credentials = None if access.tls is None else access.tls.grpc_credentials()
     interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [
+        RequireScope(access.keys),
         MalformedRequests(),
         UnservedMethods(),
     ]
-    if access.keys:
-        interceptors.insert(0, RequireKey(access.keys))
     limits = (
         ("grpc.max_receive_message_length", access.max_message_bytes),
         ("grpc.max_send_message_length", access.max_message_bytes),
@@ -126,6 +128,19 @@ def parse_bind(bind: str, access: Access) -> tuple[str, int]:
             "give --tls-cert and --tls-key, or pass --insecure on a private network"
         )
     return host, int(port)
+
+
+def require_callers_known(bind: str, access: Access) -> None:
+    """Raises BindError where somebody on another host could call who neither bears a key nor shows
+    a certificate."""
+    host, _ = parse_bind(bind, access)
+    shows_certificate = access.tls is not None and access.tls.client_ca
+    if not (is_loopback(host) or access.keys or shows_certificate):
+        raise BindError(
+            f"bind {bind} is not a loopback address and this server knows none of its callers: "
+            "give --api-key or --api-keys, --tls-client-ca where certificates are enough, or bind "
+            "to 127.0.0.1"
+        )
 
 
 def join_address(host: str, port: int) -> str:

@@ -24,7 +24,13 @@ def front_services(
     role_change: RoleChange | None = None,
 ) -> tuple[Service, ...]:
     """Inference, Session and CacheAdmin over one engine; the rest as AdminService says."""
-    store = SessionStore(engine, time.monotonic, config.max_sessions, config.session_idle_seconds)
+    store = SessionStore(
+        engine,
+        time.monotonic,
+        config.max_sessions,
+        config.session_idle_seconds,
+        config.key_sessions,
+    )
     keys = config.access.keys
     inference = InferenceService(engine, codec, keys)
     session = SessionService(engine, codec, store, keys)
@@ -37,16 +43,17 @@ def front_services(
             "tasuki.v1.Session",
             partial(pb_grpc.add_SessionServicer_to_server, session),
         ),
-        admin_service(engine, store, handover, role_change),
+        admin_service(engine, config, store, handover, role_change),
     )
 
 
 def admin_service(
     engine: EngineClient,
+    config: FrontConfig,
     store: SessionStore | None,
     handover: HandoverStatusSource = HandoverStatus,
     role_change: RoleChange | None = None,
 ) -> Service:
     """CacheAdmin alone; store is None where there are no sessions."""
-    admin = AdminService(engine, store, handover, role_change)
+    admin = AdminService(engine, store, handover, role_change, config.access.keys)
     return Service("tasuki.v1.CacheAdmin", partial(pb_grpc.add_CacheAdminServicer_to_server, admin))

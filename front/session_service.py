@@ -9,6 +9,7 @@ from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
 from .answer_stream import REQUEST_ID_KEY, write_tokens
 from .api_keys import NO_KEYS, ApiKeys
+from .caller import Caller
 from .chat_message import ChatTemplateError
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
@@ -37,7 +38,7 @@ class SessionService(pb_grpc.SessionServicer):
         store: SessionStore,
         keys: ApiKeys = NO_KEYS,
     ) -> None:
-        """keys: whose limits a call counts against."""
+        """keys: whose limits a call counts against, and whose its session is."""
         self._keys = keys
         self._engine = engine
         self._codec = codec
@@ -47,14 +48,14 @@ class SessionService(pb_grpc.SessionServicer):
         self, request: pb.SessionOpenRequest, context: CallContext
     ) -> pb.SessionOpenResponse:
         async with refusals(context):
-            session = await self._store.open(read_salt(request.cache_salt))
+            session = await self._store.open(self._caller(context), read_salt(request.cache_salt))
         return pb.SessionOpenResponse(session_id=session.id)
 
     async def Append(
         self, request: pb.SessionAppendRequest, context: CallContext
     ) -> pb.SessionAppendResponse:
         async with refusals(context):
-            session = self._store.idle(request.session_id)
+            session = self._store.idle(self._caller(context), request.session_id)
             before = session.log.length
             match request.WhichOneof("input"):
                 case "messages":
@@ -73,7 +74,8 @@ class SessionService(pb_grpc.SessionServicer):
             request_id = read_request_id(request.request_id)
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
             sampling = read_sampling(request.sampling, self._codec)
-            with self._store.turn(request.session_id) as turn:
+            origin = grpc_origin(self._keys, context)
+            with self._store.turn(origin.caller, request.session_id) as turn:
                 session = turn.session
                 self._open_answer(session)
                 submit = Submit(
@@ -85,7 +87,7 @@ class SessionService(pb_grpc.SessionServicer):
                     marks=session.log.marks,
                     session=session.label,
                 )
-                events = self._engine.generate(submit, grpc_origin(self._keys, context))
+                events = self._engine.generate(submit, origin)
                 answer = await write_tokens(events, context.write, self._codec.detokenizer())
                 if answer.reason is not FinishReason.ABORT:
                     turn.keep(answer.token_ids)
@@ -96,15 +98,18 @@ class SessionService(pb_grpc.SessionServicer):
         self, request: pb.SessionForkRequest, context: CallContext
     ) -> pb.SessionForkResponse:
         async with refusals(context):
-            session = await self._store.fork(request.session_id)
+            session = await self._store.fork(self._caller(context), request.session_id)
         return pb.SessionForkResponse(session_id=session.id)
 
     async def Close(
         self, request: pb.SessionCloseRequest, context: CallContext
     ) -> pb.SessionCloseResponse:
         async with refusals(context):
-            self._store.close(request.session_id)
+            self._store.close(self._caller(context), request.session_id)
         return pb.SessionCloseResponse()
+
+    def _caller(self, context: CallContext) -> Caller:
+        return grpc_origin(self._keys, context).caller
 
     def _append_tokens(self, session: Session, request: pb.SessionAppendRequest) -> None:
         tokens = read_plain_input(request, self._codec)

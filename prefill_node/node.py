@@ -85,7 +85,7 @@ class PrefillNode:
             engine,
             front_config,
             lambda client: (
-                admin_service(client, store=None, role_change=role_change),
+                admin_service(client, front_config, store=None, role_change=role_change),
                 *gateway(client),
             ),
             handover=self._handover,

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator
 import numpy as np
 
 from ..engine import messages as m
+from ..front.caller import Caller
 from ..front.errors import DuplicateRequest, InvalidRequest
 from ..front.origin import Origin
 from ..transfer.errors import DuplicateRoom
@@ -48,7 +49,7 @@ class ToldRooms:
         self._rendezvous: Rendezvous[GatewayCall | OutgoingHandover] = Rendezvous(
             patience, time.monotonic
         )
-        self._calls: dict[m.RequestId, GatewayCall] = {}
+        self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
         self._parked: dict[m.RoomId, GatewayCall] = {}
         self._open: dict[m.RoomId, GatewayCall] = {}
 
@@ -58,8 +59,9 @@ class ToldRooms:
         """The first token, if the room comes so far, and Finished. Raises InvalidRequest,
         DuplicateRequest.
 
-        origin: counts for nothing here. The gateway asks the decode node as well, which counts the
-        call against its caller's limits and whose Reserve names the trace.
+        origin: says whose the id is, and counts for nothing else here. The gateway asks the decode
+        node as well, which counts the call against its caller's limits and whose Reserve names the
+        trace.
         """
         begun = time.monotonic()
         if submit.told is None:
@@ -67,22 +69,23 @@ class ToldRooms:
                 "kv_bootstrap_info is missing: this prefill node answers only prompts whose decode "
                 "node a gateway tells it of; name this worker as a prefill worker"
             )
-        if submit.request_id in self._calls:
+        owned = (origin.caller.name, submit.request_id)
+        if owned in self._calls:
             raise DuplicateRequest(f"request_id {submit.request_id!r} is in flight: use another")
-        call = self._calls[submit.request_id] = GatewayCall(submit, submit.told.room)
+        call = self._calls[owned] = GatewayCall(submit, submit.told.room)
         try:
             self._arrive(call)
             token = await call.first
         finally:
-            del self._calls[submit.request_id]
+            del self._calls[owned]
             self._leave(call)
         if token is not None:
             yield m.TokenOut(submit.request_id, token.token, token.logprob, token.margin, 0)
         yield _finished(submit, token, time.monotonic() - begun)
 
-    def abort(self, request_id: m.RequestId) -> None:
-        """Idempotent."""
-        call = self._calls.get(request_id)
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None:
+        """Idempotent. Nothing happens where it is another's."""
+        call = self._calls.get((caller.name, request_id))
         if call is not None:
             call.answer(None)
 

@@ -168,7 +168,14 @@ def running_front(
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     engine = engine or ScriptedEngine()
-    client = EngineClient(engine.post, loop, queue_limit=queue_limit, limits=config.limits)
+    client = EngineClient(
+        engine.post,
+        loop,
+        queue_limit=queue_limit,
+        limits=config.limits,
+        requests=config.requests,
+        watchers=config.watchers,
+    )
     engine.deliver = client.deliver
     engine.start()
 

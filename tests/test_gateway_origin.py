@@ -72,7 +72,9 @@ def gateway_front(config: FrontConfig) -> Iterator[tuple[str, list[tuple[m.Reque
 
 def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("ann ann-has-this-key\nben ben-has-that-key\n", encoding="utf-8")
+    keys.write_text(
+        "ann ann-has-this-key gateway\nben ben-has-that-key gateway\n", encoding="utf-8"
+    )
     config = FrontConfig(gateway=True, requests_per_minute=1, api_keys=str(keys))
     prompt = pb.TokenizedInput(input_ids=[5, 6, 7])
     with (
@@ -98,7 +100,7 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
         assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "rate_limited"
         given = ask("ben-has-that-key", "")["tasuki-request-id"]
         assert given, "a call without an id is told the one that the log has"
-    assert [(name, origin.caller, origin.traceparent) for name, origin in began] == [
+    assert [(name, origin.caller.name, origin.traceparent) for name, origin in began] == [
         ("a-1", "ann", TRACEPARENT),
         (given, "ben", TRACEPARENT),
     ]
