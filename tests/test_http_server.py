@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tasuki.engine import messages as m
+from tasuki.front.caller import ANYBODY
 from tasuki.front.http_server import start_http_server
 from tasuki.front.server import BindError
 from tasuki.front.text_codec import TextCodec
@@ -164,7 +165,7 @@ def test_an_abort_from_elsewhere_is_an_error(http: HttpFront) -> None:
     )
     response = connection.getresponse()
     assert response.status == 200
-    http.front.loop.call_soon_threadsafe(http.front.client.abort, m.RequestId("r"))
+    http.front.loop.call_soon_threadsafe(http.front.client.abort, m.RequestId("r"), ANYBODY)
     *_, last, done, _ = response.read().decode().split("\n\n")
     assert '"code":"aborted"' in last and done == "data: [DONE]"
     connection.close()

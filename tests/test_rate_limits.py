@@ -12,7 +12,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.front.api_keys import ApiKeyError, ApiKeys
-from tasuki.front.caller import ANYBODY, Caller, Scope
+from tasuki.front.caller import ANYBODY, CERTIFIED, Caller, Scope
 from tasuki.front.config import FrontConfig
 from tasuki.front.errors import PromptTooLong, RateLimited
 from tasuki.front.rate_limits import RateLimits
@@ -168,6 +168,8 @@ def test_a_message_over_the_size_is_refused(tmp_path: Path) -> None:
         ("ann k-1 caller two", ":1: write a name and a key"),
         ("ann k-1 root", ":1: ann's scopes must be some of caller,metrics,gateway,operator"),
         ("default k-1", ":1: the name default is taken"),
+        ("anybody k-1", ":1: the name anybody is taken"),
+        ("certified k-1", ":1: the name certified is taken"),
         ("ann k-1\nann two", ":2: ann has a key already"),
         ("ann k-1\nben k-1", ":2: ben's key is another's too"),
     ],
@@ -181,10 +183,14 @@ def test_a_bad_file_of_keys_is_named_without_its_keys(tmp_path: Path, text: str,
 
 
 def test_no_keys_let_everybody_in_and_some_keys_nobody_without() -> None:
-    assert ApiKeys({}).caller(None) == ANYBODY
-    keys = ApiKeys({ANN: SECRETS[0]})
-    assert keys.caller(f"Bearer {SECRETS[0]}") == ANN
-    assert keys.caller(f"bearer {SECRETS[0]}") is None and keys.caller(None) is None
+    assert ApiKeys({}).caller([]) == ANYBODY
+    assert ApiKeys({}, keyless=CERTIFIED).caller([]) == CERTIFIED
+    keys = ApiKeys({ANN: SECRETS[0]}, keyless=ANYBODY)
+    right = f"Bearer {SECRETS[0]}"
+    assert keys.caller([right]) == keys.caller([right.encode()]) == ANN
+    wrong = (f"bearer {SECRETS[0]}", f"{right} ", f" {right}", f"Bearer  {SECRETS[0]}", SECRETS[0])
+    for borne in ([], [""], [right, right], [right, "Bearer a-guess"], *([word] for word in wrong)):
+        assert keys.caller(borne) is None, borne
     assert SECRETS[0] not in repr(keys) + str(keys)
 
 
@@ -217,7 +223,7 @@ def test_a_line_of_keys_may_list_scopes(tmp_path: Path) -> None:
     keys = FrontConfig(api_keys=str(path)).access.keys
     scopes = {}
     for key in ("k-1", "k-2", "k-3"):
-        caller = keys.caller(f"Bearer {key}")
+        caller = keys.caller([f"Bearer {key}"])
         assert caller is not None
         scopes[caller.name] = caller.scopes
     assert scopes == {

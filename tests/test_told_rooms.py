@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
+from tasuki.front.caller import ANYBODY, Caller
 from tasuki.front.errors import InvalidRequest
 from tasuki.front.origin import NOWHERE
 from tasuki.model.sampling import SamplingParams
@@ -117,7 +118,10 @@ def test_a_room_that_is_lost_ends_its_call_and_an_abort_does_too() -> None:
         assert reason(await call) is m.FinishReason.ABORT
         parked = asyncio.create_task(answer(rooms, submit([1], "other", m.RoomId(78))))
         await asyncio.sleep(0)
-        rooms.abort(m.RequestId("other"))
+        rooms.abort(m.RequestId("other"), Caller("somebody else"))
+        await asyncio.sleep(0)
+        assert not parked.done(), "it is another caller's"
+        rooms.abort(m.RequestId("other"), ANYBODY)
         assert reason(await parked) is m.FinishReason.ABORT
 
     run(test)
