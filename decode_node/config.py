@@ -32,6 +32,9 @@ class DecodeConfig(WireOptions):
     lease_seconds: float = option(
         2.0, "what a prefill node pulls is posted until that long after a beat last heard this node"
     )
+    other_role_config: str = option(
+        "", "TOML file of what this node is to have as a prefill node, should it be asked to be one"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,16 +14,31 @@ class ConfigFileError(ValueError):
     """The file cannot be used; the message names it, the key and the mend."""
 
 
+Setting = str | int | float | bool
+
+
 def file_flags(path: str, fields: Sequence[str]) -> list[str]:
     """fields: what may be set. Raises ConfigFileError."""
+    flags: list[str] = []
+    for name, value in file_settings(path, fields).items():
+        flag = "--" + name.replace("_", "-")
+        if not isinstance(value, bool):
+            flags.append(f"{flag}={value}")
+        elif value:
+            flags.append(flag)
+    return flags
+
+
+def file_settings(path: str, fields: Sequence[str]) -> dict[str, Setting]:
+    """By the fields' names. Raises ConfigFileError."""
     try:
-        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigFileError(f"config {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigFileError(f"config {path} is not TOML: {error}") from error
-    flags: list[str] = []
-    for key, value in settings.items():
+    settings: dict[str, Setting] = {}
+    for key, value in found.items():
         name = key.replace("-", "_")
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=1)
@@ -31,14 +46,9 @@ def file_flags(path: str, fields: Sequence[str]) -> list[str]:
                 f"did you mean {close[0]}?" if close else "known are " + ", ".join(sorted(fields))
             )
             raise ConfigFileError(f"config {path}: unknown key {key}: {hint}")
-        flags += _flag(path, name, value)
-    return flags
-
-
-def _flag(path: str, name: str, value: object) -> list[str]:
-    flag = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        return [flag] if value else []
-    if isinstance(value, str | int | float):
-        return [f"{flag}={value}"]
-    raise ConfigFileError(f"config {path}: {name} must be text, a number or true, not {value!r}")
+        if not isinstance(value, str | int | float):
+            raise ConfigFileError(
+                f"config {path}: {name} must be text, a number or true, not {value!r}"
+            )
+        settings[name] = value
+    return settings

@@ -22,6 +22,9 @@ class PrefillConfig(WireOptions):
     lease_seconds: float = option(
         2.0, "posting for a decode node stops that long after it last answered a heartbeat"
     )
+    other_role_config: str = option(
+        "", "TOML file of what this node is to have as a decode node, should it be asked to be one"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
