@@ -317,6 +317,10 @@ class Engine:
             case m.Drain(query_id):
                 self._draining = True
                 self._drains.append(query_id)
+            case m.Undrain():
+                self._draining = False
+                self._outbox.extend(m.Drained(query, at_rest=False) for query in self._drains)
+                self._drains.clear()
             case m.PeersChanged(prefill_available):
                 self._take_over.prefill_available = prefill_available
             case m.GrantWanted():

@@ -238,9 +238,14 @@ class TreeQuery:
 
 @dataclass(frozen=True)
 class Drain:
-    """Refuse new requests; answered once everything in flight has ended."""
+    """Refuse new requests; answered once everything in flight has ended, or an Undrain came."""
 
     query_id: int
+
+
+@dataclass(frozen=True)
+class Undrain:
+    """Take new requests again."""
 
 
 @dataclass(frozen=True)
@@ -506,7 +511,10 @@ class TreeReply:
 
 @dataclass(frozen=True)
 class Drained:
+    """at_rest: everything in flight has ended; else an Undrain came first."""
+
     query_id: int
+    at_rest: bool = True
 
 
 @dataclass(frozen=True)
@@ -628,6 +636,7 @@ Inbox = (
     | EndWatch
     | TreeQuery
     | Drain
+    | Undrain
     | PrefillReserve
     | PrefillStart
     | PrefillEnd

@@ -119,6 +119,11 @@ class AdminService(pb_grpc.CacheAdminServicer):
             await self._engine.drain()
         return pb.DrainResponse()
 
+    async def Undrain(self, request: pb.UndrainRequest, context: CallContext) -> pb.UndrainResponse:
+        async with refusals(context):
+            self._engine.undrain()
+        return pb.UndrainResponse()
+
     async def WatchEvents(
         self, request: pb.WatchEventsRequest, context: CallContext
     ) -> AsyncIterator[pb.WatchEventsResponse]:

@@ -45,6 +45,7 @@ from ..engine.messages import (
     Tokens,
     TreeQuery,
     TreeReply,
+    Undrain,
     WatchCache,
     WatchOpened,
 )
@@ -54,6 +55,7 @@ from .caller import ANYBODY, Caller
 from .errors import (
     DuplicateRequest,
     FrontError,
+    RequestAborted,
     RequestLimit,
     RequestRejected,
     SlowReader,
@@ -125,6 +127,7 @@ class EngineClient:
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
         self._lost: RequestError | None = None
+        self._retires = False
 
     def deliver(self, message: Outbox) -> None:
         """Called on the engine's thread with each message it sends."""
@@ -253,8 +256,23 @@ class EngineClient:
 
     async def drain(self) -> None:
         """The engine refuses new requests from now on; returns when everything in flight has
-        ended."""
-        await self._query(Drained, Drain)
+        ended. Raises RequestAborted where undrain() came first."""
+        if not (await self._query(Drained, Drain)).at_rest:
+            raise RequestAborted("this node was told to take requests again: drain it once more")
+
+    def undrain(self) -> None:
+        """The engine takes requests again. Raises RequestRejected once the node retires."""
+        self._check_alive()
+        if self._retires:
+            raise RequestRejected(
+                RequestError(ErrorKind.DRAINING, "this node is being stopped; try another")
+            )
+        self._post(Undrain())
+
+    async def retire(self) -> None:
+        """drain(), and nothing undoes it."""
+        self._retires = True
+        await self.drain()
 
     async def open_cursor(self, salt: bytes) -> int:
         return (await self._query(CursorOpened, lambda query: OpenCursor(query, salt))).cursor

@@ -204,7 +204,7 @@ class Node:
         if self._http is not None:
             self._http.refuse_traffic()
         try:
-            await asyncio.wait_for(self.engine.drain(), self._config.drain_timeout)
+            await asyncio.wait_for(self.engine.retire(), self._config.drain_timeout)
         except TimeoutError:
             log.warning("requests still in flight after %s s are cut", self._config.drain_timeout)
 

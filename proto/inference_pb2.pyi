@@ -542,6 +542,14 @@ class DrainResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class UndrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UndrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WatchEventsRequest(_message.Message):
     __slots__ = ("stream",)
     class Stream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

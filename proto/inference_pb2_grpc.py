@@ -427,6 +427,11 @@ class CacheAdminStub(object):
                 request_serializer=tasuki_dot_proto_dot_inference__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tasuki_dot_proto_dot_inference__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/tasuki.v1.CacheAdmin/Undrain',
+                request_serializer=tasuki_dot_proto_dot_inference__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_inference__pb2.UndrainResponse.FromString,
+                _registered_method=True)
         self.ChangeRole = channel.unary_unary(
                 '/tasuki.v1.CacheAdmin/ChangeRole',
                 request_serializer=tasuki_dot_proto_dot_inference__pb2.ChangeRoleRequest.SerializeToString,
@@ -471,6 +476,14 @@ class CacheAdminServicer(object):
 
     def Drain(self, request, context):
         """Refuses new requests; answered once everything in flight has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """Takes new requests again; a Drain that is still waiting ends with ABORTED. Idempotent. UNAVAILABLE once the node is
+        being stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -521,6 +534,11 @@ def add_CacheAdminServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tasuki_dot_proto_dot_inference__pb2.DrainRequest.FromString,
                     response_serializer=tasuki_dot_proto_dot_inference__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=tasuki_dot_proto_dot_inference__pb2.UndrainRequest.FromString,
+                    response_serializer=tasuki_dot_proto_dot_inference__pb2.UndrainResponse.SerializeToString,
             ),
             'ChangeRole': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeRole,
@@ -647,6 +665,33 @@ class CacheAdmin(object):
             '/tasuki.v1.CacheAdmin/Drain',
             tasuki_dot_proto_dot_inference__pb2.DrainRequest.SerializeToString,
             tasuki_dot_proto_dot_inference__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.v1.CacheAdmin/Undrain',
+            tasuki_dot_proto_dot_inference__pb2.UndrainRequest.SerializeToString,
+            tasuki_dot_proto_dot_inference__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

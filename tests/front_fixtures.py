@@ -123,6 +123,10 @@ class ScriptedEngine:
                 self.deliver(m.TreeReply(query, None))
             case m.Drain():
                 self._draining = message
+            case m.Undrain():
+                if self._draining is not None:
+                    self.deliver(m.Drained(self._draining.query_id, at_rest=False))
+                self._draining = None
         if self._draining is not None and not self._alive:
             self.deliver(m.Drained(self._draining.query_id))
             self._draining = None
