@@ -82,7 +82,7 @@ class Node:
         self._command = command
         self._flags = flags
         self._launch = launch
-        self._api_key = flags[flags.index("--api-key") + 1] if "--api-key" in flags else ""
+        self.api_key = flags[flags.index("--api-key") + 1] if "--api-key" in flags else ""
         self._daemon = launch(command, flags, bind)
         self._running = True
         self.address = ""
@@ -112,11 +112,11 @@ class Node:
     def wait_ready(self) -> "Node":
         self.address = self._daemon.wait_ready()
         # A client of its own for each life: gRPC's reconnect backoff is not what is tested here.
-        self.client = Client(self.address, api_key=self._api_key)
+        self.client = Client(self.address, api_key=self.api_key)
         self._admin = grpc.insecure_channel(
             self.address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
-        self._bearing = bearing(self._admin, self._api_key) if self._api_key else self._admin
+        self._bearing = bearing(self._admin, self.api_key) if self.api_key else self._admin
         return self
 
     def start_again(self) -> None:
