@@ -17,11 +17,20 @@ from google.protobuf import __version__ as protobuf_version
 READY_SECONDS = 60.0
 
 
+def protocol_is_there() -> bool:
+    """Whether the gateway's messages can be imported."""
+    return find_spec("smg_grpc_proto") is not None and _protobuf_is_new()
+
+
+def _protobuf_is_new() -> bool:
+    return tuple(map(int, protobuf_version.split(".")[:2])) >= (6, 33)
+
+
 def require_protocol() -> None:
     """Skips a module where the gateway's messages cannot be imported."""
     if find_spec("smg_grpc_proto") is None:
         pytest.skip("smg-grpc-proto is not installed", allow_module_level=True)
-    if tuple(map(int, protobuf_version.split(".")[:2])) < (6, 33):
+    if not _protobuf_is_new():
         pytest.skip("smg-grpc-proto needs protobuf 6.33", allow_module_level=True)
 
 
