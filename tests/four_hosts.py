@@ -19,6 +19,7 @@ from tests.namespaces import DEVICE, host_address, inside
 
 NAMES = ("p1", "p2", "d1", "d2")
 STREAMS = 12
+KEY = "a-key-of-this-test"
 
 
 class FourHosts:
@@ -30,7 +31,7 @@ class FourHosts:
             with inside(space):
                 node = Node(
                     *(command, *flags(arena_mib=128), "--name", name, "--etcd", etcd.url),
-                    *("--insecure", "--drain-timeout", "60"),
+                    *("--insecure", "--api-key", KEY, "--drain-timeout", "60"),
                     bind=f"{host_address(number)}:0",
                 )
             stack.callback(node.stop)
@@ -56,7 +57,7 @@ async def play(hosts: FourHosts) -> Tally:
     """One prefill node is killed and one decode node drained while everybody talks."""
     tally = Tally()
     over = asyncio.Event()
-    users = Users(hosts.front_doors, STREAMS, 1, tally)
+    users = Users(hosts.front_doors, STREAMS, 1, tally, KEY)
     talking = asyncio.ensure_future(users.talk(over.is_set))
     await _turns(tally, STREAMS)
     hosts.nodes["p1"].kill()

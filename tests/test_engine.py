@@ -185,6 +185,25 @@ def test_draining_refuses_the_new_and_answers_when_the_old_are_done() -> None:
     assert engine.finished("old").reason is m.FinishReason.LENGTH
 
 
+def test_an_undrained_node_takes_requests_again() -> None:
+    engine = lone()
+    engine.post(m.Undrain())
+    assert not engine.said, "nothing was drained"
+    engine.post(submit("old", prompt(100), 5))
+    engine.step()
+    engine.post(m.Drain(7))
+    engine.post(m.Undrain())
+    assert [said for said in engine.said if isinstance(said, m.Drained)] == [
+        m.Drained(7, at_rest=False)
+    ]
+    engine.post(submit("new", prompt(10), 1))
+    engine.run()
+    assert engine.finished("new").reason is m.FinishReason.LENGTH
+    engine.post(m.Drain(8))
+    engine.step()
+    assert m.Drained(8) in engine.said
+
+
 def test_a_forward_that_raises_fails_its_requests_only(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = lone()
     engine.post(submit("bad", prompt(70), 4))

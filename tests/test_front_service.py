@@ -326,6 +326,28 @@ def test_admin_tells_counts_and_drains_after_the_last_request(
     draining.result(timeout=5)
 
 
+def test_a_drain_that_is_taken_back_tells_who_waits_for_it(
+    front: Front, channel: grpc.Channel, inference: pb_grpc.InferenceStub
+) -> None:
+    admin = pb_grpc.CacheAdminStub(channel)
+    front.engine.hold = True
+    call = inference.Generate(pb.GenerateRequest(request_id="r", token_ids=ids(1)))
+    next(call)
+    draining = admin.Drain.future(pb.DrainRequest())
+    front.engine.wait_for(m.Drain)
+    admin.Undrain(pb.UndrainRequest(), timeout=5)
+    with pytest.raises(grpc.RpcError, match="drain it once more") as refused:
+        draining.result(timeout=5)
+    assert refused.value.code() is grpc.StatusCode.ABORTED
+    call.cancel()
+    # A node that is being stopped stays so.
+    asyncio.run_coroutine_threadsafe(front.client.retire(), front.loop).result(5)
+    with pytest.raises(grpc.RpcError, match="being stopped") as refused:
+        admin.Undrain(pb.UndrainRequest(), timeout=5)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(front.engine.of(m.Undrain)) == 1
+
+
 def test_health_names_every_service_and_ends_with_the_server(
     front: Front, channel: grpc.Channel
 ) -> None:

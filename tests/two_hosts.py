@@ -17,6 +17,7 @@ from tests.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, inside, ip
 LONG, SHORT = range(2)
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 LAYERS = 8
+OFF_LOOPBACK = ("--insecure", "--api-key", "a-key-of-this-test")
 
 
 class TwoHosts(Pair):
@@ -25,7 +26,7 @@ class TwoHosts(Pair):
         self._questions = questions((4000, 600))
         self._salts = 0
         os.environ["UCX_NET_DEVICES"] = DEVICE
-        small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", "--insecure"]
+        small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", *OFF_LOOPBACK]
         with inside(prefill_space):
             self.prefill = Node(
                 "prefill", *flags(), *small, *COUNTED_WINDOWS, bind=f"{PREFILL_ADDRESS}:0"
@@ -33,7 +34,7 @@ class TwoHosts(Pair):
         self.prefill.wait_ready()
         self._target = self.prefill.address
         self.decode = Node(
-            *("decode", *flags(), "--insecure", "--prefill", self._target),
+            *("decode", *flags(), *OFF_LOOPBACK, "--prefill", self._target),
             bind=f"{DECODE_ADDRESS}:0",
         ).wait_ready()
         self.mend()

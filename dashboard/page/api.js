@@ -13,7 +13,7 @@ async function ask(path, signal) {
   const key = sessionStorage.getItem(KEY);
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const reply = await fetch(path, { headers, signal });
-  if (reply.status === 401) throw new KeyWanted();
+  if (reply.status === 401 || reply.status === 403) throw new KeyWanted();
   if (!reply.ok) throw new Error((await told(reply)) ?? `${path}: ${reply.status}`);
   return reply;
 }

@@ -27,9 +27,12 @@ _PREAMBLE_TOKENS = 192
 
 
 class Users:
-    """streams: how many talk at once. seed: what they say."""
+    """streams: how many talk at once. seed: what they say. api_key: that they bear; empty: none."""
 
-    def __init__(self, target: str, streams: int, seed: int, tally: Tally) -> None:
+    def __init__(
+        self, target: str, streams: int, seed: int, tally: Tally, api_key: str = ""
+    ) -> None:
+        self._api_key = api_key
         self._target = target
         self._streams = streams
         self._seed = seed
@@ -37,7 +40,7 @@ class Users:
 
     async def talk(self, until: Callable[[], bool]) -> None:
         """Returns once `until` holds and every turn that had begun is over."""
-        async with AsyncClient(self._target, retry=PATIENT) as client:
+        async with AsyncClient(self._target, retry=PATIENT, api_key=self._api_key) as client:
             await asyncio.gather(
                 *(self._converse(client, number, until) for number in range(self._streams))
             )
