@@ -1,7 +1,7 @@
 """How much each caller may ask for in a minute: requests, and tokens of prompts and answers.
 
-Owns an allowance a caller, which refills evenly and never holds more than one minute's worth. Does
-not know keys, transports or engines. One event loop's thread.
+Owns an allowance a caller, by name, which refills evenly and never holds more than one minute's
+worth. Does not know keys, transports or engines. One event loop's thread.
 Invariants: a refused request costs nothing; a prompt is paid for before it is computed, its answer
 as it is written, so that a long answer may leave a debt that later requests wait for.
 """
@@ -29,7 +29,7 @@ class _Rate:
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
         self._clock = clock
-        self._allowances: dict[Caller, _Allowance] = {}
+        self._allowances: dict[str, _Allowance] = {}
 
     def seconds_until(self, caller: Caller, amount: float) -> float:
         """How long until that much is there; 0 where it is now. Costs nothing."""
@@ -44,7 +44,7 @@ class _Rate:
 
     def _refilled(self, caller: Caller) -> _Allowance:
         now, full = self._clock(), float(self.per_minute)
-        allowance = self._allowances.setdefault(caller, _Allowance(full, now))
+        allowance = self._allowances.setdefault(caller.name, _Allowance(full, now))
         gained = (now - allowance.at) * full / _MINUTE
         allowance.level = min(full, allowance.level + gained)
         allowance.at = now

@@ -176,20 +176,18 @@ class SlowToOpen(ScriptedEngine):
         super()._handle(message)
 
 
-@pytest.mark.parametrize("cap", [{"max_sessions": 2}, {"sessions_per_key": 2}], ids=str)
+@pytest.mark.parametrize(
+    "cap", [{"max_sessions": 2, "sessions_per_key": 0}, {"sessions_per_key": 2}], ids=str
+)
 def test_a_session_that_is_being_opened_counts(keys: str, cap: dict[str, int]) -> None:
     engine = SlowToOpen()
     with front_of(keys, engine=engine, **cap) as (_, asking):
         ann = asking("ann")
+        other = asking("ben") if "max_sessions" in cap else ann
         calls = [
-            ann.sessions.Open.future(pb.SessionOpenRequest(), metadata=ann._bearer, timeout=30)
-            for _ in range(2 if "sessions_per_key" in cap else 1)
+            who.sessions.Open.future(pb.SessionOpenRequest(), metadata=who._bearer, timeout=30)
+            for who in (ann, other)
         ]
-        if "max_sessions" in cap:
-            ben = asking("ben")
-            calls.append(
-                ben.sessions.Open.future(pb.SessionOpenRequest(), metadata=ben._bearer, timeout=30)
-            )
         # The engine's thread stands in the first; the second waits behind it.
         engine.wait_for(m.OpenCursor)
         until(lambda: engine._inbox.qsize() == 1, "the second Open did not come")
@@ -206,7 +204,9 @@ def test_two_keys_may_call_their_requests_the_same(keys: str) -> None:
     with front_of(keys) as (front, asking):
         front.engine.hold = True
         ann, ben = asking("ann"), asking("ben")
-        first, second = ann.generate("r"), ben.generate("r")
+        first = ann.generate("r")
+        front.engine.wait_for(m.Submit)
+        second = ben.generate("r")
         submits = front.engine.wait_for(m.Submit, 2)
         assert len({submit.request_id for submit in submits}) == 2
         with pytest.raises(grpc.RpcError) as refused:
