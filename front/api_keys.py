@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
+from .caller import ANYBODY, RESERVED_NAMES, Caller, Scope
 
 
 class ApiKeyError(ValueError):
@@ -38,7 +38,7 @@ class ApiKeys:
             if len(words) not in (2, 3):
                 raise ApiKeyError(f"{place}: write a name and a key, and scopes behind them")
             name, key = words[:2]
-            if name in (OWNER.name, ANYBODY.name, CERTIFIED.name):
+            if name in RESERVED_NAMES:
                 raise ApiKeyError(f"{place}: the name {name} is taken: choose another")
             if name in (caller.name for caller in keys):
                 raise ApiKeyError(f"{place}: {name} has a key already")

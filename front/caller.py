@@ -36,14 +36,20 @@ class Caller:
     @property
     def is_one_of_many(self) -> bool:
         """One key of a file of them, so that what it holds is held from others."""
-        return self not in (ANYBODY, OWNER, CERTIFIED)
+        return self.name not in RESERVED_NAMES
 
 
 ANYBODY = Caller("anybody", EVERY_SCOPE)
 """Calls where no key is asked for, which only loopback serves."""
+
+NOBODY = Caller("nobody", frozenset())
+"""Calls without a key of what is open to all, where keys are asked for."""
 
 CERTIFIED = Caller("certified", frozenset({Scope.CALLER, Scope.METRICS, Scope.GATEWAY}))
 """Calls where no key is asked for off loopback: a certificate let them in and names nobody."""
 
 OWNER = Caller("default", EVERY_SCOPE)
 """Who bears the one key of --api-key."""
+
+RESERVED_NAMES = frozenset(caller.name for caller in (ANYBODY, NOBODY, CERTIFIED, OWNER))
+"""No key of a file may be called so."""

@@ -11,7 +11,7 @@ from aiohttp.abc import AbstractMatchInfo
 from aiohttp.typedefs import Middleware
 
 from .api_keys import ApiKeys
-from .caller import ANYBODY, Caller
+from .caller import NOBODY, Caller
 from .errors import InvalidApiKey, NotServedHere
 from .surfaces import HTTP, Unscoped, denial, suffices
 
@@ -20,7 +20,7 @@ _CALLER = web.RequestKey("caller", Caller)
 
 def http_caller(request: web.Request) -> Caller:
     """Who asks, once the middleware has let the request in."""
-    caller: Caller = request.get(_CALLER, ANYBODY)
+    caller: Caller = request.get(_CALLER, NOBODY)
     return caller
 
 
@@ -42,7 +42,7 @@ def require_scope(keys: ApiKeys) -> Middleware:
             raise denial(f"{request.method} {request.path}", needs, caller)
         if surface is not None and surface not in HTTP:
             raise NotServedHere(f"{request.method} {request.path} is not served here")
-        request[_CALLER] = caller or ANYBODY
+        request[_CALLER] = caller or NOBODY
         return await handler(request)
 
     return check

@@ -169,6 +169,7 @@ def test_a_message_over_the_size_is_refused(tmp_path: Path) -> None:
         ("ann k-1 root", ":1: ann's scopes must be some of caller,metrics,gateway,operator"),
         ("default k-1", ":1: the name default is taken"),
         ("anybody k-1", ":1: the name anybody is taken"),
+        ("nobody k-1", ":1: the name nobody is taken"),
         ("certified k-1", ":1: the name certified is taken"),
         ("ann k-1\nann two", ":2: ann has a key already"),
         ("ann k-1\nben k-1", ":2: ben's key is another's too"),
