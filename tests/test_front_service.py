@@ -229,6 +229,7 @@ def test_bad_requests_name_the_field(
         (pb.Sampling(temperature=-1), "sampling.temperature"),
         (pb.Sampling(temperature=float("nan")), "sampling.temperature"),
         (pb.Sampling(temperature=float("inf")), "sampling.temperature"),
+        (pb.Sampling(temperature=3e38), "sampling.temperature"),
         (pb.Sampling(top_k=-1), "sampling.top_k"),
         (pb.Sampling(top_p=0), "sampling.top_p"),
         (pb.Sampling(top_p=1.5), "sampling.top_p"),
@@ -243,6 +244,16 @@ def test_bad_sampling_names_the_field(
     status, kind, message = failure(inference.Generate(request))
     assert (status, kind) == (INVALID, "invalid")
     assert part in message
+
+
+def test_every_token_is_every_token_however_it_is_written(
+    front: Front, inference: pb_grpc.InferenceStub
+) -> None:
+    sampling = pb.Sampling(top_k=2**31 - 1, top_p=1e-30, temperature=1e-30)
+    list(inference.Generate(pb.GenerateRequest(token_ids=ids(1), sampling=sampling)))
+    (submit,) = front.engine.of(m.Submit)
+    asked = submit.sampling
+    assert (asked.top_k, asked.top_p, asked.temperature) == (0, 1e-6, 0.0)
 
 
 @pytest.mark.parametrize(
