@@ -395,6 +395,23 @@ def test_an_answer_cut_by_length_is_closed_before_the_next_message(
     assert list(second).count(2) == 3
 
 
+def test_a_session_outlives_any_number_of_turns_that_end_without_an_answer(
+    front: Front, sessions: pb_grpc.SessionStub
+) -> None:
+    session = sessions.Open(pb.SessionOpenRequest()).session_id
+    items = pb.Messages(items=[pb.Message(role="user", content="hi")])
+    sessions.Append(pb.SessionAppendRequest(session_id=session, messages=items))
+    ask = pb.SessionGenerateRequest(session_id=session)
+    front.engine.reject = m.RequestError(m.ErrorKind.INTERNAL, "not this turn")
+    for _ in range(60):
+        assert failure(sessions.Generate(ask))[2] == "not this turn"
+    front.engine.reject = None
+    prompts = {tuple(submit.prompt.tolist()) for submit in front.engine.of(m.Submit)}
+    assert len(prompts) == 1 and len(front.engine.of(m.Submit)) == 60
+    list(sessions.Generate(ask))
+    assert tuple(front.engine.of(m.Submit)[-1].prompt.tolist()) in prompts
+
+
 def test_a_turn_that_did_not_finish_leaves_the_log_as_it_was(
     front: Front, sessions: pb_grpc.SessionStub
 ) -> None:
