@@ -7,13 +7,13 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 SECONDS ?= 3600
 TRACES ?= ../shared/traces
 
-.PHONY: demo test load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto
+.PHONY: demo test goldens load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
 
 test: $(VENV)/dev-installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Peers live in environments of their own under build/peers/.
 bench-cache: $(VENV)/installed
@@ -42,6 +42,11 @@ sweep: $(VENV)/dev-installed
 # Random lives of the cache's tree against its oracle, with every invariant checked at every step.
 soak-cache: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak_cache --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# Checkpoints of random weights and transformers' answers to them, equal byte by byte to those kept.
+goldens: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.install goldens
+	build/clients/goldens/bin/python -m scripts.goldens $(GOLDENS_ARGS)
 
 # Many conversations at once on a pair: no turn may be lost and memory stays flat.
 load: $(VENV)/dev-installed

@@ -11,7 +11,9 @@ Invariants:
 2. A step reads the received working slot and writes the other one, and KV at one position: just
    what a step of the batch would write for the same token. A step that is dropped is forgotten by
    forgetting its result.
-3. Whoever owns the ids keeps them until `ended`: a cancelled step may be inside a layer.
+3. Whoever owns the ids keeps them until `ended`: a cancelled step may be inside a layer, and what
+   it launched may run long after the host gave it up. So `ended` is set in one place, behind a wait
+   for the stream, whichever way the step went; where that wait fails the ids are kept for good.
 """
 
 import logging
@@ -19,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +32,7 @@ from ..model.sampler import Sampled, sample
 from ..model.sampling import SamplingParams
 from ..pycache.arena import Arena
 from ..transfer.barrier import LayerBarrier
+from .own_stream import OwnStream, own_stream
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class _Gate:
 
 class EarlySteps:
     """prepare: once on the thread of the steps, before the first. on_end: called there after each;
-    must return at once."""
+    must return at once. stream: makes the stream of a step; the arena's device's own by default."""
 
     def __init__(
         self,
@@ -90,7 +92,9 @@ class EarlySteps:
         arena: Arena,
         on_end: Callable[[], None],
         prepare: Callable[[], None] = lambda: None,
+        stream: Callable[[], OwnStream] | None = None,
     ) -> None:
+        self._stream = stream or (lambda: own_stream(arena.bytes.device))
         self._model = model
         self._arena = arena
         self._on_end = on_end
@@ -117,32 +121,37 @@ class EarlySteps:
         return True
 
     def _run(self, step: EarlyStep) -> None:
+        stream = None
         try:
-            self._compute(step)
+            stream = self._stream()
+            with stream.entered():
+                self._compute(step)
         except _Shut:
             pass
         except Exception:
             # The request decodes in the batch instead.
             log.exception("an early step broke")
         finally:
+            self._end(step, stream)
+
+    def _end(self, step: EarlyStep, stream: OwnStream | None) -> None:
+        try:
+            if stream is not None:
+                stream.synchronize()
+        except Exception:
+            log.exception("an early step's stream cannot be waited for: its ids are kept for good")
+        else:
             step._ended.set()
-            self._on_end()
+        self._on_end()
 
     def _compute(self, step: EarlyStep) -> None:
         gate = _Gate(step.barrier)
         began = time.monotonic()
         sequence = step.sequence
-        with torch.inference_mode(), self._stream():
+        with torch.inference_mode():
             logits = self._model.forward(Batch.pack([sequence]), self._arena, gate)
             position = sequence.start + len(sequence.token_ids)
             # Reads the token on the host, which on a GPU waits for the stream.
             (sampled,) = sample(logits, [step.sampling], [position])
         step.seconds = time.monotonic() - began - gate.waited
         step.sampled = sampled
-
-    def _stream(self) -> AbstractContextManager[object]:
-        device = self._arena.bytes.device
-        if device.type == "cpu":
-            return nullcontext()
-        torch.cuda.set_device(device)
-        return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

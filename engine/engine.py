@@ -7,6 +7,7 @@ working slots keep the state that stop is published with.
 """
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -149,15 +150,15 @@ class Engine:
     def _fail(self, work: Sequence[Work], error: Exception) -> None:
         """One request ends with the error; of several nobody knows whose it was, so each is tried
         alone. Rooms cannot wait: their receivers prefill themselves."""
-        live = [item.request for item in work if item.live]
+        live = [item for item in work if item.live]
         if len(live) > 1 and self._hand_on is None:
             log.error("a forward failed; each of its requests is tried alone", exc_info=error)
             self._scheduler.set_apart(live)
             return
         log.error("a forward failed; its requests end with an error", exc_info=error)
         failure = m.RequestError(m.ErrorKind.INTERNAL, f"the forward failed: {error}")
-        for request in live:
-            self._reject(request, failure)
+        for item in live:
+            self._reject(item.request, failure)
 
     def _tell_evictions(self) -> None:
         evictions = self._ledger.take_untold()
@@ -188,6 +189,8 @@ class Engine:
             if not item.live:
                 continue
             item.request.suspect = False
+            if token is not None and self._ends_unsound(item.request, token):
+                continue
             lease, progress = item.active.lease, item.active.progress
             progress.land(item.stop, item.write_index, item.samples)
             for planned, slot in item.checkpoints:
@@ -201,6 +204,20 @@ class Engine:
             if isinstance(item.request.state, Prefilling):
                 item.request.move(Decoding(lease, progress))
             self._on_token(item.request, token)
+
+    def _ends_unsound(self, request: Request, sampled: Sampled) -> bool:
+        """Whether the token was drawn from logits that are no numbers. Then the request ends, and
+        nothing of it is kept: its state and KV are none either."""
+        if math.isfinite(sampled.logprob):
+            return False
+        log.error("request %s ends: its logits were NaN or infinite", request.id)
+        failure = m.RequestError(
+            m.ErrorKind.INTERNAL,
+            f"the model's logits were NaN or infinite after {request.length} tokens: check the "
+            "checkpoint and its dtype, or flush the cache if only this prompt does it",
+        )
+        self._reject(request, failure)
+        return True
 
     def _on_token(self, request: Request, sampled: Sampled) -> None:
         """Record and emit one token; end the request where it was the last."""
@@ -222,7 +239,7 @@ class Engine:
         self._scheduler.start(request)
         if second is None:
             self._finish_if_over(request)
-        else:
+        elif not self._ends_unsound(request, second):
             self._on_token(request, second)
 
     def _finish_reason(self, request: Request) -> m.FinishReason | None:
@@ -325,10 +342,13 @@ class Engine:
                 self._take_over.prefill_available = prefill_available
             case m.GrantWanted():
                 self._take_over.grant_wanted(message)
-            case m.RemoteReady(room, token) if not 0 <= token < self._vocab_size:
-                # On a GPU it would end the process, not the request.
+            case m.RemoteReady(room, token, logprob) if not (
+                0 <= token < self._vocab_size and math.isfinite(logprob)
+            ):
+                # On a GPU the token would end the process, not the request.
                 self._outbox.append(m.HandoverCancelled(room))
-                self.handle(m.HandoverLost(room, f"its first token is {token}"))
+                reason = f"its first token is {token} with a logprob of {logprob}"
+                self.handle(m.HandoverLost(room, reason))
             case m.RemoteReady():
                 ready = self._take_over.ready(message)
                 if ready is not None:

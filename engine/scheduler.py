@@ -91,15 +91,18 @@ class Scheduler:
         if request in self.waiting:
             self.waiting.remove(request)
 
-    def set_apart(self, requests: Sequence[Request]) -> None:
-        """Start them over, each in forwards of its own until one has succeeded. What a failed
-        forward may have half written is not kept."""
-        for request in reversed(requests):
-            state = request.state
-            assert isinstance(state, Active)
+    def set_apart(self, failed: Sequence[Work]) -> None:
+        """Start the requests of a failed forward over, each in forwards of its own until one has
+        succeeded. They keep what had landed before it; what it may have half written is lost, and
+        with it what a later forward in flight overwrites. REQUIRES: all are live."""
+        for item in reversed(failed):
+            state = item.active
+            newest = state.progress.launched == item.stop
+            if newest and item.write_slot != state.state_slot:
+                keep_state(self._cache, item.request, state)
             self._cache.release(state.lease)
-            request.suspect = True
-            self._give_way(request)
+            item.request.suspect = True
+            self._give_way(item.request)
 
     def schedule(self) -> list[Work]:
         """The next forward; empty when nothing can run.

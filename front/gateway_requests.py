@@ -12,6 +12,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from ..engine.messages import RoomId, Submit, Tokens, ToldRoom
 from ..model.sampling import SamplingParams
+from .asked_sampling import asked_sampling
 from .errors import InvalidField, InvalidRequest, PromptTooLong
 from .gateway_model import GatewayModel
 from .openai_sampling import MAX_STOP_CHARACTERS, MAX_STOPS
@@ -108,7 +109,8 @@ def _sampling(wanted: pb.SamplingParams, model: GatewayModel, room: int) -> Samp
     check_vocabulary("sampling_params.stop_token_ids", stops, model.vocab_size)
     seed = wanted.sampling_seed if wanted.HasField("sampling_seed") else secrets.randbits(62)
     try:
-        return SamplingParams(
+        return asked_sampling(
+            model.vocab_size,
             max_new_tokens=wanted.max_new_tokens if wanted.HasField("max_new_tokens") else room,
             temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
             # Gateways write -1 for "every token".

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.sampling import SamplingParams
+from .asked_sampling import asked_sampling
 from .errors import InvalidField
 from .request_fields import RequestFields
 from .request_reader import MAX_STOP_TOKENS, check_vocabulary, to_tokens
@@ -79,7 +80,8 @@ def _sampling(fields: RequestFields, codec: TextCodec, default_new_tokens: int) 
     stops = to_tokens("stop_token_ids", stop_tokens)
     check_vocabulary("stop_token_ids", stops, codec.vocab_size)
     try:
-        return SamplingParams(
+        return asked_sampling(
+            codec.vocab_size,
             max_new_tokens=default_new_tokens if new_tokens is None else new_tokens,
             # OpenAI's default, which clients rely on; gRPC's is greedy.
             temperature=1.0 if temperature is None else temperature,

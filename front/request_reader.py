@@ -6,8 +6,8 @@ its arena.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..engine.messages import RequestId, Tokens
 from ..model.sampling import SamplingParams
 from ..proto import inference_pb2 as pb
+from .asked_sampling import asked_sampling
 from .chat_message import ChatMessage, ChatTemplateError
 from .chat_template import RenderedPrompt
 from .errors import InvalidRequest, PromptTooLong
@@ -76,21 +77,27 @@ def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
 
 
 def read_sampling(sampling: pb.Sampling, codec: TextCodec) -> SamplingParams:
-    given = {
-        name: getattr(sampling, name)
-        for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
-        if sampling.HasField(name)
-    }
-    if not math.isfinite(given.get("temperature", 0.0)):
+    if not math.isfinite(sampling.temperature):
         raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
     stops = np.array(sampling.stop_token_ids, dtype=np.int64)
     check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
+    absent = SamplingParams()
+
+    def given(name: str) -> Any:
+        return getattr(sampling if sampling.HasField(name) else absent, name)
+
     try:
-        return replace(
-            SamplingParams(ignore_eos=sampling.ignore_eos, stop_token_ids=tuple(stops.tolist())),
-            **given,
+        return asked_sampling(
+            codec.vocab_size,
+            max_new_tokens=given("max_new_tokens"),
+            temperature=given("temperature"),
+            top_k=given("top_k"),
+            top_p=given("top_p"),
+            seed=given("seed"),
+            stop_token_ids=tuple(stops.tolist()),
+            ignore_eos=sampling.ignore_eos,
         )
     except ValueError as error:
         raise InvalidRequest(f"sampling.{error}") from error

@@ -8,7 +8,8 @@ from ..engine.messages import Tokens
 class TokenLog:
     """Owns int32 tokens and the marks among them. One thread writes.
 
-    Invariant: tokens once read through `tokens()` never change under the reader, on any thread.
+    Invariants: tokens once read through `tokens()` never change under the reader, on any thread;
+    the buffer is at most twice as long as the log has been, or 256, however often it was truncated.
     """
 
     def __init__(self) -> None:
@@ -20,14 +21,20 @@ class TokenLog:
     def append(self, tokens: Tokens, marks: tuple[int, ...] = ()) -> None:
         """marks: token counts within `tokens`, ascending."""
         end = self.length + len(tokens)
-        if end > len(self._buffer) or self.length < self._read:
-            grown = np.empty(max(end, 2 * len(self._buffer)), dtype=np.int32)
-            grown[: self.length] = self._buffer[: self.length]
-            self._buffer = grown
-            self._read = self.length
+        if end > len(self._buffer):
+            self._move(max(end, 2 * len(self._buffer)))
+        elif self.length < self._read:
+            self._move(len(self._buffer))
         self._buffer[self.length : end] = tokens
         self._marks += [self.length + mark for mark in marks]
         self.length = end
+
+    def _move(self, size: int) -> None:
+        """Go on in a buffer of that size; readers keep the one they know."""
+        buffer = np.empty(size, dtype=np.int32)
+        buffer[: self.length] = self._buffer[: self.length]
+        self._buffer = buffer
+        self._read = self.length
 
     def truncate(self, length: int) -> None:
         """Take back what came after `length` tokens."""
@@ -44,6 +51,11 @@ class TokenLog:
 
     def ends_with(self, token: int) -> bool:
         return self.length > 0 and int(self._buffer[self.length - 1]) == token
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the memory held now has room for."""
+        return len(self._buffer)
 
     @property
     def marks(self) -> tuple[int, ...]:

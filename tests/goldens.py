@@ -1,8 +1,7 @@
-"""Reference checkpoints and golden outputs beside the repository, and how to run a model against
-them.
+"""Checkpoints with golden outputs, and how to run a model against them.
 
-Tests that need them call `reference_dir` or `golden`, which skip with a reason where they are
-absent.
+Those of this folder are made by `make goldens` and always there; larger ones may lie beside the
+repository, and then every test that is of all MODELS has them too.
 """
 
 import json
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 from tasuki.model.batch import Batch, SequenceSlice
@@ -22,33 +20,31 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
 
-REFERENCE = Path(__file__).resolve().parent.parent.parent / "shared" / "reference"
-MODELS = ("tiny-dense", "tiny-dense-d128", "tiny-moe")
+OWN = Path(__file__).resolve().parent / "golden_models"
+BESIDE = Path(__file__).resolve().parent.parent.parent / "shared" / "reference"
+OWN_MODELS = ("small-dense", "small-moe")
+MODELS = OWN_MODELS + tuple(
+    name for name in ("tiny-dense", "tiny-dense-d128", "tiny-moe") if (BESIDE / name).is_dir()
+)
 
 
 def reference_dir(model: str) -> Path:
-    """The folder of one reference checkpoint; skips the test where there is none."""
-    folder = REFERENCE / model
-    if not folder.is_dir():
-        pytest.skip(f"no golden outputs: {folder} is absent")
-    return folder
+    """The folder of one of MODELS."""
+    return (OWN if model in OWN_MODELS else BESIDE) / model
 
 
 def model_cases(array: str = "") -> list[tuple[str, str]]:
-    """(model, case) of every golden with an array of a name that begins so, for parametrize.
-
-    Where there are none, one entry for which `golden` skips.
-    """
+    """(model, case) of every golden with an array of a name that begins so, for parametrize."""
     cases = []
     for model in MODELS:
-        if (REFERENCE / model).is_dir():
-            document = json.loads((REFERENCE / model / "golden.json").read_text())
-            with np.load(REFERENCE / model / "golden.npz") as arrays:
-                for case in document["cases"]:
-                    wanted = f"{case['name']}.{array}"
-                    if any(name.startswith(wanted) for name in arrays.files):
-                        cases.append((model, case["name"]))
-    return cases or [(MODELS[0], "absent")]
+        folder = reference_dir(model)
+        document = json.loads((folder / "golden.json").read_text())
+        with np.load(folder / "golden.npz") as arrays:
+            for case in document["cases"]:
+                wanted = f"{case['name']}.{array}"
+                if any(name.startswith(wanted) for name in arrays.files):
+                    cases.append((model, case["name"]))
+    return cases
 
 
 @dataclass(frozen=True)
@@ -87,8 +83,7 @@ def golden(model: str, case: str) -> Golden:
 
 
 def cases_of(model: str) -> dict[str, Golden]:
-    """Its goldens by case; skips the test where there are none."""
-    reference_dir(model)
+    """Its goldens by case."""
     return {case: golden(model, case) for owner, case in model_cases() if owner == model}
 
 

@@ -9,7 +9,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import HitBreakdown
 
 from tests.engines import Lone, engine_config, submit
-from tests.goldens import MODELS, cases_of, reference_dir
+from tests.goldens import MODELS, cases_of, model_cases, reference_dir
 
 
 @cache
@@ -52,7 +52,7 @@ def test_resumed_from_a_checkpoint(model: str, at: int) -> None:
         assert engine.tokens("resumed") == case.greedy
 
 
-@pytest.mark.parametrize("model", ["tiny-dense", "tiny-moe"])
+@pytest.mark.parametrize("model", [model for model, case in model_cases() if case == "turn2"])
 def test_second_turn_after_a_cached_first(model: str) -> None:
     cases = cases_of(model)
     engine = engine_for(model)
@@ -68,7 +68,7 @@ def test_resumed_inside_a_long_prompt_that_another_left() -> None:
     """Long is what takes more KV than a state: of the goldens one prompt. The engine learns where
     documents are left, keeps a state inside the next one while it is first computed, and a golden
     that leaves it too resumes there with equal tokens."""
-    model = "tiny-dense"
+    model = "small-dense"
     case = cases_of(model)["turn2"]
     left = len(case.prompt) - 100
     engine = engine_for(model)

@@ -229,6 +229,7 @@ def test_bad_requests_name_the_field(
         (pb.Sampling(temperature=-1), "sampling.temperature"),
         (pb.Sampling(temperature=float("nan")), "sampling.temperature"),
         (pb.Sampling(temperature=float("inf")), "sampling.temperature"),
+        (pb.Sampling(temperature=3e38), "sampling.temperature"),
         (pb.Sampling(top_k=-1), "sampling.top_k"),
         (pb.Sampling(top_p=0), "sampling.top_p"),
         (pb.Sampling(top_p=1.5), "sampling.top_p"),
@@ -243,6 +244,16 @@ def test_bad_sampling_names_the_field(
     status, kind, message = failure(inference.Generate(request))
     assert (status, kind) == (INVALID, "invalid")
     assert part in message
+
+
+def test_every_token_is_every_token_however_it_is_written(
+    front: Front, inference: pb_grpc.InferenceStub
+) -> None:
+    sampling = pb.Sampling(top_k=2**31 - 1, top_p=1e-30, temperature=1e-30)
+    list(inference.Generate(pb.GenerateRequest(token_ids=ids(1), sampling=sampling)))
+    (submit,) = front.engine.of(m.Submit)
+    asked = submit.sampling
+    assert (asked.top_k, asked.top_p, asked.temperature) == (0, 1e-6, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -404,6 +415,23 @@ def test_an_answer_cut_by_length_is_closed_before_the_next_message(
     second = front.engine.of(m.Submit)[1].prompt
     assert tokenizer.decode(second) == "user\nhi\nassistant\ngoo\nuser\non\nassistant\n"
     assert list(second).count(2) == 3
+
+
+def test_a_session_outlives_any_number_of_turns_that_end_without_an_answer(
+    front: Front, sessions: pb_grpc.SessionStub
+) -> None:
+    session = sessions.Open(pb.SessionOpenRequest()).session_id
+    items = pb.Messages(items=[pb.Message(role="user", content="hi")])
+    sessions.Append(pb.SessionAppendRequest(session_id=session, messages=items))
+    ask = pb.SessionGenerateRequest(session_id=session)
+    front.engine.reject = m.RequestError(m.ErrorKind.INTERNAL, "not this turn")
+    for _ in range(60):
+        assert failure(sessions.Generate(ask))[2] == "not this turn"
+    front.engine.reject = None
+    prompts = {tuple(submit.prompt.tolist()) for submit in front.engine.of(m.Submit)}
+    assert len(prompts) == 1 and len(front.engine.of(m.Submit)) == 60
+    list(sessions.Generate(ask))
+    assert tuple(front.engine.of(m.Submit)[-1].prompt.tolist()) in prompts
 
 
 def test_a_turn_that_did_not_finish_leaves_the_log_as_it_was(

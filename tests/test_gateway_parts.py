@@ -46,6 +46,13 @@ def test_what_is_left_out_is_openai_s_default() -> None:
     assert again.seed != sampling.seed
 
 
+@pytest.mark.parametrize("top_k", [-1, 0, 320, 2**31 - 1])
+def test_every_token_is_every_token_however_it_is_written(top_k: int) -> None:
+    wanted = pb.SamplingParams(top_k=top_k, top_p=1e-30, temperature=1e-30)
+    sampling = read_gateway_request(request(sampling_params=wanted), MODEL).submit.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (0, 1e-6, 0.0)
+
+
 def test_a_room_names_its_prefill_node() -> None:
     room = pb.KvBootstrapInfo(bootstrap_host="::1", bootstrap_port=7, bootstrap_room=2**63 - 1)
     told = read_gateway_request(request(kv_bootstrap_info=room), MODEL).submit.told

@@ -449,6 +449,11 @@ def test_what_breaks_the_protocol_is_a_typed_status() -> None:
                 hot = raw.reserve(9)
                 hot.reserve.ticket.sampling.temperature = -1
                 assert "temperature" in (await raw.status(hot))[1]
+                for wide in (2**31, 2**32 - 1):
+                    keeps = raw.reserve(9)
+                    keeps.reserve.ticket.sampling.top_k = wide
+                    status, reason = await raw.status(keeps)
+                    assert status is code.INVALID_ARGUMENT and "top_k" in reason
 
     run(scenario())
 

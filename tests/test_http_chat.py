@@ -127,6 +127,26 @@ def test_fields_reach_the_engine(http: HttpFront) -> None:
     assert first.max_new_tokens == 1000 - len(submitted(http).prompt)
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ({"top_k": 319}, (1.0, 319, 1.0)),
+        ({"top_k": 320}, (1.0, 0, 1.0)),
+        ({"top_k": 2**31}, (1.0, 0, 1.0)),
+        ({"top_k": 2**63 - 1}, (1.0, 0, 1.0)),
+        ({"temperature": 5e-324}, (0.0, 0, 1.0)),
+        ({"temperature": 1e-5}, (1e-5, 0, 1.0)),
+        ({"top_p": 5e-324}, (1.0, 0, 1e-6)),
+    ],
+)
+def test_numbers_beyond_what_a_row_holds_mean_the_nearest_that_it_does(
+    http: HttpFront, asked: dict[str, float], meant: tuple[float, int, float]
+) -> None:
+    assert http.chat(**asked).status == 200
+    sampling = submitted(http).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == meant
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_across_tokens_ends_the_answer(
     http: HttpFront, codec: TextCodec, stream: bool
@@ -259,6 +279,8 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
+        ({"temperature": 1e300}, "temperature"),
+        ({"temperature": 100.5}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"seed": 2**70}, "seed"),

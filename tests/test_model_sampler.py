@@ -78,6 +78,39 @@ def test_top_p_keeps_the_smallest_set_of_that_mass() -> None:
         assert set(draw_many(params, 400)) == set(range(kept))
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.75001, 4)])
+def test_a_token_at_which_the_mass_is_reached_exactly_is_the_last_kept(
+    top_p: float, kept: int
+) -> None:
+    """Four equal tokens have a quarter each, in binary too."""
+    params = SamplingParams(temperature=1.0, top_p=top_p, seed=3)
+    assert set(draw_many(params, 100, torch.zeros(1, 4))) == set(range(kept))
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"top_k": -1},
+        {"top_k": 2**31},
+        {"temperature": -1.0},
+        {"temperature": 1e-6},
+        {"temperature": 101.0},
+        {"temperature": math.inf},
+        {"temperature": math.nan},
+        {"top_p": 0.0},
+        {"top_p": 1e-7},
+        {"top_p": 1.1},
+        {"top_p": math.nan},
+        {"max_new_tokens": 0},
+    ],
+    ids=str,
+)
+def test_what_no_row_could_hold_is_no_request(bounds: dict[str, float]) -> None:
+    (name,) = bounds
+    with pytest.raises(ValueError, match=f"^{name} must be "):
+        SamplingParams(**bounds)  # type: ignore[arg-type]
+
+
 def test_ties_are_cut_in_order_of_ids() -> None:
     params = SamplingParams(temperature=1.0, top_k=2, seed=3)
     assert set(draw_many(params, 100, torch.zeros(1, 40))) == {0, 1}

@@ -5,6 +5,7 @@ Twin: `model.sampler.sample`; both take the noise of model/gumbel.py. A score is
 noise times the temperature, so that greedy (temperature 0) is no case of its own; equal scores go
 to the lowest id. Two launches: each program finds the best two scores of a run of the vocabulary,
 then one program a row joins the runs. No host sync; rows past rows[0] are left unwritten.
+A row with logits that are no numbers draws token 0, with a logprob that is NaN.
 """
 
 from dataclasses import dataclass
@@ -220,8 +221,12 @@ def _join_runs(
     top = tl.max(largest, axis=0)
     total = tl.sum(tl.where(inside, sums * tl.exp(largest - top), 0.0), axis=0)
     logit = tl.max(tl.where(won, chosen, -float("inf")), axis=0)
-    tl.store(out_token + row, tl.sum(tl.where(won, ids, 0), axis=0))
-    tl.store(out_logprob + row, logit - top - tl.log(total))
+    logprob = logit - top - tl.log(total)
+    # Among scores that are no numbers none is the best, and the winner may be past the vocabulary:
+    # who looks that up in the embedding ends the process.
+    drawn = tl.where(logprob == logprob, tl.sum(tl.where(won, ids, 0), axis=0), 0)
+    tl.store(out_token + row, drawn)
+    tl.store(out_logprob + row, logprob)
     tl.store(out_margin + row, first - rest)
 
 

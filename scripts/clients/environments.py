@@ -22,10 +22,11 @@ PACKAGES = {
     "locust": ("locust==2.47.0",),
     "ray": ("ray==2.60.0",),
     "docs": ("mkdocs-material==9.8.1",),
+    "goldens": ("transformers==5.17.0",),
 }
 
 
-BESIDE = frozenset({"docs", "ray"})
+BESIDE = frozenset({"docs", "goldens", "ray"})
 """Those that run our own package: they see it and all it needs, and are held to our versions."""
 
 

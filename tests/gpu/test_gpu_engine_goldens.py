@@ -11,7 +11,7 @@ from tasuki.engine.build import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 
 from tests.engines import Lone, engine_config, submit
-from tests.goldens import MODELS, cases_of, reference_dir
+from tests.goldens import MODELS, cases_of, model_cases, reference_dir
 
 
 @cache
@@ -61,7 +61,7 @@ def test_resumed_from_a_checkpoint(model: str, at: int) -> None:
         assert engine.tokens("resumed") == case.greedy
 
 
-@pytest.mark.parametrize("model", ["tiny-dense", "tiny-moe"])
+@pytest.mark.parametrize("model", [model for model, case in model_cases() if case == "turn2"])
 def test_second_turn_after_a_cached_first(model: str) -> None:
     cases = cases_of(model)
     engine = cold(model)

@@ -10,7 +10,7 @@ from tasuki.model.kernels.sampling import Draws, sample, sample_kept
 from tasuki.model.kernels.sampling_cut import cut
 from tasuki.model.sampler import Sampled
 from tasuki.model.sampler import sample as naive_sample
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.sampling import MAX_TOP_K, MIN_TOP_P, SamplingParams
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_rows_past_the_count_are_left_alone(device: torch.device) -> None:
     assert_same(results(draws)[:2], naive_sample(logits[:2], [SamplingParams()] * 2, [0, 0]))
 
 
-CUTS = [(0, 1.0), (3, 1.0), (0, 0.4), (5, 0.5), (1000, 0.999), (0, 1e-9)]
+CUTS = [(0, 1.0), (3, 1.0), (0, 0.4), (5, 0.5), (1000, 0.999), (0, MIN_TOP_P), (MAX_TOP_K, 0.9)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -163,6 +163,61 @@ def test_greedy_rows_may_be_cut(runs: int, device: torch.device) -> None:
     there = logits.to(device)
     sample_kept(there, cut(there, draws), draws, count(2, device))
     assert [item.token for item in results(draws)] == logits.argmax(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
+def test_a_token_at_which_the_mass_is_reached_exactly_is_the_last_kept(
+    top_p: float, runs: int, device: torch.device
+) -> None:
+    """Four equal tokens have a quarter each, in binary too."""
+    logits = torch.full((1, runs + 40), -math.inf)
+    logits[0, [3, 60, 90, runs + 5]] = 1.0
+    draws = prepared([SamplingParams(temperature=1.0, top_p=top_p)], [0], device)
+    there = logits.to(device)
+    found = cut(there, draws)
+    assert int(found.left[0]) == round(4 * top_p)
+
+
+def broken(vocab: int, at: list[int] | slice, value: float) -> torch.Tensor:
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab))
+    logits[at] = value
+    return logits
+
+
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.parametrize(
+    ("tail", "temperature", "cuts"), [(0, 0.0, False), (40, 0.0, False), (40, 1.0, True)]
+)
+def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary_and_say_so(
+    tail: int, temperature: float, cuts: bool, runs: int, device: torch.device
+) -> None:
+    vocab = 2 * runs + tail
+    bad = [
+        broken(vocab, slice(None), math.nan),
+        broken(vocab, [0], math.nan),
+        broken(vocab, [vocab - 1], math.nan),
+        broken(vocab, slice(0, runs), math.nan),
+        broken(vocab, slice(runs, None), math.nan),
+        broken(vocab, slice(1, None), math.nan),
+        broken(vocab, [7], math.inf),
+        broken(vocab, slice(None), math.inf),
+        broken(vocab, slice(None), -math.inf),
+    ]
+    good = broken(vocab, [], 0.0)
+    logits = torch.stack([*bad, good])
+    limits = {"top_k": 5, "top_p": 0.9} if cuts else {}
+    params = [SamplingParams(temperature=temperature, seed=1, **limits)] * len(logits)  # type: ignore[arg-type]
+    draws = prepared(params, [4] * len(logits), device)
+    there, rows = logits.to(device), count(len(logits), device)
+    if cuts:
+        sample_kept(there, cut(there, draws), draws, rows)
+    else:
+        sample(there, draws, rows)
+    twins = naive_sample(logits, params, [4] * len(logits))
+    for drawn in (results(draws), twins):
+        assert all(0 <= item.token < vocab for item in drawn)
+        assert not any(math.isfinite(item.logprob) for item in drawn[:-1])
+    assert_same(results(draws)[-1:], twins[-1:])
 
 
 def test_noise_is_gumbel_and_independent_of_neighbours() -> None:
