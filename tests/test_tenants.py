@@ -245,6 +245,20 @@ def test_conversations_of_two_tenants_are_two_whatever_they_are_called(tmp_path:
         assert first == third != second
 
 
+def test_an_operator_looks_below_a_prefix_of_the_tenant_that_it_names(tmp_path: Path) -> None:
+    with front_of(tmp_path) as http, grpc.insecure_channel(http.front.address) as channel:
+        stub = pb_grpc.CacheAdminStub(channel)
+        prefix = pb.TokenIds(ids=[5, 6])
+        for tenant in (None, "ann"):
+            with pytest.raises(grpc.RpcError, match="holds nothing there"):
+                stub.Tree(
+                    pb.TreeRequest(prefix=prefix, cache_salt=b"s"),
+                    metadata=metadata("ops-key", tenant),
+                )
+        asked = [query.salt for query in http.engine.of(m.TreeQuery)]
+        assert asked == [b"s", salt_of("ann", b"s")]
+
+
 # --- What callers are told
 
 CAUSES = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted", "alignment", "in_flight")
