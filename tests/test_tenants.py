@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
-from tasuki.engine.losses import LostState
+from tasuki.engine.losses import Eviction, LostState
 from tasuki.front.api_keys import ApiKeys
 from tasuki.front.caller import ANYBODY, OWNER, Caller, Scope
 from tasuki.front.config import FrontConfig
@@ -24,7 +24,7 @@ from tasuki.front.tenant import (
     tenant_of,
     watched_by,
 )
-from tasuki.front.told_usage import told_usage
+from tasuki.front.told_end import told_end, told_evictions, told_usage
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 
@@ -97,9 +97,9 @@ def test_a_named_tenant_is_the_one_whose_key_has_that_name(scope: Scope) -> None
     gate = Caller("gate", frozenset({scope}), "gate")
     assert salt_of(tenant_of(gate, ["ann"]), b"s") == salt_of("ann", b"s")
     assert tenant_of(gate, []) == "gate"
-    assert watched_by(gate, []) == Watched("gate", others=False)
-    assert watched_by(gate, ["ann"]) == Watched("ann", others=False)
-    assert watched_by(gate, ["*"]) == Watched("gate", others=True)
+    assert watched_by(gate, []) == Watched(gate, "gate", others=False)
+    assert watched_by(gate, ["ann"]) == Watched(gate, "ann", others=False)
+    assert watched_by(gate, ["*"]) == Watched(gate, "gate", others=True)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +322,32 @@ def test_operators_are_told_everything() -> None:
         assert told_usage(usage, Origin(caller)) is usage
 
 
+def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Path) -> None:
+    with front_of(tmp_path) as http, grpc.insecure_channel(http.front.address) as channel:
+        request = pb.GenerateRequest(request_id="mine", token_ids=pb.TokenIds(ids=[5, 6, 7]))
+        stub, admin = pb_grpc.InferenceStub(channel), pb_grpc.CacheAdminStub(channel)
+        *_, last = stub.Generate(request, metadata=metadata("ann-key", None))
+        told = {
+            key: admin.Explain(
+                pb.ExplainRequest(request_id="mine"), metadata=metadata(key, None)
+            ).finished
+            for key in ("ann-key", "ops-key")
+        }
+    assert told["ann-key"] == last.finished != told["ops-key"]
+    assert told["ops-key"].usage.hit.kv_tokens == 3
+
+
+def test_who_shares_is_told_neither_states_nor_evictions() -> None:
+    usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
+    life = (m.LifeMark("AwaitingPrefill", 0.1),)
+    end = m.Finished(m.RequestId("r"), m.FinishReason.STOP, usage, life)
+    eviction = Eviction(1, "tail", None, 70, 0.5, None, "another's request")
+    assert told_end(end, OPERATOR) == end and told_evictions((eviction,), OPERATOR)
+    assert told_end(end, TENANT).life == life and not told_end(end, SHARING).life
+    for origin in (TENANT, SHARING):
+        assert told_evictions((eviction,), origin) == ()
+
+
 def test_an_old_peer_that_does_not_tell_pages_tells_sharing_callers_nothing() -> None:
     usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
     assert told_usage(usage, SHARING).hit is None
@@ -331,7 +357,7 @@ def test_keys_of_a_file_are_tenants_unless_they_share(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(KEYS, encoding="utf-8")
     keys = ApiKeys.load(file)
-    ann, shared = keys.caller("Bearer ann-key"), keys.sharing().caller("Bearer ann-key")
+    ann, shared = keys.caller(["Bearer ann-key"]), keys.sharing().caller(["Bearer ann-key"])
     assert ann is not None and ann.tenant == "ann"
     assert shared is not None and (shared.name, shared.tenant) == ("ann", None)
 
