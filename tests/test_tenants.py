@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
+from tasuki.engine.life import LifeMark
 from tasuki.engine.losses import Eviction, LostState
 from tasuki.front.api_keys import ApiKeys
 from tasuki.front.caller import ANYBODY, OWNER, Caller, Scope
@@ -339,7 +340,7 @@ def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Pat
 
 def test_who_shares_is_told_neither_states_nor_evictions() -> None:
     usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
-    life = (m.LifeMark("AwaitingPrefill", 0.1),)
+    life = (LifeMark("AwaitingPrefill", 0.1),)
     end = m.Finished(m.RequestId("r"), m.FinishReason.STOP, usage, life)
     eviction = Eviction(1, "tail", None, 70, 0.5, None, "another's request")
     assert told_end(end, OPERATOR) == end and told_evictions((eviction,), OPERATOR)
