@@ -9,13 +9,15 @@ from ..proto import inference_pb2 as pb
 @dataclass(frozen=True)
 class CacheEvent:
     """kind: page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared. tokens:
-    the prefix's length. prefix, parent: 16 bytes each; None of cleared."""
+    the prefix's length. prefix, parent: 16 bytes each; None of cleared. namespace: the name of the
+    empty prefix under the same salt; None of cleared, and of nodes that do not tell it."""
 
     sequence: int
     kind: str
     tokens: int
     prefix: bytes | None
     parent: bytes | None
+    namespace: bytes | None
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,15 @@ class EventParts:
         if part.HasField("gap"):
             self._gap = EventGap(part.gap.first_lost, part.gap.resync_from)
         self._events += (
-            CacheEvent(e.sequence, e.kind, e.tokens, e.prefix or None, e.parent or None)
-            for e in part.events
+            CacheEvent(
+                sequence=event.sequence,
+                kind=event.kind,
+                tokens=event.tokens,
+                prefix=event.prefix or None,
+                parent=event.parent or None,
+                namespace=event.namespace or None,
+            )
+            for event in part.events
         )
         if part.more:
             return None

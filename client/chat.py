@@ -157,6 +157,6 @@ def told(usage: Usage) -> str:
     cached = 0 if usage.hit is None else usage.hit.usable_tokens
     return (
         f"[{usage.prompt_tokens} prompt tokens, {cached} cached, prefilled on "
-        f"{usage.prefilled_on}; {usage.completion_tokens} new, first after "
+        f"{usage.prefilled_on or 'a node not told'}; {usage.completion_tokens} new, first after "
         f"{usage.time_to_first_token * 1000:.0f} ms]"
     )

@@ -126,7 +126,7 @@ def as_text(index: int, answer: Answer) -> str:
         f"  usage  {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens, first "
         "after "
         f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms, "
-        f"prefilled on {usage.prefilled_on}"
+        f"prefilled on {usage.prefilled_on or 'a node not told'}"
     )
     if usage.hit is not None:
         causes = ", ".join(f"{cause} {count}" for cause, count in usage.hit.causes.items() if count)

@@ -1,5 +1,7 @@
 """Engine messages of a hand-over to and from protobuf, as the decode node needs them."""
 
+from dataclasses import replace
+
 from ..engine import messages as m
 from ..engine.losses import Eviction, LostState
 from ..front.answer_stream import REQUEST_ID_KEY
@@ -69,20 +71,22 @@ def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.Rem
         token=ready.token,
         logprob=ready.logprob,
         margin=ready.margin,
-        hit=m.HitBreakdown(
-            prompt_tokens=hit.prompt_tokens,
-            kv_tokens=hit.kv_tokens,
-            usable_tokens=hit.usable_tokens,
-            causes=dict(hit.causes),
-            checkpoint_source=(
-                hit.checkpoint_source if hit.HasField("checkpoint_source") else None
-            ),
-            lost=_lost(hit.lost) if hit.HasField("lost") else None,
-        ),
+        hit=replace(_hit(hit), in_pages=_hit(hit.in_pages) if hit.HasField("in_pages") else None),
         prefilled_on=prefilled_on,
         tail_seconds=ready.tail_seconds if ready.HasField("tail_seconds") else None,
         pulled=pulled_from_wire(ready.pulled) if ready.HasField("pulled") else None,
         route=route_from_wire(ready.route) if ready.HasField("route") else None,
+    )
+
+
+def _hit(hit: pb.Hit) -> m.HitBreakdown:
+    return m.HitBreakdown(
+        prompt_tokens=hit.prompt_tokens,
+        kv_tokens=hit.kv_tokens,
+        usable_tokens=hit.usable_tokens,
+        causes=dict(hit.causes),
+        checkpoint_source=hit.checkpoint_source if hit.HasField("checkpoint_source") else None,
+        lost=_lost(hit.lost) if hit.HasField("lost") else None,
     )
 
 

@@ -63,7 +63,8 @@ class RequestError:
 @dataclass(frozen=True)
 class HitBreakdown:
     """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
-    it. lost: the evicted state that would have served it best."""
+    it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
+    knew whole pages only (PageMatch); None where only this much was told."""
 
     prompt_tokens: int
     kv_tokens: int
@@ -71,6 +72,7 @@ class HitBreakdown:
     causes: dict[str, int]
     checkpoint_source: str | None
     lost: LostState | None = None
+    in_pages: "HitBreakdown | None" = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .engine_client import EngineClient
 from .errors import CallContext, RoleFixed, UnknownNode, refusals
 from .handover_status import HandoverStatus, HandoverStatusSource
 from .loss_messages import eviction_message
-from .origin import grpc_origin
+from .origin import grpc_origin, named_tenant
 from .role_change import RoleChange
 from .session_store import SessionStore
 from .tree_messages import tree_message, tree_question
@@ -64,7 +64,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: CallContext) -> pb.ExplainResponse:
         async with refusals(context):
-            story = self._engine.story(request.request_id, grpc_origin(self._keys, context).caller)
+            story = self._engine.story(request.request_id, grpc_origin(self._keys, context))
         end = story.end
         response = pb.ExplainResponse(
             request_id=request.request_id, ended_seconds_ago=story.seconds_ago
@@ -87,7 +87,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
 
     async def Tree(self, request: pb.TreeRequest, context: CallContext) -> pb.TreeResponse:
         async with refusals(context):
-            asked = tree_question(request)
+            asked = tree_question(request, named_tenant(context))
             view = await self._engine.tree(asked.limit, asked.under, asked.prefix, asked.salt)
             if view is None:
                 raise UnknownNode(

@@ -6,6 +6,7 @@ Pure but for reading the file.
 
 import hmac
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .caller import ANYBODY, RESERVED_NAMES, Caller, Scope
@@ -24,7 +25,7 @@ class ApiKeys:
     @staticmethod
     def load(path: Path) -> "ApiKeys":
         """A line has a name, a key and, separated by commas, the key's scopes; none: caller. `#`
-        begins a comment. Raises ApiKeyError."""
+        begins a comment. Each is a tenant of its own. Raises ApiKeyError."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -57,6 +58,14 @@ class ApiKeys:
         both._bearers = {**self._bearers, **other._bearers}
         return both
 
+    def sharing(self) -> "ApiKeys":
+        """The same keys, whose bearers share cached prefixes."""
+        shared = ApiKeys({}, self._keyless)
+        shared._bearers = {
+            replace(caller, tenant=None): bearer for caller, bearer in self._bearers.items()
+        }
+        return shared
+
     def caller(self, authorization: Sequence[str | bytes]) -> Caller | None:
         """Who bears the key of those headers, of which there must be one; None where nobody does.
         Takes as long whichever key matches."""
@@ -77,9 +86,9 @@ class ApiKeys:
 def _caller(place: str, name: str, scopes: list[str]) -> Caller:
     """Raises ApiKeyError."""
     if not scopes:
-        return Caller(name)
+        return Caller(name, tenant=name)
     try:
-        return Caller(name, frozenset(map(Scope, scopes[0].split(","))))
+        return Caller(name, frozenset(map(Scope, scopes[0].split(","))), name)
     except ValueError as error:
         known = ",".join(scope.value for scope in Scope)
         raise ApiKeyError(f"{place}: {name}'s scopes must be some of {known}") from error

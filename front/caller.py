@@ -25,10 +25,12 @@ EVERY_SCOPE = frozenset(Scope)
 
 @dataclass(frozen=True)
 class Caller:
-    """name: may be logged."""
+    """name: may be logged. tenant: whose prompts may share cached prefixes with the caller's own;
+    None: those of everybody who has none either."""
 
     name: str
     scopes: frozenset[Scope] = frozenset({Scope.CALLER})
+    tenant: str | None = None
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes

@@ -35,6 +35,10 @@ class FrontConfig:
         "file with a caller's name, key and the key's scopes (of caller,metrics,gateway,operator; "
         "none: caller) a line; each has limits of its own",
     )
+    share_cache: bool = option(
+        False,
+        "callers of api_keys share cached prefixes, and may learn by whole pages what others asked",
+    )
     requests_per_minute: int = option(0, "what one API key may ask in a minute; 0: no limit")
     tokens_per_minute: int = option(
         0, "prompt and answer tokens of one API key in a minute; 0: no limit"
@@ -108,6 +112,7 @@ class FrontConfig:
         if self.tls_cert:
             tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
         keys = ApiKeys.load(Path(self.api_keys)) if self.api_keys else NO_KEYS
+        keys = keys.sharing() if self.share_cache else keys
         size = self.max_message_mib * 2**20
         return Access(tls, self.api_key, self.insecure, keys, size, self._keyless)
 

@@ -66,6 +66,7 @@ from .origin import NOWHERE, Origin
 from .rate_limits import RateLimits, no_limits
 from .request_log import RequestLog
 from .request_names import RequestNames
+from .told_end import told_end, told_evictions
 
 Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | TreeReply | Drained
 ReplyT = TypeVar(
@@ -158,8 +159,8 @@ class EngineClient:
     async def generate(
         self, submit: Submit, origin: Origin = NOWHERE
     ) -> AsyncGenerator[TokenOut | Finished, None]:
-        """Tokens in order, then one Finished. Raises RequestRejected, DuplicateRequest, SlowReader,
-        RequestLimit, RateLimited.
+        """Tokens in order, then one Finished, with the usage that its caller is told. Raises
+        RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited.
 
         Close it (contextlib.aclosing) to abort the request.
         """
@@ -183,9 +184,10 @@ class EngineClient:
                         raise item
                     if isinstance(item, TokenOut):
                         self._limits.answered(caller)
-                    yield item
-                    if isinstance(item, Finished):
-                        return
+                        yield item
+                        continue
+                    yield told_end(item, origin)
+                    return
             finally:
                 stream.close()
                 if self._streams.get(submit.request_id) is stream:
@@ -198,10 +200,10 @@ class EngineClient:
         if name is not None:
             self._post(Abort(name))
 
-    def story(self, request_id: str, caller: Caller) -> Story:
-        """How a request ended. Raises UnknownRequest, also where it is another's and the caller no
-        operator."""
-        name = self._names.find(caller, request_id)
+    def story(self, request_id: str, origin: Origin) -> Story:
+        """How a request ended, as its caller is told. Raises UnknownRequest, also where it is
+        another's and the caller no operator."""
+        name = self._names.find(origin.caller, request_id)
         found = None if name is None else self.ended.find(name)
         if name is None or found is None:
             raise UnknownRequest(
@@ -209,7 +211,8 @@ class EngineClient:
                 "the node that answered it, with the id of its headers and the key that asked"
             )
         ended, ago = found
-        return Story(ended.end, ago, self.ended.took(name))
+        end = ended.end if isinstance(ended.end, Rejected) else told_end(ended.end, origin)
+        return Story(end, ago, told_evictions(self.ended.took(name), origin))
 
     async def stats(self) -> StatsReply:
         return await self._query(StatsReply, StatsQuery)

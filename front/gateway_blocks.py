@@ -4,8 +4,8 @@ A page of a hybrid model is worth nothing to a request that ends behind the last
 a router that were told of it would promise hits that nobody gets. Owns what stands, with tokens,
 since gateways hash for themselves. Knows no wire format. One watch, one thread. Invariants: a page
 is announced exactly while a checkpoint stands at its end or below; parents are announced before
-their children and withdrawn after them; only the namespace without a salt is announced, since a
-gateway names none.
+their children and withdrawn after them; blocks of other namespaces than the wanted one are never
+announced, and two namespaces never share a block.
 """
 
 from collections.abc import Iterable
@@ -25,10 +25,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Announced:
-    """parent: None at the beginning of a prompt. blocks: each the child of the one before."""
+    """parent: None at the beginning of a prompt. blocks: each the child of the one before.
+    namespace: as CacheEvent.namespace."""
 
     parent: bytes | None
     blocks: tuple[Block, ...]
+    namespace: bytes
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,15 @@ class Cleared:
 Change = Announced | Withdrawn | Cleared
 
 
+def namespace_of(salt: bytes) -> bytes:
+    """As CacheEvent.namespace tells it: what a prompt of no tokens is called under a salt."""
+    return prefix_hashes(np.empty(0, dtype=np.int32), salt)[0]
+
+
 class UsableBlocks:
-    def __init__(self) -> None:
-        self._root = prefix_hashes(np.empty(0, dtype=np.int32))[0]
+    def __init__(self, namespace: bytes | None) -> None:
+        """namespace: whose blocks are wanted (CacheEvent.namespace); None: everybody's."""
+        self._namespace = namespace
         self._pages: dict[bytes, Block] = {}
         # By page: checkpoints at its end or inside the next page, and children that lead to one.
         self._worth: dict[bytes, int] = {}
@@ -68,8 +76,11 @@ class UsableBlocks:
         if prefix is None or parent is None:
             self._clear()
             return [Cleared()]
+        root = event.namespace
+        if root is None or self._namespace not in (None, root):
+            return ()
         if event.kind == "page_stored":
-            if parent == self._root or parent in self._pages:
+            if parent == root or parent in self._pages:
                 self._pages[prefix] = Block(prefix, parent, tuple(event.page))
         elif event.kind == "page_removed":
             self._pages.pop(prefix, None)
@@ -77,12 +88,12 @@ class UsableBlocks:
             place = parent if event.tokens % PAGE_TOKENS else prefix
             if place in self._pages:
                 stored = event.kind == "checkpoint_stored"
-                return self._announce(place) if stored else self._withdraw(place)
+                return self._announce(place, root) if stored else self._withdraw(place, root)
         return ()
 
-    def _announce(self, place: bytes) -> Iterable[Change]:
+    def _announce(self, place: bytes, root: bytes) -> Iterable[Change]:
         chain: list[Block] = []
-        while place != self._root:
+        while place != root:
             worth = self._worth.get(place, 0)
             self._worth[place] = worth + 1
             if worth:
@@ -90,11 +101,12 @@ class UsableBlocks:
             chain.append(self._pages[place])
             place = chain[-1].parent
         if chain:
-            yield Announced(None if place == self._root else place, tuple(reversed(chain)))
+            parent = None if place == root else place
+            yield Announced(parent, tuple(reversed(chain)), root)
 
-    def _withdraw(self, place: bytes) -> Iterable[Change]:
+    def _withdraw(self, place: bytes, root: bytes) -> Iterable[Change]:
         gone: list[bytes] = []
-        while place != self._root:
+        while place != root:
             self._worth[place] -= 1
             if self._worth[place]:
                 break

@@ -1,7 +1,9 @@
 """Changes of the usable blocks as KvEventBatch messages.
 
 Pure but for the clock. A stream's numbers go on from what its subscriber saw last, so that the
-snapshot that begins it is neither stale nor a gap, whichever process answered before.
+snapshot that begins it is neither stale nor a gap, whichever process answered before. Blocks of the
+subscriber's own namespace name none, as its requests name none; of others' they carry the
+namespace's id as `cache_salt`, which a gateway folds into its own hashes.
 """
 
 import time
@@ -16,7 +18,9 @@ _BLOCKS_A_MESSAGE = 4096
 
 
 class GatewayEvents:
-    def __init__(self, last_seen: int) -> None:
+    def __init__(self, last_seen: int, own: bytes) -> None:
+        """own: the subscriber's namespace, as CacheEvent.namespace."""
+        self._own = own
         self._sequence = last_seen
         self._events = 0
 
@@ -27,13 +31,29 @@ class GatewayEvents:
         for change in changes:
             for part in _parts(change):
                 self._events += 1
-                events.append(_event(self._events, part))
+                events.append(self._event(part))
                 blocks += len(part.blocks) if isinstance(part, Announced) else 1
                 if blocks >= _BLOCKS_A_MESSAGE:
                     yield self._batch(events)
                     events, blocks = [], 0
         if events or not changes:
             yield self._batch(events)
+
+    def _event(self, change: Change) -> pb.KvCacheEvent:
+        event_id = self._events
+        match change:
+            case Announced(parent, blocks, namespace):
+                stored = pb.KvBlocksStored(
+                    blocks=map(_block, blocks),
+                    parent_block_hash=None if parent is None else block_hash(parent),
+                    cache_salt=None if namespace == self._own else namespace.hex(),
+                )
+                return pb.KvCacheEvent(event_id=event_id, stored=stored)
+            case Withdrawn(prefixes):
+                removed = pb.KvBlocksRemoved(block_hashes=map(block_hash, prefixes))
+                return pb.KvCacheEvent(event_id=event_id, removed=removed)
+            case Cleared():
+                return pb.KvCacheEvent(event_id=event_id, cleared=pb.KvCacheCleared())
 
     def _batch(self, events: list[pb.KvCacheEvent]) -> pb.KvEventBatch:
         self._sequence += 1
@@ -48,23 +68,8 @@ def _parts(change: Change) -> Iterator[Change]:
     parent = change.parent
     for start in range(0, len(change.blocks), _BLOCKS_A_MESSAGE):
         blocks = change.blocks[start : start + _BLOCKS_A_MESSAGE]
-        yield Announced(parent, blocks)
+        yield Announced(parent, blocks, change.namespace)
         parent = blocks[-1].prefix
-
-
-def _event(event_id: int, change: Change) -> pb.KvCacheEvent:
-    match change:
-        case Announced(parent, blocks):
-            stored = pb.KvBlocksStored(
-                blocks=map(_block, blocks),
-                parent_block_hash=None if parent is None else block_hash(parent),
-            )
-            return pb.KvCacheEvent(event_id=event_id, stored=stored)
-        case Withdrawn(prefixes):
-            removed = pb.KvBlocksRemoved(block_hashes=map(block_hash, prefixes))
-            return pb.KvCacheEvent(event_id=event_id, removed=removed)
-        case Cleared():
-            return pb.KvCacheEvent(event_id=event_id, cleared=pb.KvCacheCleared())
 
 
 def _block(block: Block) -> pb.KvBlock:

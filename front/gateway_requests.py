@@ -17,6 +17,7 @@ from .errors import InvalidField, InvalidRequest, PromptTooLong
 from .gateway_model import GatewayModel
 from .openai_sampling import MAX_STOP_CHARACTERS, MAX_STOPS
 from .request_reader import MAX_STOP_TOKENS, check_vocabulary, read_request_id
+from .tenant import salt_of
 
 # Field to the values that mean what happens anyway.
 _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {
@@ -41,8 +42,10 @@ class GatewayRequest:
     keeps_stop_token: bool
 
 
-def read_gateway_request(request: pb.GenerateRequest, model: GatewayModel) -> GatewayRequest:
-    """Raises InvalidRequest."""
+def read_gateway_request(
+    request: pb.GenerateRequest, model: GatewayModel, tenant: str | None = None
+) -> GatewayRequest:
+    """tenant: whose prompt it is. Raises InvalidRequest."""
     prompt = _prompt(request, model)
     if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
         raise InvalidField("mm_inputs", "is not supported here: this model reads text only")
@@ -58,6 +61,7 @@ def read_gateway_request(request: pb.GenerateRequest, model: GatewayModel) -> Ga
             request_id=read_request_id(request.request_id),
             prompt=prompt,
             sampling=_sampling(wanted, model, model.max_tokens - len(prompt)),
+            salt=salt_of(tenant, b""),
             told=_room(request),
         ),
         stops=_stops(wanted),

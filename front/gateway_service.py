@@ -21,15 +21,16 @@ from .api_keys import NO_KEYS, ApiKeys
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
 from .gateway_answer import GatewayAnswer
-from .gateway_blocks import UsableBlocks
+from .gateway_blocks import UsableBlocks, namespace_of
 from .gateway_events import GatewayEvents
 from .gateway_info import model_info, server_info
 from .gateway_loads import loads_message
 from .gateway_model import GatewayModel
 from .gateway_requests import read_gateway_request
 from .gateway_tokenizer import archive_chunks, tokenizer_archive
-from .origin import grpc_origin
+from .origin import grpc_origin, grpc_watched
 from .request_reader import read_request_id
+from .tenant import salt_of
 from .text_answer import first_look
 from .tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -65,9 +66,9 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         self, request: pb.GenerateRequest, context: CallContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         async with refusals(context):
-            asked = read_gateway_request(request, self._model)
-            request_id = asked.submit.request_id
             origin = grpc_origin(self._keys, context)
+            asked = read_gateway_request(request, self._model, origin.tenant)
+            request_id = asked.submit.request_id
             answer = GatewayAnswer(
                 asked,
                 self._model.eos_ids,
@@ -137,12 +138,15 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """What stands first, then what changes. Has no end."""
+        """What stands first, then what changes: of the namespace that the subscriber's requests
+        have, and where it asks for every tenant, of all. Has no end."""
         async with refusals(context):
+            watched = grpc_watched(self._keys, context)
+            own = namespace_of(salt_of(watched.tenant, b""))
             await context.send_initial_metadata(())
-            blocks, events = UsableBlocks(), GatewayEvents(request.start_sequence_number)
-            caller = grpc_origin(self._keys, context).caller
-            watch = self._engine.watch("spelled", _POLL_SECONDS, caller)
+            blocks = UsableBlocks(None if watched.others else own)
+            events = GatewayEvents(request.start_sequence_number, own)
+            watch = self._engine.watch("spelled", _POLL_SECONDS, watched.caller)
             async with aclosing(watch) as batches:
                 async for batch in batches:
                     changes = blocks.apply(batch)

@@ -15,10 +15,11 @@ from .errors import InvalidField
 from .http_errors import HttpRefusal
 from .openai_reply import ReplyShape, send_stream, send_whole
 from .openai_sampling import AnswerOptions
-from .origin import http_origin
+from .origin import Origin, http_origin
 from .request_fields import RequestFields
-from .request_reader import check_length, read_request_id, read_salt
+from .request_reader import check_length, read_request_id
 from .stop_strings import StopStrings
+from .tenant import salt_of
 from .text_answer import text_answer
 from .text_codec import TextCodec
 
@@ -53,6 +54,7 @@ class PromptRequest:
     marks: tuple[int, ...]
     salt: bytes
     session: str | None
+    origin: Origin
 
 
 def read_prompt_request(
@@ -70,10 +72,13 @@ def read_prompt_request(
     key = fields.text("prompt_cache_key")
     named = fields.fields("metadata").text("x-session-id") or key
     # Clients put into it what they like: operators are shown that it is the same, not what it is.
-    session = named and f"key {hashlib.sha256(named.encode()).hexdigest()[:8]}"
-    salt = read_salt((fields.text("cache_salt") or "").encode())
+    # Two tenants' conversations are two, whatever they are called.
+    origin = http_origin(request)
+    owned = salt_of(origin.tenant, b"")
+    session = named and f"key {hashlib.sha256(owned + named.encode()).hexdigest()[:8]}"
+    salt = salt_of(origin.tenant, (fields.text("cache_salt") or "").encode())
     request_id = read_request_id(request.headers.get(REQUEST_ID_HEADER, ""))
-    return PromptRequest(request_id, tokens, marks, salt, session or None)
+    return PromptRequest(request_id, tokens, marks, salt, session or None, origin)
 
 
 async def answer(
@@ -92,12 +97,11 @@ async def answer(
         marks=prompt.marks,
         session=prompt.session,
     )
-    origin = http_origin(request)
     items = text_answer(
-        engine.generate(submit, origin),
+        engine.generate(submit, prompt.origin),
         model.codec.detokenizer(),
         StopStrings(options.stops),
-        partial(engine.abort, prompt.request_id, origin.caller),
+        partial(engine.abort, prompt.request_id, prompt.origin.caller),
     )
     if options.stream:
         return await send_stream(request, items, shape, include_usage=options.include_usage)

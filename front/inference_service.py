@@ -8,7 +8,8 @@ from .api_keys import NO_KEYS, ApiKeys
 from .engine_client import EngineClient
 from .errors import CallContext, InvalidRequest, refusals
 from .origin import grpc_origin
-from .request_reader import read_prompt, read_request_id, read_salt, read_sampling
+from .request_reader import read_prompt, read_request_id, read_sampling
+from .tenant import salt_of
 from .text_codec import TextCodec
 
 
@@ -26,15 +27,16 @@ class InferenceService(pb_grpc.InferenceServicer):
             request_id = read_request_id(request.request_id)
             # Gateways give up on streams whose headers wait for the first token.
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+            origin = grpc_origin(self._keys, context)
             tokens, marks = read_prompt(request, self._codec)
             submit = Submit(
                 request_id=request_id,
                 prompt=tokens,
                 sampling=read_sampling(request.sampling, self._codec),
-                salt=read_salt(request.cache_salt),
+                salt=salt_of(origin.tenant, request.cache_salt),
                 marks=marks,
             )
-            events = self._engine.generate(submit, grpc_origin(self._keys, context))
+            events = self._engine.generate(submit, origin)
             answer = await write_tokens(events, context.write, self._codec.detokenizer())
             await context.write(answer.finished)
 

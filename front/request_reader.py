@@ -23,7 +23,6 @@ from .errors import InvalidRequest, PromptTooLong
 from .text_codec import TextCodec
 
 MAX_REQUEST_ID = 256
-MAX_SALT = 256
 MAX_STOP_TOKENS = 256
 
 
@@ -119,12 +118,6 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
             "answer: "
             "send less"
         )
-
-
-def read_salt(salt: bytes) -> bytes:
-    if len(salt) > MAX_SALT:
-        raise InvalidRequest(f"cache_salt has {len(salt)} bytes: send at most {MAX_SALT}")
-    return salt
 
 
 def _render_conversation(messages: pb.Messages, codec: TextCodec) -> RenderedPrompt:

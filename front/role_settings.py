@@ -16,7 +16,8 @@ TUNING = frozenset(
 FIXED = frozenset(
     {
         # Who may ask, and for how much.
-        *("api_key", "api_keys", "requests_per_minute", "tokens_per_minute", "max_message_mib"),
+        *("api_key", "api_keys", "share_cache", "max_message_mib"),
+        *("requests_per_minute", "tokens_per_minute"),
         *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
         *("tls_cert", "tls_key", "tls_client_ca", "insecure", "gateway"),
         # Where the node is, and whom it trusts with prompts and memory.

@@ -12,18 +12,18 @@ from .api_keys import NO_KEYS, ApiKeys
 from .caller import Caller
 from .chat_message import ChatTemplateError
 from .engine_client import EngineClient
-from .errors import CallContext, InvalidRequest, refusals
+from .errors import CallContext, InvalidField, InvalidRequest, refusals
 from .origin import grpc_origin
 from .request_reader import (
     check_length,
     read_messages,
     read_plain_input,
     read_request_id,
-    read_salt,
     read_sampling,
     read_token_ids,
 )
 from .session_store import Session, SessionStore, Tail
+from .tenant import TENANT_KEY, salt_of
 from .text_codec import TextCodec
 
 
@@ -48,7 +48,9 @@ class SessionService(pb_grpc.SessionServicer):
         self, request: pb.SessionOpenRequest, context: CallContext
     ) -> pb.SessionOpenResponse:
         async with refusals(context):
-            session = await self._store.open(self._caller(context), read_salt(request.cache_salt))
+            origin = grpc_origin(self._keys, context)
+            salt = salt_of(origin.tenant, request.cache_salt)
+            session = await self._store.open(origin.caller, salt, origin.tenant)
         return pb.SessionOpenResponse(session_id=session.id)
 
     async def Append(
@@ -73,10 +75,14 @@ class SessionService(pb_grpc.SessionServicer):
         async with refusals(context):
             request_id = read_request_id(request.request_id)
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-            sampling = read_sampling(request.sampling, self._codec)
             origin = grpc_origin(self._keys, context)
+            sampling = read_sampling(request.sampling, self._codec)
             with self._store.turn(origin.caller, request.session_id) as turn:
                 session = turn.session
+                if origin.tenant != session.tenant:
+                    raise InvalidField(
+                        TENANT_KEY, "must name the tenant that the session was opened for"
+                    )
                 self._open_answer(session)
                 submit = Submit(
                     request_id=request_id,

@@ -39,7 +39,8 @@ class Tail(Enum):
 class Session:
     """owner: the name of the caller who opened it. busy: a turn is being answered, and nothing else
     may touch the log until it ends. cursor: None until the next turn, after one that was taken
-    back. label: what operators may call it, as its id is a secret."""
+    back. label: what operators may call it, as its id is a secret. tenant: whose it is, which the
+    salt is made of."""
 
     id: SessionId
     owner: str
@@ -49,6 +50,7 @@ class Session:
     tail: Tail
     last_used: float
     label: str
+    tenant: str | None
     busy: bool = False
 
 
@@ -105,11 +107,11 @@ class SessionStore:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def open(self, caller: Caller, salt: bytes) -> Session:
+    async def open(self, caller: Caller, salt: bytes, tenant: str | None = None) -> Session:
         """Raises SessionLimit."""
         with self._room_for(caller):
             cursor = await self._engine.open_cursor(salt)
-        return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY)
+        return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY, tenant)
 
     async def fork(self, caller: Caller, session_id: str) -> Session:
         """A new session with the same log as it stands now. Raises SessionLimit, and as idle()."""
@@ -120,7 +122,7 @@ class SessionStore:
                 cursor = await self._engine.open_cursor(origin.salt)
             else:
                 cursor = await self._engine.fork_cursor(origin.cursor)
-        return self._add(caller, log, origin.salt, cursor, tail)
+        return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
 
     def idle(self, caller: Caller, session_id: str) -> Session:
         """The session, to change its log now. Raises UnknownSession, SessionBusy."""
@@ -161,10 +163,20 @@ class SessionStore:
             )
         return session
 
-    def _add(self, caller: Caller, log: TokenLog, salt: bytes, cursor: int, tail: Tail) -> Session:
+    def _add(
+        self,
+        caller: Caller,
+        log: TokenLog,
+        salt: bytes,
+        cursor: int,
+        tail: Tail,
+        tenant: str | None,
+    ) -> Session:
         session_id = SessionId(secrets.token_hex(16))
         label = f"session {next(self._numbers)}"
-        session = Session(session_id, caller.name, log, salt, cursor, tail, self._clock(), label)
+        session = Session(
+            session_id, caller.name, log, salt, cursor, tail, self._clock(), label, tenant
+        )
         self._sessions[session_id] = session
         return session
 

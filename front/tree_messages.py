@@ -8,6 +8,7 @@ from ..engine.messages import NodeName, Tokens
 from ..proto import inference_pb2 as pb
 from ..pycache._cpp_cache import Standing, TreeView, ViewedNode
 from .errors import InvalidField
+from .tenant import salt_of
 
 _LIMIT, _MOST_NODES = 256, 4096
 
@@ -22,8 +23,8 @@ class TreeQuestion:
     salt: bytes
 
 
-def tree_question(request: pb.TreeRequest) -> TreeQuestion:
-    """Raises InvalidField."""
+def tree_question(request: pb.TreeRequest, tenant: str | None = None) -> TreeQuestion:
+    """tenant: in whose namespace a prefix is looked for. Raises InvalidField."""
     limit = request.limit if request.HasField("limit") else _LIMIT
     if not 1 <= limit <= _MOST_NODES:
         raise InvalidField("limit", f"is {limit}: ask for 1 to {_MOST_NODES} nodes")
@@ -33,7 +34,7 @@ def tree_question(request: pb.TreeRequest) -> TreeQuestion:
             raise InvalidField("prefix", "is empty: give tokens, or leave it out")
         prefix = np.array(request.prefix.ids, dtype=np.int32)
     under = read_node_name(request.under) if request.HasField("under") else None
-    return TreeQuestion(limit, under, prefix, request.cache_salt)
+    return TreeQuestion(limit, under, prefix, salt_of(tenant, request.cache_salt))
 
 
 def read_node_name(text: str) -> NodeName:

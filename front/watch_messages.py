@@ -16,6 +16,7 @@ def _event(event: CacheEvent) -> pb.CacheEvent:
         tokens=event.tokens,
         prefix=event.prefix or b"",
         parent=event.parent or b"",
+        namespace=event.namespace or b"",
     )
 
 

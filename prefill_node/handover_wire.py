@@ -99,7 +99,6 @@ def refused(error: m.RequestError) -> pb.SenderMessage:
 
 
 def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
-    hit = token.hit
     return pb.SenderMessage(
         ready=pb.Ready(
             generation=generation,
@@ -107,17 +106,22 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
             logprob=token.logprob,
             margin=token.margin,
             tail_seconds=tail_seconds,
-            hit=pb.Hit(
-                prompt_tokens=hit.prompt_tokens,
-                kv_tokens=hit.kv_tokens,
-                usable_tokens=hit.usable_tokens,
-                causes=hit.causes,
-                checkpoint_source=hit.checkpoint_source,
-                lost=None if hit.lost is None else _lost(hit.lost),
-            ),
+            hit=_hit(token.hit),
             pulled=None if token.pulled is None else pulled(token.pulled),
             route=None if token.route is None else route(token.route),
         )
+    )
+
+
+def _hit(hit: m.HitBreakdown) -> pb.Hit:
+    return pb.Hit(
+        prompt_tokens=hit.prompt_tokens,
+        kv_tokens=hit.kv_tokens,
+        usable_tokens=hit.usable_tokens,
+        causes=hit.causes,
+        checkpoint_source=hit.checkpoint_source,
+        lost=None if hit.lost is None else _lost(hit.lost),
+        in_pages=None if hit.in_pages is None else _hit(hit.in_pages),
     )
 
 

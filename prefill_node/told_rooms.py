@@ -19,6 +19,7 @@ from ..engine import messages as m
 from ..front.caller import Caller
 from ..front.errors import DuplicateRequest, InvalidRequest
 from ..front.origin import Origin
+from ..front.told_end import told_end
 from ..transfer.errors import DuplicateRoom
 from ..transfer.rendezvous import Rendezvous, Side
 from .handover_room import GatewayCame, GatewayMissing, OutgoingHandover, Stopped
@@ -59,9 +60,9 @@ class ToldRooms:
         """The first token, if the room comes so far, and Finished. Raises InvalidRequest,
         DuplicateRequest.
 
-        origin: says whose the id is, and counts for nothing else here. The gateway asks the decode
-        node as well, which counts the call against its caller's limits and whose Reserve names the
-        trace.
+        origin: says whose the id is and what of the usage is told, and counts for nothing else
+        here. The gateway asks the decode node as well, which counts the call against its caller's
+        limits and whose Reserve names the trace and brings the salt.
         """
         begun = time.monotonic()
         if submit.told is None:
@@ -81,7 +82,7 @@ class ToldRooms:
             self._leave(call)
         if token is not None:
             yield m.TokenOut(submit.request_id, token.token, token.logprob, token.margin, 0)
-        yield _finished(submit, token, time.monotonic() - begun)
+        yield told_end(_finished(submit, token, time.monotonic() - begun), origin)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
         """Idempotent. Nothing happens where it is another's."""

@@ -277,7 +277,7 @@ class Ready(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[Hit, _Mapping]] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., tail_seconds: _Optional[float] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
 
 class Hit(_message.Message):
-    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost")
+    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost", "in_pages")
     class CausesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -291,13 +291,15 @@ class Hit(_message.Message):
     CAUSES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_SOURCE_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    IN_PAGES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: _containers.ScalarMap[str, int]
     checkpoint_source: str
     lost: LostState
-    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ...) -> None: ...
+    in_pages: Hit
+    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ..., in_pages: _Optional[_Union[Hit, _Mapping]] = ...) -> None: ...
 
 class LostState(_message.Message):
     __slots__ = ("tokens", "slabs_since", "eviction")

@@ -117,6 +117,20 @@ class Eviction:
     def lease(self) -> int | None:
         """That needed the room; None: a flush."""
 
+class PageMatch:
+    """A match as it were if the tree knew whole pages only: equal for any two prompts that agree
+    with the tree in the same whole pages, whatever they have in common inside the next one."""
+
+    @property
+    def kv_tokens(self) -> int: ...
+    @property
+    def usable_tokens(self) -> int: ...
+    @property
+    def checkpoint_kind(self) -> CheckpointKind | None: ...
+    @property
+    def causes(self) -> Causes:
+        """usable_tokens + sum of all fields == the prompt's tokens."""
+
 class Match:
     """A read-only answer of the tree; holds nothing."""
 
@@ -137,6 +151,8 @@ class Match:
         anywhere."""
     @property
     def causes(self) -> Causes: ...
+    @property
+    def in_pages(self) -> PageMatch: ...
     @property
     def lost(self) -> LostState | None:
         """The deepest state of the prompt that was evicted, where its eviction is remembered."""
@@ -284,6 +300,9 @@ class CacheEvent:
     @property
     def parent(self) -> bytes | None:
         """The prefix of whole pages before this one's last page or part of one."""
+    @property
+    def namespace(self) -> bytes | None:
+        """The name of the empty prefix under the same salt; None of cleared."""
 
 class EventBatch:
     """Changes in order, or a snapshot. A value: iterate it on any thread, at any time."""

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.front.errors import FrontError, InvalidRequest
-from tasuki.front.gateway_blocks import Announced, Change, Cleared, UsableBlocks, Withdrawn
+from tasuki.front.gateway_blocks import (
+    Announced,
+    Change,
+    Cleared,
+    UsableBlocks,
+    Withdrawn,
+    namespace_of,
+)
 from tasuki.front.gateway_model import GatewayModel
 from tasuki.front.tokenizer import IncrementalDetokenizer, Tokenizer
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
@@ -142,7 +149,7 @@ class Router:
             match change:
                 case Cleared():
                     self.parents.clear()
-                case Announced(parent, blocks):
+                case Announced(parent, blocks, _):
                     assert parent is None or parent in self.parents
                     for block in blocks:
                         assert block.prefix not in self.parents
@@ -160,7 +167,7 @@ def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None
     tree = HybridTree(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3))
     watch, everything = tree.watch("spelled"), tree.watch("all")
     late: int | None = None
-    blocks, router, states = UsableBlocks(), Router(), {}
+    blocks, router, states = UsableBlocks(namespace_of(b"")), Router(), {}
     prompts: dict[bytes, list[bytes]] = {}
     for step in range(300):
         pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
@@ -193,7 +200,7 @@ def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None
             late = tree.watch("spelled")
     assert late is not None
     joined = Router()
-    joined.follow(UsableBlocks().apply(tree.drain_events(late)))
+    joined.follow(UsableBlocks(namespace_of(b"")).apply(tree.drain_events(late)))
     assert joined.parents == router.parents
 
 
@@ -203,8 +210,9 @@ def test_a_stream_goes_on_from_what_its_subscriber_saw_in_bounded_messages() -> 
     lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
     assert lease is not None
     tree.publish(lease, len(tokens), lease.working_slots[0], CheckpointKind.TURN_END)
-    changes = UsableBlocks().apply(tree.drain_events(tree.watch("spelled")))
-    messages = list(GatewayEvents(41).batches(changes))
+    own = namespace_of(b"")
+    changes = UsableBlocks(own).apply(tree.drain_events(tree.watch("spelled")))
+    messages = list(GatewayEvents(41, own).batches(changes))
     assert [message.sequence_number for message in messages] == [42, 43]
     events = [event for message in messages for event in message.events]
     assert events[0].WhichOneof("data") == "cleared"

@@ -12,8 +12,9 @@ from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.front import watch_messages
+from tasuki.front.tenant import salt_of
 from tasuki.front.text_codec import TextCodec
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig
+from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
 from tasuki.pycache.prefix_index import PrefixIndex
 
 from tests.engines import Lone, submit, tiny_parts
@@ -43,10 +44,10 @@ class TreeEngine(ScriptedEngine):
                 case _:
                     super()._handle(message)
 
-    def keep(self, seed: int, length: int) -> None:
+    def keep(self, seed: int, length: int, salt: bytes = b"") -> None:
         tokens = np.random.default_rng(seed).integers(0, 99, length, dtype=np.int32)
         with self.lock:
-            lease = self.tree.lease(tokens, capacity_tokens=length, working_slots=1)
+            lease = self.tree.lease(tokens, salt=salt, capacity_tokens=length, working_slots=1)
             assert lease is not None
             self.tree.publish(lease, length, lease.working_slots[0], CheckpointKind.TURN_END)
             self.tree.release(lease)
@@ -107,6 +108,26 @@ def test_a_batch_too_large_for_a_message_comes_in_parts(
         batch = next(client.watch_cache("all"))
     assert batch.is_snapshot and len(batch) == 15
     assert [event.kind for event in batch].count("checkpoint_stored") == 5
+
+
+def test_events_name_their_namespace_and_not_its_salt(front: Front) -> None:
+    engine = front.engine
+    assert isinstance(engine, TreeEngine)
+    salts = (b"", b"one", salt_of("ann", b""))
+    names = {prefix_hashes(np.empty(0, np.int32), salt)[0]: salt for salt in salts}
+    assert len(names) == len(salts)
+    for seed, salt in enumerate(salts):
+        engine.keep(seed, 150, salt)
+    with Client(front.address) as client:
+        batches = client.watch_cache("all")
+        snapshot = list(next(batches))
+        engine.keep(9, 70, b"one")
+        later = list(next(batches))
+    assert [names[event.namespace] for event in later] == [b"one"] * len(later) and later
+    for salt in salts:
+        told = [event for event in snapshot if names[event.namespace] == salt]
+        assert [event.tokens for event in told] == [64, 128, 150]
+        assert told[0].parent == told[0].namespace
 
 
 def test_an_unknown_stream_is_refused_before_anything_is_asked(front: Front) -> None:

@@ -98,37 +98,52 @@ class Oracle:
             end += PAGE_TOKENS
         return end
 
-    def usable(self, salt: bytes, prompt: Prefix) -> int:
+    def usable(self, salt: bytes, prompt: Prefix, grain: int = 1) -> int:
         ends = (len(p) for s, p in self.states if s == salt and prompt[: len(p)] == p)
-        return max((end for end in ends if end < len(prompt)), default=0)
+        return max((end for end in ends if end < len(prompt) and end % grain == 0), default=0)
 
     def kv_tokens(self, salt: bytes, prompt: Prefix) -> int:
         tails = (len(p) for s, p in self.tails if s == salt and prompt[: len(p)] == p)
         return max([self.depth(salt, prompt, ghosts=False), *tails])
 
-    def causes(self, salt: bytes, prompt: Prefix) -> dict[str, int]:
-        """Each token from usable on, named by the first cause that holds for it."""
+    def causes(self, salt: bytes, prompt: Prefix, grain: int = 1) -> dict[str, int]:
+        """Each token from usable on, named by the first cause that holds for it. grain: every end
+        of what agrees counts as far as a multiple of it, and states only at multiples."""
+
+        def floored(end: int) -> int:
+            return end // grain * grain
+
         last = len(prompt) - 1
         pages = self.depth(salt, prompt, ghosts=False)
         stood = self.depth(salt, prompt, ghosts=True)
-        kv = self.kv_tokens(salt, prompt)
+        kv = floored(self.kv_tokens(salt, prompt))
         gone_states = [
-            len(p) for s, p in self.evicted_states if s == salt and prompt[: len(p)] == p
+            len(p)
+            for s, p in self.evicted_states
+            if s == salt and prompt[: len(p)] == p and len(p) % grain == 0
         ]
         evicted_state = max((end for end in gone_states if end <= last), default=0)
         evicted_kv = max([stood, *(end for end in gone_states if end % PAGE_TOKENS)])
-        partial = max(
-            (
-                common(p, prompt)
-                for s, p in [*self.kv, *self.tails]
-                if s == salt and whole(len(p) - 1) == pages and p[:pages] == prompt[:pages]
-            ),
-            default=0,
+        # A page in part; of whole ones kv says it.
+        partial = (
+            0
+            if grain > 1
+            else max(
+                (
+                    common(p, prompt)
+                    for s, p in [*self.kv, *self.tails]
+                    if s == salt and whole(len(p) - 1) == pages and p[:pages] == prompt[:pages]
+                ),
+                default=0,
+            )
         )
-        flight = max(
-            (common(held.tokens, prompt) for held in self.leases if held.salt == salt), default=0
+        flight = floored(
+            max(
+                (common(held.tokens, prompt) for held in self.leases if held.salt == salt),
+                default=0,
+            )
         )
-        state_at_end = (salt, prompt) in self.states
+        state_at_end = (salt, prompt) in self.states and len(prompt) % grain == 0
         named = dict.fromkeys(
             (
                 "new",
@@ -140,7 +155,7 @@ class Oracle:
             ),
             0,
         )
-        for token in range(self.usable(salt, prompt), len(prompt)):
+        for token in range(self.usable(salt, prompt, grain), len(prompt)):
             if token < min(evicted_state, kv):
                 named["checkpoint_evicted"] += 1
             elif token < min(pages, whole(last)) and not state_at_end:
@@ -165,8 +180,15 @@ class Oracle:
         assert match.branch_tokens == (branch if branch > usable else None)
         told = match.causes.as_dict()
         assert match.usable_tokens + sum(told.values()) == len(prompt)
+        pages = match.in_pages
+        told_in_pages = pages.causes.as_dict()
+        assert pages.kv_tokens == self.depth(salt, prompt, ghosts=False)
+        assert pages.usable_tokens == self.usable(salt, prompt, PAGE_TOKENS)
+        assert pages.usable_tokens + sum(told_in_pages.values()) == len(prompt)
+        assert (pages.checkpoint_kind is None) == (pages.usable_tokens == 0)
         if remembers:
             assert told == self.causes(salt, prompt)
+            assert told_in_pages == self.causes(salt, prompt, PAGE_TOKENS)
 
     def follow_moves(self, tree: HybridTree) -> None:
         """Pages of the tree get other ids; those of a live lease never do.

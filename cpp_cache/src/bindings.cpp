@@ -90,6 +90,11 @@ constexpr std::pair<const char*, CheckpointKind> kKinds[] = {
     {"INTERIOR", CheckpointKind::kInterior},
 };
 
+py::object kind_or_none(const py::object& kinds, const std::optional<CheckpointKind>& kind) {
+  if (!kind) return py::none();
+  return kinds[kKinds[static_cast<int>(*kind)].first];
+}
+
 // A true enum.Enum, which py::enum_ is not.
 py::object make_kinds(const py::module_& module) {
   py::list members;
@@ -166,17 +171,24 @@ void bind_values(py::module_& module, const py::object& kinds) {
       .def_readonly("boundary", &LostState::boundary)
       .def_readonly("pages_since", &LostState::pages_since);
 
+  py::class_<PageMatch>(module, "PageMatch")
+      .def_readonly("kv_tokens", &PageMatch::kv_tokens)
+      .def_readonly("usable_tokens", &PageMatch::usable_tokens)
+      .def_property_readonly(
+          "checkpoint_kind",
+          [kinds](const PageMatch& match) { return kind_or_none(kinds, match.checkpoint_kind); })
+      .def_readonly("causes", &PageMatch::causes);
+
   py::class_<Match>(module, "Match")
       .def_readonly("prompt_tokens", &Match::prompt_tokens)
       .def_readonly("kv_tokens", &Match::kv_tokens)
       .def_readonly("usable_tokens", &Match::usable_tokens)
-      .def_property_readonly("checkpoint_kind",
-                             [kinds](const Match& match) -> py::object {
-                               if (!match.checkpoint_kind) return py::none();
-                               return kinds[kKinds[static_cast<int>(*match.checkpoint_kind)].first];
-                             })
+      .def_property_readonly(
+          "checkpoint_kind",
+          [kinds](const Match& match) { return kind_or_none(kinds, match.checkpoint_kind); })
       .def_readonly("branch_tokens", &Match::branch_tokens)
       .def_readonly("causes", &Match::causes)
+      .def_readonly("in_pages", &Match::in_pages)
       .def_readonly("lost", &Match::lost)
       .def_readonly("interior_tokens", &Match::interior_tokens);
 

@@ -56,7 +56,8 @@ void bind_values(py::module_& module, const py::object& kinds) {
       .def_readonly("tokens", &CacheEvent::tokens)
       .def_readonly("page", &CacheEvent::page)
       .def_property_readonly("prefix", hash_or_none(&CacheEvent::prefix))
-      .def_property_readonly("parent", hash_or_none(&CacheEvent::parent));
+      .def_property_readonly("parent", hash_or_none(&CacheEvent::parent))
+      .def_property_readonly("namespace", hash_or_none(&CacheEvent::root));
 
   py::class_<EventBatch>(module, "EventBatch")
       .def_readonly("sequence", &EventBatch::sequence)

@@ -100,6 +100,7 @@ EventJournal::Known EventJournal::walk(const Node& node, std::int64_t start, Eac
   Known known = start == node.start() ? before(node) : at(node);
   const auto from = static_cast<std::size_t>(start - node.start());
   std::int64_t tokens = start;
+  const PrefixHash root = known.hasher.root();
   known.end = known.hasher.over(known.end, Tokens(node.tokens).subspan(from),
                                 [&](const PrefixHash& parent, const PrefixHash& prefix) {
                                   known.before_end = parent;
@@ -108,7 +109,8 @@ EventJournal::Known EventJournal::walk(const Node& node, std::int64_t start, Eac
                                                   .kind = EventKind::kPageStored,
                                                   .tokens = tokens,
                                                   .prefix = prefix,
-                                                  .parent = parent});
+                                                  .parent = parent,
+                                                  .root = root});
                                 });
   return known;
 }
@@ -142,6 +144,7 @@ CacheEvent EventJournal::event_of(EventKind kind, const StateRef& ref) const {
   CacheEvent event{.sequence = 0, .kind = kind, .tokens = state.boundary};
   if (kind == EventKind::kCheckpointStored) event.checkpoint = state.kind;
   const Known host = at(node);
+  event.root = host.hasher.root();
   if (ref.tail) {
     event.parent = host.end;
     event.prefix = host.hasher.next(host.end, node.find_tail(*ref.tail)->tokens);

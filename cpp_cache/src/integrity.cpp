@@ -81,6 +81,12 @@ void check_lease(const RadixTree& tree, const Lease& lease) {
   require(lease.cached_tokens < lease.match.prompt_tokens, 6, who + " left no token to compute");
   require(lease.match.usable_tokens + lease.match.causes.sum() == lease.match.prompt_tokens, 6,
           who + " does not account for its whole prompt");
+  const PageMatch& pages = lease.match.in_pages;
+  require(pages.usable_tokens + pages.causes.sum() == lease.match.prompt_tokens, 6,
+          who + " does not account for its whole prompt in pages");
+  require(
+      pages.usable_tokens <= lease.match.usable_tokens && pages.kv_tokens <= lease.match.kv_tokens,
+      6, who + " has more in whole pages than in all");
   const std::vector<PageId> path = tree.pages_to(lease.standing);
   std::vector<PageId> tails;
   for (const StateRef& ref : lease.pinned_states) {

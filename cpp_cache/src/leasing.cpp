@@ -179,6 +179,10 @@ std::optional<LeaseId> HybridTree::lease(Tokens prompt, std::string_view salt,
     plan.match.usable_tokens = 0;
     plan.match.checkpoint_kind.reset();
     plan.match.branch_tokens.reset();
+    PageMatch& pages = plan.match.in_pages;
+    pages.causes.checkpoint_evicted += pages.usable_tokens;
+    pages.usable_tokens = 0;
+    pages.checkpoint_kind.reset();
     id = admit(prompt, salt, terms, plan);
   }
   if (id) {

@@ -16,6 +16,39 @@ Tokens from(Tokens tokens, std::int64_t start) {
 
 std::int64_t whole_pages(std::int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
 
+// Where each cause ends, in tokens from the start; one that ends before another began takes none.
+struct Ends {
+  std::int64_t usable;
+  std::int64_t checkpoint_evicted;
+  std::int64_t never_checkpointed;
+  std::int64_t alignment;
+  std::int64_t in_flight;
+  std::int64_t kv_evicted;
+  std::int64_t prompt;
+};
+
+// From usable on, each cause takes the tokens up to where it ends:
+//   [usable, evicted state) checkpoint_evicted   [.., KV at or before the cap) never_checkpointed
+//   [.., KV in part of a page or beyond the cap) alignment   [.., live lease) in_flight
+//   [.., evicted KV) kv_evicted   [.., prompt) new
+Causes causes_between(const Ends& ends) {
+  Causes causes;
+  std::int64_t done = ends.usable;
+  const auto take = [&](std::int64_t& cause, std::int64_t end) {
+    const std::int64_t stop = std::min(end, ends.prompt);
+    if (stop <= done) return;
+    cause += stop - done;
+    done = stop;
+  };
+  take(causes.checkpoint_evicted, ends.checkpoint_evicted);
+  take(causes.never_checkpointed, ends.never_checkpointed);
+  take(causes.alignment, ends.alignment);
+  take(causes.in_flight, ends.in_flight);
+  take(causes.kv_evicted, ends.kv_evicted);
+  take(causes.fresh, ends.prompt);
+  return causes;
+}
+
 }  // namespace
 
 std::int64_t common_tokens(Tokens left, Tokens right) {
@@ -42,6 +75,15 @@ struct Matcher::Survey {
   std::optional<StateRef> lost{};        // that state
   std::int64_t evicted_kv = 0;           // deepest KV that is gone
   bool state_at_end = false;             // a state stands at exactly the prompt's end
+
+  // The same of states at ends of pages alone: what stands inside a page is not looked at.
+  struct {
+    bool found = false;
+    std::int64_t usable = 0;
+    std::optional<CheckpointKind> kind{};
+    std::int64_t evicted_state = 0;
+    bool state_at_end = false;
+  } in_pages{};
 };
 
 Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> start) const {
@@ -105,10 +147,7 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
     survey.evicted_state = boundary;
     survey.lost = StateRef{node.id, tail};
   };
-  // Deepest first: below a state that is usable nothing shallower matters.
-  for (const NodeId id : std::views::reverse(walk.path)) {
-    const Node& node = tree_.node(id);
-    if (node.depth > walk.matched) continue;
+  const auto look_inside = [&](const Node& node) {
     for (const Tail& tail : node.tails) {
       const Tokens rest = from(prompt, node.depth);
       if (common_tokens(tail.tokens, rest) < length(tail.tokens)) continue;
@@ -125,7 +164,27 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
     if (node.checkpoint_evicted && node.depth <= survey.cap) {
       gone(node.depth, std::nullopt, node);
     }
-    if (survey.source) break;
+  };
+  const auto look_at_end = [&](const Node& node) {
+    auto& pages = survey.in_pages;
+    if (node.checkpoint && node.depth > survey.cap) {
+      pages.state_at_end = true;
+    } else if (node.checkpoint) {
+      pages.found = true;
+      pages.usable = node.depth;
+      pages.kind = node.checkpoint->kind;
+    }
+    if (node.checkpoint_evicted && node.depth <= survey.cap) {
+      pages.evicted_state = std::max(pages.evicted_state, node.depth);
+    }
+  };
+  // Deepest first: below a state that is usable nothing shallower matters.
+  for (const NodeId id : std::views::reverse(walk.path)) {
+    const Node& node = tree_.node(id);
+    if (node.depth > walk.matched) continue;
+    if (!survey.source) look_inside(node);
+    look_at_end(node);
+    if (survey.in_pages.found) break;
   }
   return survey;
 }
@@ -176,11 +235,10 @@ std::int64_t Matcher::in_flight_end(Tokens prompt, const Walk& walk) const {
 Found Matcher::find(Tokens prompt, std::string_view salt, std::optional<Position> start) const {
   Found found{};
   Match& match = found.match;
-  Causes& causes = match.causes;
   match.prompt_tokens = length(prompt);
   const auto root = tree_.root(salt);
   if (!root) {
-    causes.fresh = match.prompt_tokens;
+    match.causes.fresh = match.in_pages.causes.fresh = match.prompt_tokens;
     return found;
   }
   const Walk path = walk(prompt, *root, start);
@@ -197,23 +255,27 @@ Found Matcher::find(Tokens prompt, std::string_view salt, std::optional<Position
   if (kv_pages > 0) found.kv = tree_.cover(path.path.back(), kv_pages);
   if (kv_pages > seen.usable) match.branch_tokens = kv_pages;
 
-  // From usable on, each cause takes the tokens up to where it ends:
-  //   [usable, evicted state) checkpoint_evicted   [.., KV at or before the cap) never_checkpointed
-  //   [.., KV in part of a page or beyond the cap) alignment   [.., live lease) in_flight
-  //   [.., evicted KV) kv_evicted   [.., prompt) new
-  std::int64_t done = seen.usable;
-  const auto take = [&](std::int64_t& cause, std::int64_t end) {
-    const std::int64_t stop = std::min(end, match.prompt_tokens);
-    if (stop <= done) return;
-    cause += stop - done;
-    done = stop;
-  };
-  take(causes.checkpoint_evicted, std::min(seen.evicted_state, seen.kv));
-  if (!seen.state_at_end) take(causes.never_checkpointed, kv_pages);
-  take(causes.alignment, std::max(seen.kv, path.resident + partial_page(prompt, path)));
-  take(causes.in_flight, in_flight_end(prompt, path));
-  take(causes.kv_evicted, seen.evicted_kv);
-  take(causes.fresh, match.prompt_tokens);
+  const std::int64_t in_flight = in_flight_end(prompt, path);
+  match.causes =
+      causes_between({.usable = seen.usable,
+                      .checkpoint_evicted = std::min(seen.evicted_state, seen.kv),
+                      .never_checkpointed = seen.state_at_end ? 0 : kv_pages,
+                      .alignment = std::max(seen.kv, path.resident + partial_page(prompt, path)),
+                      .in_flight = in_flight,
+                      .kv_evicted = seen.evicted_kv,
+                      .prompt = match.prompt_tokens});
+  const auto& pages = seen.in_pages;
+  match.in_pages = {
+      .kv_tokens = path.resident,
+      .usable_tokens = pages.usable,
+      .checkpoint_kind = pages.kind,
+      .causes = causes_between({.usable = pages.usable,
+                                .checkpoint_evicted = std::min(pages.evicted_state, path.resident),
+                                .never_checkpointed = pages.state_at_end ? 0 : kv_pages,
+                                .alignment = path.resident,
+                                .in_flight = whole_pages(in_flight),
+                                .kv_evicted = path.matched,
+                                .prompt = match.prompt_tokens})};
   return found;
 }
 

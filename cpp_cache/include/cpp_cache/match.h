@@ -43,6 +43,15 @@ struct LostState {
   std::int64_t pages_since = 0;  // freed by this eviction and all later ones
 };
 
+// A match as it were if the tree knew whole pages only: equal for any two prompts that agree with
+// the tree in the same whole pages, whatever they have in common inside the next one.
+struct PageMatch {
+  std::int64_t kv_tokens = 0;
+  std::int64_t usable_tokens = 0;
+  std::optional<CheckpointKind> checkpoint_kind{};
+  Causes causes{};
+};
+
 struct Match {
   std::int64_t prompt_tokens = 0;
   std::int64_t kv_tokens = 0;
@@ -50,6 +59,7 @@ struct Match {
   std::optional<CheckpointKind> checkpoint_kind;
   std::optional<std::int64_t> branch_tokens;
   Causes causes;
+  PageMatch in_pages{};
   // Where what was evicted is still remembered.
   std::optional<LostState> lost{};
   // Of a lease: where states inside a long first-seen prompt would pay. Ascending, whole pages.
