@@ -31,3 +31,11 @@ class PeerUnknown(TransferError):
 
 class DuplicateRoom(TransferError):
     """The room is alive already."""
+
+
+class PeerInvalid(TransferError):
+    """A peer told what no node of this version tells."""
+
+
+class MetadataUnusable(TransportError):
+    """A peer's transport metadata are damaged, or harm whoever uses them."""

@@ -4,12 +4,14 @@ notifications.
 A transport knows bytes and offsets; it knows no layers, pages, rooms or leases. Liveness,
 generations and fences are its callers': a finished transfer says "flushed", never "the peer is
 alive" or "wanted it".
-Thread rule: every method may be called from any thread; none blocks for longer than posting takes.
+Thread rule: every method may be called from any thread; none but connect() blocks for longer than
+posting takes.
 Invariants: offsets are relative to the region and checked on both sides before anything is posted;
 a notification is seen by the peer only after the bytes that it rides with.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,6 +70,17 @@ class Transport(ABC):
         without a pause: about as long as such a window takes, where a pause is a part of that."""
         return 0.0
 
+    @property
+    def libraries(self) -> Mapping[str, str]:
+        """Versions of what writes the metadata and the wire, by the contract's names of them: both
+        nodes must have the same."""
+        return {}
+
+    def expect_peers(self) -> None:
+        """Make ready what the first connect() needs, so that it need not wait; returns at once.
+        Raises TransportError."""
+        return None
+
     @abstractmethod
     def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         """Make the arena known to the transport. Once, before metadata() and connect().
@@ -82,7 +95,9 @@ class Transport(ABC):
 
     @abstractmethod
     def connect(self, metadata: bytes) -> Endpoint:
-        """Raises TransportError when the peer cannot be reached by this transport."""
+        """Blocks for seconds where the peer is new. Raises TransportError when the peer cannot be
+        reached by this transport, and MetadataUnusable, one of them, where its metadata would harm
+        this process."""
 
     @abstractmethod
     def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:

@@ -9,12 +9,11 @@ explicitly, because an agent that is alive at interpreter exit crashes the proce
 peer is used for one connection.
 """
 
-import importlib
-import importlib.util
-import json
+import contextlib
 import os
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,46 +22,24 @@ import torch
 
 from ..descriptors import Pieces, check_bounds
 from ..errors import TransportError
-from ..grain import Grain
+from ..grain import Grain, Strip
 from .base import Endpoint, Region, Transfer, TransferState, Transport
 from .inbound_sockets import InboundSockets, listening_ports
+from .metadata_probe import MetadataProbe
+from .nixl_address import NixlAddress
+from .nixl_agent import ENVIRONMENT, configure_environment, installed_package, new_agent
+from .nixl_libraries import nixl_libraries
 from .rdma_retry import retry_bound
 
-_PACKAGES = ("nixl_cu13", "nixl_cu12")
+__all__ = [
+    "ENVIRONMENT",
+    "NixlTransport",
+    "configure_environment",
+    "installed_package",
+    "nixl_memory",
+]
+
 _OWN = "NIXL_INIT_AGENT"
-
-ENVIRONMENT = {
-    # No shared memory and no cma by default: with posix a receiver segfaults inside UCX when its
-    # peer is killed while the two connect, with sysv connecting was seen to hang, with cma a sender
-    # aborts on close after its peer was killed in mid-transfer (NIXL 1.5.1). tcp is slower on one
-    # host, survives all of it, and sees a peer's death at once.
-    "UCX_TLS": "cuda_copy,cuda_ipc,rc,tcp,self",
-    # UCX authenticates nobody: whoever sets another interface declares it as trusted.
-    "UCX_NET_DEVICES": "lo",
-    # For whoever adds them: without these two, agents on one host cannot be made.
-    "UCX_POSIX_ERROR_HANDLING": "y",
-    "UCX_SYSV_ERROR_HANDLING": "y",
-    "UCX_KEEPALIVE_INTERVAL": "1s",
-    # UCX's own (1 s, 7) let a NIC repeat a write for half a minute; the fence waits that long.
-    "UCX_RC_TIMEOUT": "20ms",
-    "UCX_RC_RETRY_COUNT": "7",
-    "UCX_WARN_UNUSED_ENV_VARS": "n",
-    "UCX_LOG_LEVEL": "error",
-    "NIXL_LOG_LEVEL": "ERROR",
-}
-
-
-def configure_environment() -> dict[str, str]:
-    """Set what UCX reads once, when NIXL is imported; what the user has set stays. The effective
-    values."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    return {name: os.environ[name] for name in ENVIRONMENT}
-
-
-def installed_package() -> str | None:
-    """The NIXL wheel that can be imported here, if any."""
-    return next((name for name in _PACKAGES if importlib.util.find_spec(name)), None)
 
 
 def nixl_memory(device: torch.device) -> tuple[str, int]:
@@ -79,6 +56,7 @@ class _NixlEndpoint(Endpoint):
     size: int
     device: int
     memory: str
+    blob: bytes = field(repr=False)
     prepared: Any = field(default=None, repr=False)
     """NIXL's list of every unit of the peer's arena; None without a grain."""
     open: bool = True
@@ -100,11 +78,6 @@ class NixlTransport(Transport):
 
     def __init__(self, name: str, memory: str = "DRAM", device: int = 0) -> None:
         """Raises TransportError when NIXL is not installed or its UCX cannot start."""
-        configure_environment()
-        package = installed_package()
-        if package is None:
-            raise TransportError("NIXL is not installed: pip install nixl-cu13 (or nixl-cu12)")
-        api = importlib.import_module(f"{package}._api")
         self._memory = memory
         self._device = device
         self._lock = threading.Lock()
@@ -114,19 +87,11 @@ class NixlTransport(Transport):
         self._prepared: Any = None
         self._endpoints: list[_NixlEndpoint] = []
         self._transfers: set[_NixlTransfer] = set()
+        self._probe = MetadataProbe()
+        before = listening_ports()
         # Agents of one name on two hosts or of two lives of one node must not be mistaken for each
         # other.
-        agent_name = f"{name}-{uuid.uuid4().hex}"
-        before = listening_ports()
-        try:
-            # NIXL's own progress thread spins: it takes most of a core of an idle daemon. Without
-            # it UCX moves in poll() and notifications(), which sender and receiver call anyway.
-            config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-            self._agent: Any = api.nixl_agent(agent_name, config)
-        except Exception as error:
-            raise TransportError(
-                f"NIXL could not start ({error}); UCX_TLS is {os.environ['UCX_TLS']}"
-            ) from error
+        self._agent: Any = new_agent(f"{name}-{uuid.uuid4().hex}")
         # NIXL has no call that ends what peers do to this agent.
         self._inbound = InboundSockets(before)
 
@@ -139,6 +104,15 @@ class NixlTransport(Transport):
     def retry_seconds(self) -> float:
         """Of RDMA; TCP repeats for minutes, which is what sever() ends."""
         return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
+
+    @property
+    def libraries(self) -> Mapping[str, str]:
+        package = installed_package()
+        assert package is not None, "its agent was made"
+        return nixl_libraries(package)
+
+    def expect_peers(self) -> None:
+        self._probe.start()
 
     def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         with self._lock:
@@ -159,50 +133,69 @@ class NixlTransport(Transport):
     def _prepare(self, agent: str, address: int, size: int, device: int, memory: str) -> Any:
         """NIXL's list of all units of an arena, to be posted from by index. Raises
         TransportError."""
-        assert self._grain is not None
         rows = [
             (address + strip.offset, strip.length, device, strip.stride, strip.count)
-            for strip in self._grain.strips(size)
+            for strip in self._strips(size)
         ]
         try:
             return self._agent.prep_xfer_dlist(agent, np.array(rows, dtype=np.uint64), memory)
         except Exception as error:
             raise TransportError(f"NIXL could not prepare {size} bytes: {error}") from error
 
+    def _strips(self, size: int) -> list[Strip]:
+        return [] if self._grain is None else self._grain.strips(size)
+
     def metadata(self) -> bytes:
         with self._lock:
             region = self._registered()
-            description = {
-                "address": region.address,
-                "size": region.size,
-                "device": self._device,
-                "memory": self._memory,
-                "ports": sorted(self._inbound.ports),
-            }
-            blob: bytes = self._agent.get_agent_metadata()
-        return json.dumps(description).encode() + b"\n" + blob
+            return NixlAddress(
+                address=region.address,
+                size=region.size,
+                device=self._device,
+                memory=self._memory,
+                ports=tuple(sorted(self._inbound.ports)),
+                blob=self._agent.get_agent_metadata(),
+            ).pack()
 
     def connect(self, metadata: bytes) -> Endpoint:
-        head, _, blob = metadata.partition(b"\n")
-        try:
-            description = json.loads(head)
-            address, size = int(description["address"]), int(description["size"])
-            device, memory = int(description["device"]), str(description["memory"])
-            ports = [int(port) for port in description["ports"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise TransportError(f"the peer's NIXL metadata cannot be read: {error!r}") from error
+        address = NixlAddress.unpack(metadata)
+        # Outside the lock: windows of other peers move meanwhile.
+        agent = self._probe.try_out(address, self._strips(address.size))
         with self._lock:
-            try:
-                agent = self._agent.add_remote_agent(blob)
-            except Exception as error:
-                raise TransportError(f"NIXL could not add the peer: {error}") from error
-            agent = agent.decode() if isinstance(agent, bytes) else str(agent)
-            endpoint = _NixlEndpoint(agent, address, size, device, memory)
-            if self._grain is not None:
-                endpoint.prepared = self._prepare(agent, address, size, device, memory)
+            endpoint = self._added(agent, address)
             self._endpoints.append(endpoint)
-        self._inbound.add_peer(ports)
+        self._inbound.add_peer(address.ports)
         return endpoint
+
+    def _added(self, agent: str, address: NixlAddress) -> "_NixlEndpoint":
+        """Raises TransportError; then no agent stays behind that was not there before."""
+        sharing = [other for other in self._endpoints if other.agent == agent]
+        if any(other.blob != address.blob for other in sharing):
+            raise TransportError(f"NIXL: another peer is connected as {agent}")
+        try:
+            added = self._agent.add_remote_agent(address.blob)
+            # What was tried must be what was added.
+            if added != agent.encode():
+                raise TransportError(f"NIXL added {added!r}, not {agent}")
+            endpoint = _NixlEndpoint(
+                agent, address.address, address.size, address.device, address.memory, address.blob
+            )
+            if self._grain is not None:
+                endpoint.prepared = self._prepare(
+                    agent, address.address, address.size, address.device, address.memory
+                )
+        except Exception as error:
+            if not sharing:
+                self._remove(agent)
+            if isinstance(error, TransportError):
+                raise
+            raise TransportError(f"NIXL could not add the peer: {error}") from error
+        return endpoint
+
+    def _remove(self, agent: str) -> None:
+        """As far as it was added."""
+        with contextlib.suppress(Exception):
+            self._agent.remove_remote_agent(agent)
 
     def post(
         self,
@@ -340,6 +333,7 @@ class NixlTransport(Transport):
             raise TransportError(f"NIXL could not let go of {endpoint.agent}: {error}") from error
 
     def close(self) -> None:
+        self._probe.close()
         with self._lock:
             if self._agent is None:
                 return

@@ -55,6 +55,17 @@ class RoutedTransport(Transport):
     def spin_seconds(self) -> float:
         return max(member.spin_seconds for member in self._members.values())
 
+    @property
+    def libraries(self) -> Mapping[str, str]:
+        versions: dict[str, str] = {}
+        for member in self._members.values():
+            versions.update(member.libraries)
+        return versions
+
+    def expect_peers(self) -> None:
+        for member in self._members.values():
+            member.expect_peers()
+
     def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
         for member in self._members.values():
             member.register(address, size, grain)

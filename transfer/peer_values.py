@@ -1,0 +1,76 @@
+"""What a peer tells, held to what a node of this version could tell.
+
+Pure; the readers of messages call it for every value that is kept, computed with, logged or shown.
+Invariant: what comes out is finite, bounded and printable.
+"""
+
+import math
+from collections.abc import Mapping
+
+from .errors import PeerInvalid
+
+LONGEST_NAME = 128
+LONGEST_REASON = 1024
+LONGEST_SECONDS = 86400.0
+"""Nothing that a message counts in seconds takes a day."""
+MOST_BYTES = 1 << 50
+MOST_FIELDS = 128
+_SHOWN = 256
+
+
+def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
+    """Raises PeerInvalid naming the field, as all of these do."""
+    return within(value, field, 0.0, most)
+
+
+def within(value: float, field: str, least: float, most: float) -> float:
+    # NaN is in no range.
+    if not least <= value <= most:
+        raise PeerInvalid(f"{field} {value} is not in [{least:g}, {most:g}]")
+    return value
+
+
+def finite(value: float, field: str) -> float:
+    if not math.isfinite(value):
+        raise PeerInvalid(f"{field} is {value}: no number")
+    return value
+
+
+def count(value: int, field: str, most: int = MOST_BYTES) -> int:
+    if not 0 <= value <= most:
+        raise PeerInvalid(f"{field} {value} is not in [0, {most}]")
+    return value
+
+
+def name(value: str, field: str, longest: int = LONGEST_NAME) -> str:
+    """A name goes into logs, metrics and pages as it is."""
+    if len(value) > longest or not value.isprintable():
+        raise PeerInvalid(
+            f"{field} {shown(value)!r} is no name: at most {longest} printable characters"
+        )
+    return value
+
+
+def known(value: str, field: str, names: frozenset[str]) -> str:
+    if value not in names:
+        raise PeerInvalid(f"{field} {shown(value)!r} is unknown here")
+    return value
+
+
+def contract(values: Mapping[str, str]) -> dict[str, str]:
+    """A peer's contract, ready to be compared and shown. Raises PeerInvalid where it has more
+    fields than any version has."""
+    if len(values) > MOST_FIELDS:
+        raise PeerInvalid(f"contract has {len(values)} fields, at most {MOST_FIELDS} are read")
+    return {shown(field): text(value, 4096) for field, value in values.items()}
+
+
+def text(value: str, longest: int = LONGEST_REASON) -> str:
+    """Any text, fit for a log's line: cut, and with nothing that is not printable."""
+    cut = value if len(value) <= longest else f"{value[: longest - 3]}..."
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
+
+
+def shown(value: str) -> str:
+    """A value inside a sentence: text(), and short."""
+    return text(value, _SHOWN)
