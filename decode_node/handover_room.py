@@ -18,8 +18,9 @@ import grpc
 
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
+from ..transfer import peer_values as told
 from ..transfer.destination import Destination
-from ..transfer.errors import DigestMismatch, TransferError
+from ..transfer.errors import DigestMismatch, PeerInvalid, TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.fence import FenceReason
 from ..transfer.outgoing import Drain
@@ -230,6 +231,8 @@ class IncomingHandover:
         except IllegalTransition as error:
             log.warning("room %d: %s", self.room, error)
             self._lose(str(error), m.LossCause.PROTOCOL)
+        except PeerInvalid as error:
+            self._lose(str(error), m.LossCause.PROTOCOL)
         except Exception as error:
             # A defect in one room must still end it and fence what it granted.
             log.exception("room %d broke", self.room)
@@ -256,7 +259,7 @@ class IncomingHandover:
                 self._post(
                     m.HandoverLost(
                         self.room,
-                        f"refused: {message.refused.reason}",
+                        f"refused: {told.text(message.refused.reason)}",
                         cause=m.LossCause.REFUSED,
                     )
                 )
@@ -363,6 +366,8 @@ class IncomingHandover:
         reach(Place.RECEIVER_AFTER_COMMIT)
 
     def _lose(self, reason: str, cause: m.LossCause = m.LossCause.STREAM) -> None:
+        # It may be the peer's own words.
+        reason = told.text(reason)
         self._machine.apply(ReceiverEvent.LOSE)
         log.warning("room %d is lost: %s", self.room, reason, extra={"request_id": self.request_id})
         self._post(m.HandoverLost(self.room, reason, cause=cause))

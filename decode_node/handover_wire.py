@@ -1,17 +1,29 @@
-"""Engine messages of a hand-over to and from protobuf, as the decode node needs them."""
+"""Engine messages of a hand-over to and from protobuf, as the decode node needs them.
 
+What a prefill node tells is kept, counted and shown, so it is held to what one of this version
+could tell: readers raise PeerInvalid naming the field. Bytes and digests are judged elsewhere.
+"""
+
+import math
 from dataclasses import replace
 
 from ..engine import messages as m
-from ..engine.losses import Eviction, LostState
+from ..engine.losses import CAUSES, EVICTION_KINDS, Eviction, LostState
+from ..engine.rates import ESTIMATES, Choice
 from ..front.answer_stream import REQUEST_ID_KEY
 from ..front.origin import TRACE_HEADER
 from ..proto import handover_pb2 as pb
+from ..pycache._cpp_cache import CheckpointKind
+from ..transfer import peer_values as told
+from ..transfer.errors import PeerInvalid
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
 from ..transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
 from ..transfer.timeline_wire import sender_track_from_wire, timeline_from_wire
 from ..transfer.wire import drain_to_wire, report_to_wire, windows_to_wire
+
+_CHECKPOINT_KINDS = frozenset(kind.value for kind in CheckpointKind)
+_CHOICES = frozenset(choice.value for choice in Choice)
 
 
 def trail(request: m.RequestId, traceparent: str) -> tuple[tuple[str, str], ...]:
@@ -65,37 +77,40 @@ def abort(generation: int) -> pb.ReceiverMessage:
 
 
 def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.RemoteReady:
+    """Raises PeerInvalid, as all that end in from_wire. The token is judged by who knows the
+    vocabulary."""
     hit = ready.hit
     return m.RemoteReady(
         room=room,
         token=ready.token,
-        logprob=ready.logprob,
-        margin=ready.margin,
+        logprob=told.finite(ready.logprob, "ready.logprob"),
+        margin=told.within(ready.margin, "ready.margin", -math.inf, math.inf),
         hit=replace(_hit(hit), in_pages=_hit(hit.in_pages) if hit.HasField("in_pages") else None),
         prefilled_on=prefilled_on,
-        tail_seconds=ready.tail_seconds if ready.HasField("tail_seconds") else None,
+        tail_seconds=_tail(ready),
         pulled=pulled_from_wire(ready.pulled) if ready.HasField("pulled") else None,
         route=route_from_wire(ready.route) if ready.HasField("route") else None,
     )
 
 
-def _hit(hit: pb.Hit) -> m.HitBreakdown:
-    return m.HitBreakdown(
-        prompt_tokens=hit.prompt_tokens,
-        kv_tokens=hit.kv_tokens,
-        usable_tokens=hit.usable_tokens,
-        causes=dict(hit.causes),
-        checkpoint_source=hit.checkpoint_source if hit.HasField("checkpoint_source") else None,
-        lost=_lost(hit.lost) if hit.HasField("lost") else None,
+def pulled_from_wire(pulled: pb.Pulled) -> m.PullReport:
+    return m.PullReport(
+        pulled.tokens,
+        told.count(pulled.bytes, "pulled.bytes"),
+        told.seconds(pulled.seconds, "pulled.seconds"),
     )
 
 
-def pulled_from_wire(pulled: pb.Pulled) -> m.PullReport:
-    return m.PullReport(pulled.tokens, pulled.bytes, pulled.seconds)
-
-
 def route_from_wire(route: pb.Route) -> m.RouteReport:
-    return m.RouteReport(route.choice, dict(route.estimates))
+    return m.RouteReport(
+        told.known(route.choice, "route.choice", _CHOICES),
+        {
+            told.known(name, "route.estimates", ESTIMATES): told.seconds(
+                value, f"route.estimates[{name}]", told.MOST_BYTES
+            )
+            for name, value in route.estimates.items()
+        },
+    )
 
 
 def pull_from_wire(room: m.RoomId, pull: pb.Pull) -> m.PullGrant:
@@ -127,29 +142,61 @@ def done_from_wire(room: m.RoomId, done: pb.Done, received: ReceiverTrack) -> m.
 
 def _report(report: pb.Report, received: ReceiverTrack) -> m.TransferReport:
     return m.TransferReport(
-        bytes=report.bytes,
+        bytes=told.count(report.bytes, "report.bytes"),
         windows=report.windows,
         pages=report.pages,
-        hidden_seconds=report.hidden_seconds,
-        exposed_seconds=report.exposed_seconds,
+        hidden_seconds=told.seconds(report.hidden_seconds, "report.hidden_seconds"),
+        exposed_seconds=told.seconds(report.exposed_seconds, "report.exposed_seconds"),
         timeline=HandoverTimeline(sender_track_from_wire(report.track), received),
     )
 
 
-def _lost(lost: pb.LostState) -> LostState:
-    if not lost.HasField("eviction"):
-        return LostState(lost.tokens, lost.slabs_since)
-    told = lost.eviction
-    return LostState(
-        lost.tokens,
-        lost.slabs_since,
-        Eviction(
-            told.sequence,
-            told.kind,
-            told.checkpoint_kind if told.HasField("checkpoint_kind") else None,
-            told.tokens,
-            told.slabs,
-            told.score if told.HasField("score") else None,
-            told.taken_by if told.HasField("taken_by") else None,
+def _hit(hit: pb.Hit) -> m.HitBreakdown:
+    causes = {told.known(cause, "hit.causes", CAUSES): lost for cause, lost in hit.causes.items()}
+    if hit.usable_tokens + sum(causes.values()) != hit.prompt_tokens:
+        raise PeerInvalid(
+            f"hit of {hit.prompt_tokens} tokens has {hit.usable_tokens} usable ones and "
+            f"{sum(causes.values())} others"
+        )
+    source = hit.checkpoint_source if hit.HasField("checkpoint_source") else None
+    return m.HitBreakdown(
+        prompt_tokens=hit.prompt_tokens,
+        kv_tokens=hit.kv_tokens,
+        usable_tokens=hit.usable_tokens,
+        causes=causes,
+        checkpoint_source=(
+            None
+            if source is None
+            else told.known(source, "hit.checkpoint_source", _CHECKPOINT_KINDS)
         ),
+        lost=_lost(hit.lost) if hit.HasField("lost") else None,
+    )
+
+
+def _tail(ready: pb.Ready) -> float | None:
+    """An estimate, and no estimate is as good as a wrong one."""
+    if not ready.HasField("tail_seconds") or not 0 <= ready.tail_seconds <= told.LONGEST_SECONDS:
+        return None
+    return ready.tail_seconds
+
+
+def _lost(lost: pb.LostState) -> LostState:
+    since = told.seconds(lost.slabs_since, "lost.slabs_since", told.MOST_BYTES)
+    eviction = _eviction(lost.eviction) if lost.HasField("eviction") else None
+    return LostState(lost.tokens, since, eviction)
+
+
+def _eviction(eviction: pb.Eviction) -> Eviction:
+    kind = eviction.checkpoint_kind if eviction.HasField("checkpoint_kind") else None
+    score = eviction.score if eviction.HasField("score") else None
+    taken_by = eviction.taken_by if eviction.HasField("taken_by") else None
+    return Eviction(
+        eviction.sequence,
+        told.known(eviction.kind, "eviction.kind", EVICTION_KINDS),
+        None if kind is None else told.known(kind, "eviction.checkpoint_kind", _CHECKPOINT_KINDS),
+        eviction.tokens,
+        told.within(eviction.slabs, "eviction.slabs", 0, told.MOST_BYTES),
+        None if score is None else told.within(score, "eviction.score", -math.inf, math.inf),
+        # A client over there may have named it.
+        None if taken_by is None else told.shown(taken_by),
     )

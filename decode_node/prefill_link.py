@@ -18,13 +18,20 @@ import grpc
 from ..front.handover_status import PrefillNodeState, PrefillNodeStatus
 from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
+from ..transfer import peer_values as told
 from ..transfer.contract import Contract, ContractMismatch, Difference
 from ..transfer.errors import TransferError
 from ..transfer.fence import Evidence
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.outgoing import Drain
 from ..transfer.sender import Sender
-from ..transfer.wire import drain_from_wire, drain_to_wire, node_from_wire, node_to_wire
+from ..transfer.wire import (
+    drain_from_wire,
+    drain_to_wire,
+    lease_from_wire,
+    node_from_wire,
+    node_to_wire,
+)
 from ..transfer.writer_life import WriterLife
 from .handover_settings import HandoverSettings
 
@@ -50,12 +57,16 @@ class PrefillConnection:
         retry_seconds: float,
         settle_seconds: float,
     ) -> None:
-        self.id = connected.connection_id
+        """Raises PeerInvalid, MetadataUnusable."""
+        self.id = told.name(connected.connection_id, "connection_id")
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.lost = asyncio.Event()
         self.writer = WriterLife(
-            self.node.process, connected.lease_seconds, retry_seconds, settle_seconds
+            self.node.process,
+            lease_from_wire(connected.lease_seconds),
+            retry_seconds,
+            settle_seconds,
         )
         """The prefill node, which writes what it hands over."""
         self._drained: list[pb.DrainedPull] = []
@@ -167,8 +178,10 @@ class PrefillLink:
         if answer.WhichOneof("result") != "connected":
             self.refused = tuple(
                 # The refusing side's values are theirs to us.
-                Difference(d.field, ours=d.theirs, theirs=d.ours)
-                for d in answer.refused.differences
+                Difference(
+                    told.shown(d.field), ours=told.shown(d.theirs), theirs=told.shown(d.ours)
+                )
+                for d in answer.refused.differences[: told.MOST_FIELDS]
             )
             raise ContractMismatch(self.refused)
         self.refused = ()

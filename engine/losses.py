@@ -5,6 +5,12 @@ Nothing here decides or remembers; engine/eviction_ledger.py does.
 
 from dataclasses import dataclass
 
+CAUSES = frozenset(
+    {"new", "never_checkpointed", "checkpoint_evicted", "kv_evicted", "alignment", "in_flight"}
+)
+"""Why a token of a prompt was not usable: the tree's names of them."""
+EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
+
 
 @dataclass(frozen=True)
 class Eviction:

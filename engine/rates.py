@@ -40,6 +40,10 @@ class Choice(Enum):
     PULLED = "there, with a pull"
 
 
+ESTIMATES = frozenset({"here", "there", "pull", "compute"})
+"""What a verdict estimates the seconds of."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """estimates: seconds by what they are of; empty where a constant decided."""

@@ -20,6 +20,7 @@ from ..engine import messages as m
 from ..front.errors import InvalidRequest
 from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
+from ..transfer import peer_values as told
 from ..transfer.contract import Contract, diff
 from ..transfer.errors import TransferError
 from ..transfer.failpoints import Place, reach
@@ -29,7 +30,13 @@ from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from ..transfer.severing import Severing
 from ..transfer.transports.base import Transport
-from ..transfer.wire import drain_from_wire, drain_to_wire, node_from_wire, node_to_wire
+from ..transfer.wire import (
+    drain_from_wire,
+    drain_to_wire,
+    lease_from_wire,
+    node_from_wire,
+    node_to_wire,
+)
 from ..transfer.writer_life import WriterLife
 from . import handover_wire as wire
 from .handover_room import AbortAsked, OutgoingHandover, PullHeard, ReceiverLost, Stopped
@@ -161,10 +168,14 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         context: "grpc.aio.ServicerContext[pb.ConnectRequest, pb.ConnectResponse]",
     ) -> pb.ConnectResponse:
         ours = {**self._contract, "transport": self._node.transport}
-        theirs = {**request.contract, "transport": request.node.transport}
+        try:
+            theirs = told.contract({**request.contract, "transport": request.node.transport})
+        except TransferError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         differences = diff(ours, theirs)
         if differences:
-            log.warning("refused %s: %s", request.node.name, [d.field for d in differences])
+            peer = told.shown(request.node.name)
+            log.warning("refused %s: %s", peer, [d.field for d in differences])
             return pb.ConnectResponse(
                 refused=pb.Refusal(
                     differences=[
@@ -174,7 +185,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 )
             )
         try:
-            name = await self._connections.add(node_from_wire(request.node), request.lease_seconds)
+            node = node_from_wire(request.node)
+            lease_seconds = lease_from_wire(request.lease_seconds)
+            name = await self._connections.add(node, lease_seconds)
         except TransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"transport: {error}")
             raise AssertionError("abort raises") from error

@@ -1,4 +1,7 @@
-"""Engine messages of a hand-over to and from protobuf, as the prefill node needs them."""
+"""Engine messages of a hand-over to and from protobuf, as the prefill node needs them.
+
+What a receiver tells is bounded here, field by field, before an engine sees any of it.
+"""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,6 +14,7 @@ from ..front.answer_stream import REQUEST_ID_KEY
 from ..front.origin import TRACE_HEADER
 from ..model.sampling import SamplingParams
 from ..proto import handover_pb2 as pb
+from ..transfer import peer_values as told
 from ..transfer.outgoing import Drain
 from ..transfer.report import SendReport
 from ..transfer.timeline import HandoverTimeline, SenderTrack
@@ -27,11 +31,14 @@ _ERROR_KINDS = {
 
 def trail_from_wire(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
     """A room's request id and traceparent; empty where the receiver told none."""
-    told = {key: value for key, value in metadata or () if isinstance(value, str)}
-    return told.get(REQUEST_ID_KEY, ""), told.get(TRACE_HEADER, "")
+    values = {key: value for key, value in metadata or () if isinstance(value, str)}
+    return told.shown(values.get(REQUEST_ID_KEY, "")), told.shown(values.get(TRACE_HEADER, ""))
 
 
 _TOKEN = np.dtype("<i4")
+_HIGHEST_INT32 = 2**31 - 1
+_MOST_STOP_TOKENS = 1 << 12
+_LONGEST_SALT = 1 << 12
 
 
 class InvalidReserve(ValueError):
@@ -54,7 +61,21 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
         raise InvalidReserve(
             f"ticket.offered {ticket.offered} is not less than the prompt's {len(prompt)}"
         )
+    if len(ticket.salt) > _LONGEST_SALT:
+        raise InvalidReserve(f"ticket.salt has {len(ticket.salt)} bytes, at most {_LONGEST_SALT}")
+    # Each token can have one.
+    if len(ticket.marks) > len(prompt):
+        raise InvalidReserve(f"ticket.marks has {len(ticket.marks)} of {len(prompt)} tokens")
     wire = ticket.sampling
+    if wire.top_k > _HIGHEST_INT32:
+        raise InvalidReserve(f"ticket.sampling: top_k {wire.top_k} is not less than 2^31")
+    if not wire.temperature <= _HIGHEST_INT32:
+        raise InvalidReserve(f"ticket.sampling: temperature is {wire.temperature}")
+    if len(wire.stop_token_ids) > _MOST_STOP_TOKENS:
+        raise InvalidReserve(
+            f"ticket.sampling: {len(wire.stop_token_ids)} stop_token_ids, at most "
+            f"{_MOST_STOP_TOKENS}"
+        )
     try:
         sampling = SamplingParams(
             max_new_tokens=wire.max_new_tokens,

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
+from ..transfer import peer_values as told
 from ..transfer.destination import Destination
-from ..transfer.errors import TransferError
+from ..transfer.errors import PeerInvalid, TransferError
 from ..transfer.outgoing import Drain
 from ..transfer.protocol import IllegalTransition
 from ..transfer.pull_protocol import PullReceiverEvent, PullReceiverState, pull_receiver_machine
@@ -142,6 +143,8 @@ class IncomingPull:
                         self._lose(reason)
         except IllegalTransition as error:
             self._lose(str(error))
+        except PeerInvalid as error:
+            self._lose(str(error))
         except Exception as error:
             # A defect in one pull must still end it and fence what it granted.
             log.exception("the pull of room %d broke", self.room)
@@ -156,6 +159,7 @@ class IncomingPull:
         # It is said after every window was flushed, which is what a drain would say.
         self._fence.acknowledge(Drain.DRAINED)
         self._phases.mark(Phase.DONE)
+        told.count(done.report.bytes, "report.bytes")
         self._report = done.report
         self._verifying = asyncio.create_task(self._verify(done))
 
@@ -194,7 +198,7 @@ class IncomingPull:
 
     def _lose(self, reason: str) -> None:
         self._machine.apply(PullReceiverEvent.LOSE)
-        log.warning("pull of room %d is lost: %s", self.room, reason)
+        log.warning("pull of room %d is lost: %s", self.room, told.text(reason))
         self._post(m.PullLost(self.room))
 
     async def _ask_to_drain(self) -> None:

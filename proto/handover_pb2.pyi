@@ -55,20 +55,22 @@ class ConnectResponse(_message.Message):
     def __init__(self, connected: _Optional[_Union[Connected, _Mapping]] = ..., refused: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "epoch", "process", "transport", "transport_metadata", "slabs")
+    __slots__ = ("name", "epoch", "process", "transport", "transport_metadata", "slabs", "transport_checksum")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
     SLABS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     name: str
     epoch: bytes
     process: Process
     transport: str
     transport_metadata: bytes
     slabs: int
-    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[bytes] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., slabs: _Optional[int] = ...) -> None: ...
+    transport_checksum: bytes
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[bytes] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., slabs: _Optional[int] = ..., transport_checksum: _Optional[bytes] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("boot_id", "pid_namespace", "pid", "start_ticks")

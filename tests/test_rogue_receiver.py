@@ -14,7 +14,7 @@ from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.node_identity import EPOCH_BYTES
+from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
 from tasuki.transfer.transports.nixl import NixlTransport, installed_package
 
 from tests.daemons import Node, flags, random_prompt, until
@@ -74,6 +74,7 @@ class Rogue:
             epoch=secrets.token_bytes(EPOCH_BYTES),
             transport="nixl",
             transport_metadata=metadata,
+            transport_checksum=metadata_checksum(metadata),
             slabs=slabs,
         )
         request = handover_pb2.ConnectRequest(node=node, contract=self.contract)

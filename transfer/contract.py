@@ -7,6 +7,7 @@ from .errors import TransferError
 from .wire_precision import Precision
 
 WIRE_VERSION = 2
+NOT_USED = "(not used)"
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class ContractMismatch(TransferError):
 @dataclass(frozen=True)
 class Contract:
     """weights_digest: hex digest of the weights in use. tensor_parallel: ranks that share one
-    model. wire_kv, wire_state: names of the wire's precisions."""
+    model. wire_kv, wire_state: names of the wire's precisions. nixl, ucx: versions, where the
+    transport uses them; UCX of another version may read an address differently, and abort."""
 
     weights_digest: str
     layout: CacheLayout
@@ -41,6 +43,8 @@ class Contract:
     page_tokens: int = PAGE_TOKENS
     wire_kv: str = Precision.EXACT.value
     wire_state: str = Precision.EXACT.value
+    nixl: str = NOT_USED
+    ucx: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
         """Every field by name, the layout's among them."""

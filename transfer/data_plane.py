@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..pycache.layout import CacheLayout
-from .contract import Contract
+from .contract import NOT_USED, Contract
 from .digest import Digester, WindowDigester
 from .failpoints import warn_if_armed
 from .grain import Grain
@@ -80,6 +80,8 @@ class DataPlane:
                 layout,
                 wire_kv=wire.precision.kv.value,
                 wire_state=wire.precision.state.value,
+                nixl=transport.libraries.get("nixl", NOT_USED),
+                ucx=transport.libraries.get("ucx", NOT_USED),
             ),
             NodeIdentity.new(name, kind, transport, slabs),
         )

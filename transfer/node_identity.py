@@ -1,5 +1,6 @@
 """Who a node is and how its arena is reached: what both sides tell each other at connect."""
 
+import hashlib
 import secrets
 from dataclasses import dataclass, field
 
@@ -7,6 +8,7 @@ from .fence import ProcessIdentity
 from .transports.base import Transport
 
 EPOCH_BYTES = 16
+_CHECKSUM_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -32,3 +34,9 @@ class NodeIdentity:
             transport_metadata=transport.metadata(),
             slabs=slabs,
         )
+
+
+def metadata_checksum(metadata: bytes) -> bytes:
+    """Travels beside transport metadata. It finds accidents before anything parses them, not
+    forgers."""
+    return hashlib.blake2b(metadata, digest_size=_CHECKSUM_BYTES).digest()

@@ -1,12 +1,14 @@
 """Timelines as protobuf.
 
-What comes from a peer is cut to what a track may hold, and phases of a later version are dropped: a
-timeline is for people, and none may stand in the way of a hand-over.
+What comes from a peer is cut to what a track may hold, and what makes no sense here, phases of a
+later version or moments that are no numbers, is dropped: a timeline is for people, and none may
+stand in the way of a hand-over.
 """
 
 from collections.abc import Iterable, Sequence
 
 from ..proto import timeline_pb2 as pb
+from .peer_values import LONGEST_SECONDS, MOST_BYTES
 from .timeline import (
     KEPT_WINDOWS,
     BarrierWait,
@@ -27,6 +29,7 @@ _TO_WIRE = {
     Phase.VERIFIED: pb.PHASE_VERIFIED,
 }
 _FROM_WIRE = {wire: phase for phase, wire in _TO_WIRE.items()}
+_MOST_LAYERS = 1 << 12
 
 
 def timeline_to_wire(timeline: HandoverTimeline) -> pb.HandoverTimeline:
@@ -60,9 +63,12 @@ def timeline_from_wire(timeline: pb.HandoverTimeline) -> HandoverTimeline:
             tuple(
                 LandedWindow(w.sequence, w.landed_at, w.verified_at)
                 for w in receiver.windows[-KEPT_WINDOWS:]
+                if _in_order(w.landed_at, w.verified_at)
             ),
             tuple(
-                BarrierWait(w.layer, w.began_at, w.ended_at) for w in receiver.waits[-KEPT_WINDOWS:]
+                BarrierWait(w.layer, w.began_at, w.ended_at)
+                for w in receiver.waits[-KEPT_WINDOWS:]
+                if _in_order(w.began_at, w.ended_at)
             ),
         ),
     )
@@ -106,8 +112,23 @@ def sender_track_from_wire(track: pb.SenderTrack) -> SenderTrack:
                 flushed_at=window.flushed_at,
             )
             for window in track.windows[-KEPT_WINDOWS:]
+            if _makes_sense(window)
         ),
     )
+
+
+def _makes_sense(window: pb.SentWindow) -> bool:
+    return (
+        len(window.layers_finished) <= _MOST_LAYERS
+        and all(_in_order(at) for at in window.layers_finished)
+        and _in_order(window.begun_at, window.posted_at, window.flushed_at)
+        and window.bytes <= MOST_BYTES
+    )
+
+
+def _in_order(*moments: float) -> bool:
+    """Whether each is a number of this side of a day, and none is before the one before it."""
+    return all(abs(at) <= LONGEST_SECONDS for at in moments) and list(moments) == sorted(moments)
 
 
 def _phases_to_wire(phases: Sequence[PhaseMark]) -> list[pb.PhaseMark]:
@@ -115,6 +136,10 @@ def _phases_to_wire(phases: Sequence[PhaseMark]) -> list[pb.PhaseMark]:
 
 
 def _phases_from_wire(phases: Iterable[pb.PhaseMark]) -> tuple[PhaseMark, ...]:
-    return tuple(
-        PhaseMark(_FROM_WIRE[mark.phase], mark.at) for mark in phases if mark.phase in _FROM_WIRE
-    )
+    """Each phase once, as it was marked first."""
+    marks: dict[Phase, PhaseMark] = {}
+    for mark in phases:
+        if mark.phase in _FROM_WIRE and _in_order(mark.at):
+            phase = _FROM_WIRE[mark.phase]
+            marks.setdefault(phase, PhaseMark(phase, mark.at))
+    return tuple(marks.values())

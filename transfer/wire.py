@@ -1,11 +1,16 @@
 """Identities, digests and reports as protobuf; this and timeline_wire.py alone know proto in
-transfer."""
+transfer.
 
-from collections.abc import Iterable, Sequence
+What is read from a peer is bounded, and what no node of this version tells is refused.
+"""
+
+from collections.abc import Sequence
 
 from ..proto import handover_pb2 as pb
+from . import peer_values as told
+from .errors import MetadataUnusable, PeerInvalid
 from .fence import ProcessIdentity
-from .node_identity import NodeIdentity
+from .node_identity import EPOCH_BYTES, NodeIdentity, metadata_checksum
 from .outgoing import Drain
 from .report import SendReport, WindowDigest
 from .timeline import SenderTrack
@@ -27,21 +32,50 @@ def node_to_wire(node: NodeIdentity) -> pb.Node:
         transport=node.transport,
         transport_metadata=node.transport_metadata,
         slabs=node.slabs,
+        transport_checksum=metadata_checksum(node.transport_metadata),
     )
+
+
+_LARGEST_METADATA = 1 << 20
+_HIGHEST_PID = 1 << 22
+_MOST_SLABS = 1 << 32
+_MOST_WINDOWS = 1 << 20
+_LONGEST_LEASE = 600.0
 
 
 def node_from_wire(node: pb.Node) -> NodeIdentity:
+    """Raises PeerInvalid naming the field, MetadataUnusable where the metadata are not what was
+    sent."""
+    if len(node.epoch) != EPOCH_BYTES:
+        raise PeerInvalid(f"node.epoch has {len(node.epoch)} bytes, not {EPOCH_BYTES}")
+    metadata = node.transport_metadata
+    if len(metadata) > _LARGEST_METADATA:
+        raise PeerInvalid(f"node.transport_metadata has {len(metadata)} bytes: too many")
+    name = told.name(node.name, "node.name")
+    if node.transport_checksum != metadata_checksum(metadata):
+        raise MetadataUnusable(
+            f"transport metadata of {name or 'a peer'} are damaged: their checksum differs"
+        )
     process = node.process
     return NodeIdentity(
-        name=node.name,
+        name=name,
         epoch=node.epoch,
         process=ProcessIdentity(
-            process.boot_id, process.pid_namespace, process.pid, process.start_ticks
+            told.name(process.boot_id, "node.process.boot_id"),
+            process.pid_namespace,
+            told.count(process.pid, "node.process.pid", _HIGHEST_PID),
+            process.start_ticks,
         ),
-        transport=node.transport,
-        transport_metadata=node.transport_metadata,
-        slabs=node.slabs,
+        transport=told.name(node.transport, "node.transport"),
+        transport_metadata=metadata,
+        slabs=told.count(node.slabs, "node.slabs", _MOST_SLABS),
     )
+
+
+def lease_from_wire(lease_seconds: float) -> float:
+    """A writer's lease: what it may write to stays quarantined for that long after it is lost.
+    Raises PeerInvalid."""
+    return told.seconds(lease_seconds, "lease_seconds", _LONGEST_LEASE)
 
 
 def windows_to_wire(digests: Sequence[WindowDigest]) -> list[pb.Window]:
@@ -71,7 +105,9 @@ def report_to_wire(report: SendReport, track: SenderTrack) -> pb.Report:
     )
 
 
-def windows_from_wire(windows: Iterable[pb.Window]) -> tuple[WindowDigest, ...]:
+def windows_from_wire(windows: Sequence[pb.Window]) -> tuple[WindowDigest, ...]:
+    """Raises PeerInvalid where there are more than any room has."""
+    told.count(len(windows), "windows", _MOST_WINDOWS)
     return tuple(
         WindowDigest(
             WindowHeader(

@@ -31,7 +31,7 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
         "nixl": lambda: NixlTransport(name, *nixl_memory(device)),
     }
     if kind in builders:
-        return builders[kind]()
+        return _expecting(builders[kind]())
     members, reasons = {}, []
     for member, build in builders.items():
         try:
@@ -41,7 +41,17 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
             log.info("transport auto goes without %s: %s", member, error)
     if not members:
         raise TransportError(f"transport auto finds none: {'; '.join(reasons)}")
-    return RoutedTransport(members)
+    return _expecting(RoutedTransport(members))
+
+
+def _expecting(transport: Transport) -> Transport:
+    """A node's transport: its peers come soon, and weights are loaded meanwhile."""
+    try:
+        transport.expect_peers()
+    except TransportError:
+        transport.close()
+        raise
+    return transport
 
 
 def _peer_copy(device: torch.device) -> Transport:
