@@ -6,6 +6,7 @@ from pathlib import Path
 from ..engine.config import option
 from ..front.etcd import Etcd
 from ..front.wire_options import WireOptions
+from ..transfer.peer_values import LONGEST_NAME, is_name
 from ..transfer.transports.choice import KINDS
 from .etcd_membership import EtcdMembership
 from .membership import FileMembership, FixedMembership, Membership, check_target
@@ -24,7 +25,9 @@ class DecodeConfig(WireOptions):
     etcd: str = option("", "etcd's URL, as http://127.0.0.1:2379: prefill nodes register there")
     etcd_prefix: str = option("/tasuki/prefill/", "what the keys of prefill nodes begin with")
     prefill_ca: str = option(
-        "", "PEM file: prefill nodes must show a certificate signed by these; none: plain text"
+        "",
+        "PEM file: prefill nodes must show a certificate signed by these; none: plain text, on "
+        "loopback alone unless insecure",
     )
     layers_per_window: int | None = option(
         None, "layers that are sent together of what is pulled; not given: what the link makes best"
@@ -44,11 +47,13 @@ class DecodeConfig(WireOptions):
             raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")
         if sum(map(bool, (self.prefill, self.prefill_file, self.etcd))) > 1:
             raise ValueError("prefill, prefill_file and etcd exclude each other: give one of them")
+        if not is_name(self.name):
+            raise ValueError(f"name must be at most {LONGEST_NAME} printable characters")
         if not self.etcd_prefix:
             raise ValueError(
                 "etcd_prefix must not be empty: leave it out, or name a folder of keys"
             )
-        for target in self._targets:
+        for target in self.targets:
             check_target(target, "prefill")
 
     @property
@@ -57,8 +62,9 @@ class DecodeConfig(WireOptions):
             return EtcdMembership(lambda: Etcd(self.etcd), self.etcd_prefix)
         if self.prefill_file:
             return FileMembership(Path(self.prefill_file))
-        return FixedMembership(self._targets)
+        return FixedMembership(self.targets)
 
     @property
-    def _targets(self) -> list[str]:
+    def targets(self) -> list[str]:
+        """Prefill nodes that are named here, HOST:PORT; others may be learnt of."""
         return [target.strip() for target in self.prefill.split(",") if target.strip()]

@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
-import grpc
-
 from ..engine import messages as m
 from ..transfer.contract import Contract
 from ..transfer.node_identity import NodeIdentity
@@ -26,6 +24,7 @@ from ..transfer.transports.base import Transport
 from ..transfer.writer_life import WriterLife
 from . import handover_wire as wire
 from .attempts import Attempts
+from .dialling import Dialling
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
 from .membership import Membership
@@ -50,10 +49,11 @@ class HandoverClient:
         membership: Membership,
         loop: asyncio.AbstractEventLoop,
         settings: HandoverSettings | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        dialling: Dialling | None = None,
         traceparent: Callable[[m.RequestId], str] = _untraced,
     ) -> None:
-        """traceparent: of a live request's span, empty where it has none."""
+        """dialling: in plain text, and on this host only, by default.
+        traceparent: of a live request's span, empty where it has none."""
         self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
@@ -78,7 +78,7 @@ class HandoverClient:
                 self._settings,
                 sender,
                 self._links_changed,
-                credentials,
+                dialling,
             )
         )
 

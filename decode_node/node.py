@@ -8,8 +8,6 @@ import asyncio
 from dataclasses import asdict, replace
 from functools import partial
 
-import grpc
-
 from ..engine.build import EngineParts, build_early_start, build_engine
 from ..engine.config import EngineConfig
 from ..engine.messages import EarlyStepEnded, Outbox
@@ -30,22 +28,27 @@ from ..transfer.data_plane import DataPlane
 from ..transfer.hop_ends import HopEnds
 from ..transfer.steps import StepCounter
 from .config import DecodeConfig
+from .dialling import Dialling
 from .handover_client import HandoverClient
 from .handover_settings import HandoverSettings
 
 
-def prefill_credentials(
-    front_config: FrontConfig, config: DecodeConfig
-) -> grpc.ChannelCredentials | None:
-    """This node shows prefill nodes the certificate that it shows its clients. Raises TlsError."""
-    if not config.prefill_ca:
-        return None
-    tls = ClientTls(config.prefill_ca, front_config.tls_cert, front_config.tls_key)
-    return tls.grpc_credentials()
+def dialling(front_config: FrontConfig, config: DecodeConfig) -> Dialling:
+    """This node shows prefill nodes the certificate that it shows its clients. Raises TlsError, and
+    MembershipError where a prefill node that is named by the settings must not be dialled."""
+    credentials = None
+    if config.prefill_ca:
+        tls = ClientTls(config.prefill_ca, front_config.tls_cert, front_config.tls_key)
+        credentials = tls.grpc_credentials()
+    made = Dialling(credentials, front_config.insecure)
+    for target in config.targets:
+        made.check(target)
+    return made
 
 
 class DecodeNode:
-    """Build it inside a running event loop. REQUIRES: `plane` is over parts.arena."""
+    """Build it inside a running event loop. REQUIRES: `plane` is over parts.arena. Raises TlsError,
+    MembershipError."""
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class DecodeNode:
         on_fresh: FreshIds = leave_as_is,
         role_change: RoleChange | None = None,
     ) -> None:
+        dials = dialling(front_config, config)
         parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
         # What is pulled from here was computed long ago: no tick is waited for.
         steps = StepCounter()
@@ -101,7 +105,7 @@ class DecodeNode:
             config.membership,
             asyncio.get_running_loop(),
             settings,
-            prefill_credentials(front_config, config),
+            dials,
             self.front.tracing.header,
         )
 

@@ -33,18 +33,10 @@ from ..transfer.wire import (
     node_to_wire,
 )
 from ..transfer.writer_life import WriterLife
+from .dialling import Dialling
 from .handover_settings import HandoverSettings
 
 log = logging.getLogger(__name__)
-
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 32 * 2**20),
-    ("grpc.max_send_message_length", 32 * 2**20),
-    # A restarted peer must be found at once, not after another channel's backoff.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 
 
 class PrefillConnection:
@@ -111,10 +103,11 @@ class PrefillLink:
         settings: HandoverSettings,
         sender: Sender,
         on_change: Callable[[], None],
-        credentials: grpc.ChannelCredentials | None = None,
+        dialling: Dialling | None = None,
     ) -> None:
         """retry_seconds, settle_seconds: the transport's. sender: writes what the prefill node
-        pulls. on_change: the connection came or went."""
+        pulls. on_change: the connection came or went. dialling: in plain text, and on this host
+        only, by default."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -131,7 +124,7 @@ class PrefillLink:
         self._settings = settings
         self._sender = sender
         self._on_change = on_change
-        self._credentials = credentials
+        self._dialling = dialling or Dialling()
 
     def status(self) -> PrefillNodeStatus:
         state = PrefillNodeState.LOST
@@ -142,10 +135,17 @@ class PrefillLink:
         return PrefillNodeStatus(self.target, self._name, state, self.refused)
 
     async def run(self) -> None:
-        """Connect, beat, and again, until cancelled."""
+        """Connect, beat, and again, until cancelled. A target that must not be dialled is told of
+        once, and stays refused."""
+        refusal = self._dialling.refusal(self.target)
+        if refusal is not None:
+            self.refused = (refusal,)
+            log.warning("prefill node %s, %s is %s", refusal.theirs, refusal.field, refusal.ours)
+            self.tried.set()
+            return
         pause = self._settings.retry_first
         while True:
-            async with self._channel() as channel:
+            async with self._dialling.channel(self.target) as channel:
                 stub = handover_pb2_grpc.HandoverStub(channel)  # type: ignore[no-untyped-call]
                 try:
                     connection = await self._connect(stub)
@@ -158,11 +158,6 @@ class PrefillLink:
             await asyncio.sleep(pause)
             await self._let_go()
             pause = min(2 * pause, self._settings.retry_last)
-
-    def _channel(self) -> grpc.aio.Channel:
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self.target, options=_CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(self.target, self._credentials, options=_CHANNEL_OPTIONS)
 
     async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
         """Raises ContractMismatch, AioRpcError, TransportError."""

@@ -81,7 +81,9 @@ class FrontConfig:
     gateway: bool = option(
         False, "serve the smg gateway's engine protocol beside our own (needs tasuki[smg])"
     )
-    insecure: bool = option(False, "serve a non-loopback address in plain text")
+    insecure: bool = option(
+        False, "serve a non-loopback address, and dial prefill nodes at one, in plain text"
+    )
     drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
     max_sessions: int = option(1024, "sessions open at a time")
     session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")

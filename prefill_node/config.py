@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ..engine.config import option
 from ..front.wire_options import WireOptions
+from ..transfer.peer_values import LONGEST_NAME, is_name
 from ..transfer.transports.choice import KINDS
 
 
@@ -30,5 +31,7 @@ class PrefillConfig(WireOptions):
         super().__post_init__()
         if self.layers_per_window is not None and self.layers_per_window < 1:
             raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
+        if not is_name(self.name):
+            raise ValueError(f"name must be at most {LONGEST_NAME} printable characters")
         if not self.lease_seconds > 0:
             raise ValueError(f"lease_seconds must be positive, not {self.lease_seconds}")

@@ -20,6 +20,8 @@ from ..transfer.writer_life import WriterLife
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.01
+_TRYING_SECONDS = 5.0
+"""A receiver tries our metadata in a process of its own before it begins to beat."""
 
 
 @dataclass
@@ -89,7 +91,7 @@ class ReceiverConnections:
         self._connections[name] = _Connection(node, time.monotonic(), writer)
         # A receiver that connects and never beats must not stay connected.
         loop = asyncio.get_running_loop()
-        loop.call_later(self._silence_seconds, self._expect_beating, name)
+        loop.call_later(self._silence_seconds + _TRYING_SECONDS, self._expect_beating, name)
         return name
 
     async def _end_others(self, node: NodeIdentity) -> None:

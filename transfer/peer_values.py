@@ -44,11 +44,15 @@ def count(value: int, field: str, most: int = MOST_BYTES) -> int:
 
 def name(value: str, field: str, longest: int = LONGEST_NAME) -> str:
     """A name goes into logs, metrics and pages as it is."""
-    if len(value) > longest or not value.isprintable():
+    if not is_name(value, longest):
         raise PeerInvalid(
             f"{field} {shown(value)!r} is no name: at most {longest} printable characters"
         )
     return value
+
+
+def is_name(value: str, longest: int = LONGEST_NAME) -> bool:
+    return len(value) <= longest and value.isprintable()
 
 
 def known(value: str, field: str, names: frozenset[str]) -> str:
