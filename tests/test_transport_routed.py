@@ -109,7 +109,7 @@ def test_a_peer_address_survives_the_wire_and_other_bytes_do_not() -> None:
         arena=Export(bytes(range(64)), 512),
         size=1 << 40,
         gate=Export(bytes(64), 0),
-        mailbox=MailboxAddress("tasuki-1", b"secret"),
+        mailbox=MailboxAddress("tasuki-1", b"sixteen bytes..!"),
     )
     assert PeerAddress.unpack(address.pack()) == address
     for wrong in (b"", b"[]", b"{}", address.pack().replace(b'"size"', b'"sighs"')):

@@ -17,7 +17,7 @@ from ..errors import TransportError
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING = 1
-_WORD_BYTES = 8
+WORD_BYTES = 8
 
 
 class _Handle(ctypes.Structure):
@@ -74,8 +74,12 @@ class CudaIpc:
                 ) from error
         return Export(bytes(handle), address - base.value)
 
-    def open(self, export: Export) -> int:
-        """Map a peer's memory: the address here of what it exported. Raises TransportError."""
+    def open(self, export: Export, size: int) -> int:
+        """Map a peer's memory: the address here of the `size` bytes that it exported.
+
+        Raises TransportError, also where its allocation does not hold them: a kernel that wrote
+        behind its end would take this process's context with it.
+        """
         if len(export.handle) != HANDLE_BYTES:
             raise TransportError(
                 f"an IPC handle has {HANDLE_BYTES} bytes, not {len(export.handle)}"
@@ -87,6 +91,14 @@ class CudaIpc:
                 ctypes.byref(base),
                 _Handle.from_buffer_copy(export.handle),
                 ctypes.c_uint(_LAZY_PEER_ACCESS),
+            )
+        mapped = ctypes.c_size_t()
+        with self._current():
+            self._call("cuMemGetAddressRange_v2", None, ctypes.byref(mapped), base)
+        if export.offset + size > mapped.value:
+            self.close(export, base.value + export.offset)
+            raise TransportError(
+                f"the peer exported {size} bytes at {export.offset} of {mapped.value}"
             )
         return base.value + export.offset
 
@@ -114,7 +126,7 @@ class CudaIpc:
                 "cuMemcpyDtoHAsync_v2",
                 ctypes.byref(word),
                 ctypes.c_uint64(address),
-                ctypes.c_size_t(_WORD_BYTES),
+                ctypes.c_size_t(WORD_BYTES),
                 self._stream,
             )
             self._call("cuStreamSynchronize", self._stream)
@@ -128,7 +140,7 @@ class CudaIpc:
                 "cuMemcpyHtoDAsync_v2",
                 ctypes.c_uint64(address),
                 ctypes.byref(word),
-                ctypes.c_size_t(_WORD_BYTES),
+                ctypes.c_size_t(WORD_BYTES),
                 self._stream,
             )
             self._call("cuStreamSynchronize", self._stream)

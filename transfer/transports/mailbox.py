@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import TransportError
 
-_SECRET_BYTES = 16
+SECRET_BYTES = 16
 _LONGEST = 1 << 16
 
 
@@ -28,7 +28,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.address = MailboxAddress(
-            f"tasuki-{secrets.token_hex(_SECRET_BYTES)}", secrets.token_bytes(_SECRET_BYTES)
+            f"tasuki-{secrets.token_hex(SECRET_BYTES)}", secrets.token_bytes(SECRET_BYTES)
         )
         self.dropped = 0
         self._socket = _datagram_socket()
@@ -42,7 +42,7 @@ class Mailbox:
                 datagram = self._socket.recv(_LONGEST)
             except BlockingIOError:
                 return arrived
-            secret, notification = datagram[:_SECRET_BYTES], datagram[_SECRET_BYTES:]
+            secret, notification = datagram[:SECRET_BYTES], datagram[SECRET_BYTES:]
             if secrets.compare_digest(secret, self.address.secret):
                 arrived.append(notification)
             else:

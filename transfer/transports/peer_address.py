@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 from ..errors import TransportError
 from ..fence import ProcessIdentity
-from .cuda_ipc import Export
-from .mailbox import MailboxAddress
+from ..peer_values import is_name
+from .cuda_ipc import HANDLE_BYTES, Export
+from .mailbox import SECRET_BYTES, MailboxAddress
+
+_LONGEST = 4096
+_HIGHEST_PID = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -48,19 +52,42 @@ class PeerAddress:
     def unpack(metadata: bytes) -> "PeerAddress":
         """Raises TransportError on what no node of this version writes."""
         try:
+            # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
+            if len(metadata) > _LONGEST:
+                raise ValueError(f"{len(metadata)} bytes are too many")
             read = json.loads(metadata)
             return PeerAddress(
                 process=ProcessIdentity(
-                    str(read["boot_id"]),
-                    int(read["pid_namespace"]),
-                    int(read["pid"]),
-                    int(read["start_ticks"]),
+                    _text(read["boot_id"]),
+                    _integer(read["pid_namespace"]),
+                    _integer(read["pid"], _HIGHEST_PID),
+                    _integer(read["start_ticks"]),
                 ),
-                gpu=str(read["gpu"]),
-                arena=Export(bytes.fromhex(read["arena"]), int(read["arena_offset"])),
-                size=int(read["size"]),
-                gate=Export(bytes.fromhex(read["gate"]), int(read["gate_offset"])),
-                mailbox=MailboxAddress(str(read["mailbox"]), bytes.fromhex(read["secret"])),
+                gpu=_text(read["gpu"]),
+                arena=Export(_bytes(read["arena"], HANDLE_BYTES), _integer(read["arena_offset"])),
+                size=_integer(read["size"]),
+                gate=Export(_bytes(read["gate"], HANDLE_BYTES), _integer(read["gate_offset"])),
+                mailbox=MailboxAddress(
+                    _text(read["mailbox"]), _bytes(read["secret"], SECRET_BYTES)
+                ),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TransportError(f"the peer's address cannot be read: {error!r}") from error
+
+
+def _integer(value: object, most: int = (1 << 48) - 1) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"a number is not in [0, {most}]")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not is_name(value):
+        raise ValueError("a name is none")
+    return value
+
+
+def _bytes(value: object, count: int) -> bytes:
+    if not isinstance(value, str) or len(value) != 2 * count:
+        raise ValueError(f"{count} bytes in hexadecimal are expected")
+    return bytes.fromhex(value)

@@ -12,6 +12,7 @@ What proves that no more writes come: the event of the last window (drain), the 
 """
 
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..fence import ProcessIdentity
 from ..grain import Grain
 from ..kernels.peer_store import ALIGNMENT, Grid, PieceStore, Target, fill_table
 from .base import Endpoint, Region, Transfer, TransferState, Transport
-from .cuda_ipc import CudaIpc
+from .cuda_ipc import WORD_BYTES, CudaIpc
 from .mailbox import Mailbox, MailboxWriter
 from .peer_address import PeerAddress
 from .peer_gate import NOBODY, PeerGate
@@ -141,15 +142,15 @@ class PeerCopyTransport(Transport):
     def connect(self, metadata: bytes) -> Endpoint:
         address = PeerAddress.unpack(metadata)
         self._require_reachable(address)
-        mailbox = MailboxWriter(address.mailbox)
-        try:
-            gate = self._ipc.open(address.gate)
+        with ExitStack() as undo:
+            mailbox = MailboxWriter(address.mailbox)
+            undo.callback(mailbox.close)
+            gate = self._ipc.open(address.gate, WORD_BYTES)
+            undo.callback(self._ipc.close, address.gate, gate)
             # Read now and not sent along: a gate may have been shut since its address was given.
             permission = self._ipc.read_word(gate)
-            arena = self._ipc.open(address.arena)
-        except TransportError:
-            mailbox.close()
-            raise
+            arena = self._ipc.open(address.arena, address.size)
+            undo.pop_all()
         endpoint = _PeerEndpoint(address, arena, gate, permission, mailbox)
         with self._lock:
             self._endpoints.append(endpoint)

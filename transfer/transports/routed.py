@@ -14,6 +14,8 @@ from ..errors import TransportError
 from ..grain import Grain
 from .base import Endpoint, Region, Transfer, TransferState, Transport
 
+_LARGEST_METADATA = 1 << 20
+
 log = logging.getLogger(__name__)
 
 
@@ -77,8 +79,10 @@ class RoutedTransport(Transport):
 
     def connect(self, metadata: bytes) -> Endpoint:
         try:
+            if len(metadata) > _LARGEST_METADATA:
+                raise ValueError(f"{len(metadata)} bytes are too many")
             parts = {str(k): bytes.fromhex(v) for k, v in json.loads(metadata).items()}
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise TransportError(f"the peer's metadata cannot be read: {error!r}") from error
         reasons = []
         for name, member in self._members.items():

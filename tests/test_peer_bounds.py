@@ -1,0 +1,257 @@
+"""Whatever a peer tells is read, or refused by one type that names it: nothing else is raised, and
+nothing without a bound, no number that is none and no control character is kept."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+
+import numpy as np
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tasuki.decode_node import handover_wire as decode_wire
+from tasuki.engine import messages as m
+from tasuki.engine.losses import CAUSES
+from tasuki.prefill_node import handover_wire as prefill_wire
+from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import timeline_pb2
+from tasuki.pycache._cpp_cache import HybridTree, TreeConfig
+from tasuki.transfer import peer_values
+from tasuki.transfer.errors import PeerInvalid, TransferError
+from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
+from tasuki.transfer.timeline import KEPT_WINDOWS, ReceiverTrack
+from tasuki.transfer.timeline_wire import sender_track_from_wire, timeline_from_wire
+from tasuki.transfer.transports.nixl_address import NixlAddress
+from tasuki.transfer.transports.peer_address import PeerAddress
+from tasuki.transfer.wire import lease_from_wire, node_from_wire, windows_from_wire
+
+ROOM = m.RoomId(7)
+NOWHERE = ReceiverTrack((), (), ())
+_MAY_BE_INFINITE = ("margin", "score")
+
+_RANGES = {
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.TYPE_FIXED64: (0, 2**64 - 1),
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_ENUM: (0, 9),
+}
+# Words that are right now and then, so that what stands behind them is reached.
+_WORDS = st.sampled_from(
+    [*sorted(CAUSES), "here", "there", "pull", "tail", "pages", "prompt_end", "a\nb", "\x1b[2J", ""]
+) | st.text(max_size=300)
+_NUMBERS = st.floats(width=64) | st.sampled_from([0.0, 1.5, math.nan, math.inf, -1.0, 1e300])
+
+
+def value(field: FieldDescriptor) -> st.SearchStrategy[object]:
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return message(field.message_type)
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return _NUMBERS
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return _WORDS
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return st.binary(max_size=64)
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return st.booleans()
+    least, most = _RANGES[field.type]
+    return st.sampled_from([least, 1, most]) | st.integers(least, most)
+
+
+def message(descriptor: Descriptor) -> st.SearchStrategy[dict[str, object]]:
+    """As keyword arguments, nested: any subset of the fields with any values."""
+    optional = {}
+    for field in descriptor.fields:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            entry = field.message_type.fields_by_name
+            made: st.SearchStrategy[object] = st.dictionaries(
+                value(entry["key"]), value(entry["value"]), max_size=4
+            )
+        elif field.is_repeated:
+            made = st.lists(value(field), max_size=4)
+        else:
+            made = value(field)
+        optional[field.name] = made
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+def assert_bounded(kept: object, name: str = "") -> None:
+    if isinstance(kept, Enum | bool | None):
+        return
+    if is_dataclass(kept):
+        for item in fields(kept):
+            assert_bounded(getattr(kept, item.name), item.name)
+    elif isinstance(kept, float):
+        assert not math.isnan(kept) and (math.isfinite(kept) or name in _MAY_BE_INFINITE), name
+    elif isinstance(kept, int):
+        assert abs(kept) < 2**64, name
+    elif isinstance(kept, str):
+        assert len(kept) <= peer_values.LONGEST_REASON and kept.isprintable(), (name, kept)
+    elif isinstance(kept, Mapping):
+        assert len(kept) <= peer_values.MOST_FIELDS
+        for key, item in kept.items():
+            assert_bounded(key, name)
+            assert_bounded(item, name)
+    elif isinstance(kept, tuple | list):
+        assert len(kept) <= 1 << 20
+        for item in kept:
+            assert_bounded(item, name)
+    else:
+        assert isinstance(kept, bytes | np.ndarray), type(kept)
+
+
+READERS: dict[str, tuple[type[Message], Callable[..., object]]] = {
+    "ready": (pb.Ready, lambda told: decode_wire.ready_from_wire(ROOM, told, "prefill")),
+    "done": (pb.Done, lambda told: decode_wire.done_from_wire(ROOM, told, NOWHERE)),
+    "pull": (pb.Pull, lambda told: decode_wire.pull_from_wire(ROOM, told)),
+    "windows": (pb.Done, lambda told: windows_from_wire(told.windows)),
+    "reserve": (pb.Reserve, prefill_wire.reserve_from_wire),
+    "grant": (pb.Grant, lambda told: prefill_wire.grant_from_wire(ROOM, told)),
+    "node": (pb.Node, node_from_wire),
+    "lease": (pb.Connected, lambda told: lease_from_wire(told.lease_seconds)),
+    "contract": (pb.ConnectRequest, lambda told: peer_values.contract(told.contract)),
+    "track": (timeline_pb2.SenderTrack, sender_track_from_wire),
+    "timeline": (timeline_pb2.HandoverTimeline, timeline_from_wire),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_message_is_read_with_bounds_or_refused_by_type(
+    reader: str, data: st.DataObject
+) -> None:
+    kind, read = READERS[reader]
+    told = kind(**data.draw(message(kind.DESCRIPTOR)))
+    if isinstance(told, pb.Node):
+        told.epoch = bytes(EPOCH_BYTES)
+        told.transport_checksum = metadata_checksum(told.transport_metadata)
+    try:
+        kept = read(told)
+    except (TransferError, prefill_wire.InvalidReserve) as error:
+        assert len(str(error)) < 1000 and str(error).isprintable()
+        return
+    assert_bounded(kept)
+
+
+@pytest.mark.parametrize("unpack", [NixlAddress.unpack, PeerAddress.unpack])
+@settings(max_examples=150, deadline=None)
+@given(metadata=st.binary(max_size=200) | st.text(max_size=99).map(str.encode))
+def test_any_metadata_are_read_or_refused_by_type(
+    unpack: Callable[[bytes], object], metadata: bytes
+) -> None:
+    with pytest.raises(TransferError):
+        unpack(metadata)
+
+
+def ready(**changed: object) -> pb.Ready:
+    hit = pb.Hit(prompt_tokens=9, usable_tokens=4, causes={"new": 5}, checkpoint_source="turn_end")
+    hit.lost.CopyFrom(pb.LostState(tokens=3, slabs_since=1.5, eviction=pb.Eviction(kind="tail")))
+    whole = pb.Ready(
+        token=3,
+        logprob=-0.5,
+        margin=math.inf,
+        hit=hit,
+        pulled=pb.Pulled(tokens=2, bytes=64, seconds=0.1),
+        route=pb.Route(choice="there", estimates={"here": 0.5, "there": 0.25}),
+        tail_seconds=0.5,
+    )
+    for path, value in changed.items():
+        *parents, name = path.split("__")
+        target: Message = whole
+        for parent in parents:
+            target = getattr(target, parent)
+        if isinstance(value, dict):
+            getattr(target, name).clear()
+            getattr(target, name).update(value)
+        else:
+            setattr(target, name, value)
+    return whole
+
+
+def test_what_makes_sense_is_read_as_it_is() -> None:
+    read = decode_wire.ready_from_wire(ROOM, ready(), "prefill")
+    assert read.hit.causes == {"new": 5} and read.hit.checkpoint_source == "turn_end"
+    assert read.hit.lost is not None and read.hit.lost.slabs_since == 1.5
+    assert read.route == m.RouteReport("there", {"here": 0.5, "there": 0.25})
+    assert read.pulled == m.PullReport(2, 64, 0.1) and read.tail_seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"logprob": math.nan}, "ready.logprob"),
+        ({"margin": math.nan}, "ready.margin"),
+        ({"hit__causes": {"new": 4}}, "hit of 9 tokens"),
+        ({"hit__causes": {"because": 5}}, "hit.causes 'because'"),
+        ({"hit__checkpoint_source": "x" * 9999}, "hit.checkpoint_source"),
+        ({"hit__lost__slabs_since": math.nan}, "lost.slabs_since"),
+        ({"hit__lost__eviction__kind": "\n"}, "eviction.kind"),
+        ({"hit__lost__eviction__score": math.nan}, "eviction.score"),
+        ({"hit__lost__eviction__slabs": math.inf}, "eviction.slabs"),
+        ({"pulled__seconds": -1.0}, "pulled.seconds"),
+        ({"pulled__bytes": 2**63}, "pulled.bytes"),
+        ({"route__choice": "nowhere"}, "route.choice"),
+        ({"route__estimates": {"here": math.nan}}, r"route.estimates\[here\]"),
+        ({"route__estimates": {str(n): 0.0 for n in range(9)}}, "route.estimates"),
+    ],
+    ids=lambda item: "" if isinstance(item, str) else "-".join(item),
+)
+def test_what_makes_none_is_refused_by_its_name(change: dict[str, object], named: str) -> None:
+    with pytest.raises(PeerInvalid, match=named):
+        decode_wire.ready_from_wire(ROOM, ready(**change), "prefill")
+
+
+@pytest.mark.parametrize("told", [math.nan, math.inf, -1.0, 1e9])
+def test_an_estimate_that_is_none_is_left_out(told: float) -> None:
+    assert decode_wire.ready_from_wire(ROOM, ready(tail_seconds=told), "p").tail_seconds is None
+
+
+def test_a_lease_that_never_ends_is_refused() -> None:
+    """What is lost would stay quarantined for as long: a comparison with NaN never holds."""
+    for told in (math.nan, math.inf, -1.0, 1e6):
+        with pytest.raises(PeerInvalid, match="lease_seconds"):
+            lease_from_wire(told)
+    assert lease_from_wire(2.0) == 2.0
+
+
+def test_a_track_keeps_no_moment_that_is_none() -> None:
+    good = timeline_pb2.SentWindow(layers_finished=[0.5], begun_at=1, posted_at=2, flushed_at=3)
+    backwards = timeline_pb2.SentWindow(layers_finished=[0.5], begun_at=3, posted_at=2)
+    endless = timeline_pb2.SentWindow(flushed_at=math.inf)
+    unfinished = timeline_pb2.SentWindow(layers_finished=[math.nan])
+    phases = [timeline_pb2.PhaseMark(phase=1, at=n / 10) for n in range(999)]
+    track = timeline_pb2.SenderTrack(
+        windows=[backwards, endless, unfinished, *[good] * 999], phases=phases
+    )
+    read = sender_track_from_wire(track)
+    assert len(read.windows) == KEPT_WINDOWS and len(read.phases) == 1
+    few = timeline_pb2.SenderTrack(windows=[backwards, good, endless, unfinished])
+    assert [w.flushed_at for w in sender_track_from_wire(few).windows] == [3.0]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "x" * 129, "\u202egnp"])
+def test_a_name_that_could_forge_a_line_is_refused(name: str) -> None:
+    node = pb.Node(name=name, epoch=bytes(EPOCH_BYTES), transport_checksum=metadata_checksum(b""))
+    with pytest.raises(PeerInvalid, match=r"node\.name") as raised:
+        node_from_wire(node)
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("field", ["top_k", "temperature", "stop_token_ids"])
+def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> None:
+    wrong = {"top_k": 2**31, "temperature": math.inf, "stop_token_ids": [1] * 9999}
+    sampling = pb.Sampling(**{"max_new_tokens": 1, "top_p": 1.0, field: wrong[field]})
+    ticket = pb.Ticket(room=1, sampling=sampling)
+    prompt = np.zeros(4, dtype="<i4").tobytes()
+    with pytest.raises(prefill_wire.InvalidReserve, match=field):
+        prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt))
+
+
+def test_the_causes_are_those_that_a_match_names() -> None:
+    tree = HybridTree(TreeConfig(slabs=4, blocks_per_slab=1, pages_per_slab=1))
+    assert set(tree.match(np.zeros(3, dtype=np.int32)).causes.as_dict()) == CAUSES
