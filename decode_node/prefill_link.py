@@ -38,6 +38,9 @@ from .handover_settings import HandoverSettings
 
 log = logging.getLogger(__name__)
 
+_MOST_UNHEARD = 256
+"""Renewals that a prefill node may leave unheard, which are remembered until it has heard them."""
+
 
 class PrefillConnection:
     """One life of the link: from Connect until the heartbeat ends."""
@@ -240,6 +243,9 @@ class PrefillLink:
                 if (asked_at := asked.get(beat.heard)) is not None:
                     self._sender.renew(connection.id, asked_at)
                 asked = {s: at for s, at in asked.items() if s >= beat.heard}
+                if len(asked) > _MOST_UNHEARD:
+                    log.warning("prefill node %s beats and hears nothing", self.target)
+                    return
                 asked[beat.sequence] = time.monotonic()
                 connection.answering()
                 await call.write(connection.renewal(beat.sequence))

@@ -66,6 +66,9 @@ def message(descriptor: Descriptor) -> st.SearchStrategy[dict[str, object]]:
     """As keyword arguments, nested: any subset of the fields with any values."""
     optional = {}
     for field in descriptor.fields:
+        if field.message_type is descriptor:
+            # One of its own kind: the reader is to look no deeper than one.
+            continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             entry = field.message_type.fields_by_name
             made: st.SearchStrategy[object] = st.dictionaries(
@@ -188,6 +191,7 @@ def test_what_makes_sense_is_read_as_it_is() -> None:
         ({"margin": math.nan}, "ready.margin"),
         ({"hit__causes": {"new": 4}}, "hit of 9 tokens"),
         ({"hit__causes": {"because": 5}}, "hit.causes 'because'"),
+        ({"hit__in_pages__prompt_tokens": 9}, "hit of 9 tokens"),
         ({"hit__checkpoint_source": "x" * 9999}, "hit.checkpoint_source"),
         ({"hit__lost__slabs_since": math.nan}, "lost.slabs_since"),
         ({"hit__lost__eviction__kind": "\n"}, "eviction.kind"),

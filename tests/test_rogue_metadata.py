@@ -3,6 +3,7 @@ the next honest peer is served. UCX aborts the process that reads some of them."
 
 import json
 import random
+import re
 import secrets
 from collections.abc import Iterator
 from concurrent import futures
@@ -93,16 +94,21 @@ class Connecting:
 
     def __init__(self, prefill: Node) -> None:
         self._prefill = prefill
-        self._contract = contract_of(prefill)
+        self.contract = contract_of(prefill)
         self._channel = grpc.insecure_channel(prefill.address)
         self._stub = handover_pb2_grpc.HandoverStub(self._channel)
+
+    def differences(self, contract: dict[str, str]) -> list[pb.Difference]:
+        """What a contract is refused for."""
+        request = pb.ConnectRequest(node=pb.Node(transport="nixl"), contract=contract)
+        return list(self._stub.Connect(request, timeout=10).refused.differences)
 
     def told(self, node: pb.Node) -> grpc.StatusCode:
         return self.answer(node)[0]
 
     def answer(self, node: pb.Node) -> tuple[grpc.StatusCode, str]:
         """What became of it; asked again where too much was tried lately."""
-        request = pb.ConnectRequest(node=node, contract=self._contract, lease_seconds=1.0)
+        request = pb.ConnectRequest(node=node, contract=self.contract, lease_seconds=1.0)
         while True:
             try:
                 answer = self._stub.Connect(request, timeout=30)
@@ -150,6 +156,26 @@ def test_metadata_that_were_damaged_on_their_way_are_not_tried(
     node.transport_metadata = flipped(forger.address(), ABORTING[0]).pack()
     code, details = connecting.answer(node)
     assert code is grpc.StatusCode.FAILED_PRECONDITION and "checksum" in details
+
+
+@pytest.mark.parametrize("library", ["nixl", "ucx"])
+def test_another_version_of_a_library_is_refused_by_its_name(
+    connecting: Connecting, forger: Forger, library: str
+) -> None:
+    ours = connecting.contract[library]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", ours)
+    refused = connecting.differences({**connecting.contract, library: "9.9.9"})
+    assert [(item.field, item.ours, item.theirs) for item in refused] == [(library, ours, "9.9.9")]
+
+
+def test_a_contract_without_end_is_neither_compared_nor_told_back(connecting: Connecting) -> None:
+    endless = {f"field {n}": "x" for n in range(999)}
+    with pytest.raises(grpc.RpcError) as raised:
+        connecting.differences(endless)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    forged = connecting.differences({**connecting.contract, "a\nb": "y\n" * 9999})
+    assert len(forged) == 1 and forged[0].field.isprintable()
+    assert len(forged[0].theirs) <= 4096 and forged[0].theirs.isprintable()
 
 
 def mutated(address: NixlAddress, rng: random.Random) -> bytes:
