@@ -13,7 +13,6 @@ from tasuki.decode_node.dialling import Dialling
 from tasuki.decode_node.membership import MembershipError
 from tasuki.decode_node.node import dialling
 from tasuki.front.config import FrontConfig
-from tasuki.front.handover_status import PrefillNodeState
 from tasuki.proto import inference_pb2 as pb
 
 from tests.certificates import Authority
@@ -96,4 +95,3 @@ def test_a_link_that_is_refused_opens_no_channel(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
     assert opened == []
-    assert PrefillNodeState.REFUSED
