@@ -9,7 +9,8 @@ class HandoverSettings:
     attempt to connect may take; retry_first, retry_last: the pause between attempts, doubling from
     one to the other. progress: a room on which nothing moves for that long is lost; being queued is
     progress, age alone is not. landing: from Done until the last window must have landed.
-    acknowledge: how long one abort may wait for its reply. patience: a room that is not fenced by
+    acknowledge: how long one abort may wait for its reply. write: how long one message of a room
+    may wait for the prefill node to take it. patience: a room that is not fenced by
     then gives up the connection, so that the lease runs out. attempts: prefill nodes that one
     prompt is given to before it is prefilled here; not seconds.
     """
@@ -21,5 +22,6 @@ class HandoverSettings:
     progress: float = 30.0
     landing: float = 5.0
     acknowledge: float = 3.0
+    write: float = 10.0
     patience: float = 10.0
     attempts: int = 2
