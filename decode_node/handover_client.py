@@ -64,7 +64,7 @@ class HandoverClient:
         self._transport = transport
         self._loop = loop
         self._settings = settings or HandoverSettings()
-        self._pulls = OutgoingPulls(post, sender)
+        self._pulls = OutgoingPulls(post, sender, self._settings.pull)
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
         self._attempts = Attempts()
         self._severing = Severing(transport, receiver, self._lose_all)
@@ -194,7 +194,9 @@ class HandoverClient:
         """To the engine; of a loss also whether another node is left to be asked."""
         if isinstance(message, m.HandoverLost):
             tried = self._attempts.tried(request)
-            message = replace(message, elsewhere=self._choose(tried) is not None)
+            # Of what this node has no room for, another one could not rid it.
+            elsewhere = message.cause is not m.LossCause.NO_ROOM
+            message = replace(message, elsewhere=elsewhere and self._choose(tried) is not None)
         if isinstance(message, m.RemoteDone | m.HandoverLost):
             self._unanswered.discard(message.room)
         if isinstance(message, m.RemoteDone) or (

@@ -9,8 +9,8 @@ of its tasks ends it.
 """
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from ..transfer.errors import DigestMismatch, TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.fence import FenceReason
 from ..transfer.outgoing import Drain
+from ..transfer.progress_watch import ProgressWatch
 from ..transfer.protocol import (
     IllegalTransition,
     ReceiverEvent,
@@ -74,6 +75,14 @@ class _Verified:
 
 
 @dataclass(frozen=True)
+class _Stalled:
+    """It stood still for longer than its state may."""
+
+    reason: str
+    cause: m.LossCause
+
+
+@dataclass(frozen=True)
 class _Broke:
     """One of the room's tasks raised what nobody foresaw."""
 
@@ -89,6 +98,7 @@ RoomEvent = (
     | StreamBroke
     | _Say
     | _Verified
+    | _Stalled
     | _Broke
 )
 
@@ -125,6 +135,10 @@ class IncomingHandover:
         self._machine = receiver_machine()
         self._phases = PhaseClock()
         self._told_done: pb.Done | None = None
+        self._position: int | None = None
+        """In the prefill node's queue."""
+        self._moves = ProgressWatch(settings.deadlines.look)
+        self._queue = ProgressWatch(settings.deadlines.look)
         self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
         self._fence = self._drain_request.fence(retry_seconds, sever)
         self._begin_pull = begin_pull
@@ -185,20 +199,28 @@ class IncomingHandover:
 
     async def _next(self) -> RoomEvent:
         """The next event, or what it means that nothing moves."""
-        if self._machine.state is ReceiverState.VERIFYING:
-            # Everything is sent: neither the stream nor the sender's life matters any more.
-            return await self._events.get()
-        moved_at, landed = time.monotonic(), self._receiver.windows_landed(self.room)
         while True:
-            try:
-                return await asyncio.wait_for(self._events.get(), timeout=1.0)
-            except TimeoutError:
-                now, progress = time.monotonic(), self._receiver.windows_landed(self.room)
-            # While our own engine is to grant, silence is not the sender's.
-            if progress > landed or self._machine.state is ReceiverState.ACCEPTED:
-                moved_at, landed = now, progress
-            elif now - moved_at > self._settings.progress:
-                return StreamBroke(f"nothing moved for {self._settings.progress} s")
+            if (overdue := self._overdue()) is not None:
+                return overdue
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._events.get(), self._settings.deadlines.look)
+
+    def _overdue(self) -> _Stalled | None:
+        deadlines, state = self._settings.deadlines, self._machine.state
+        pulled = None if self._pull is None else self._pull.progress
+        landed = self._receiver.windows_landed(self.room)
+        queued = state is ReceiverState.RESERVED
+        in_queue = self._queue.still((queued, pulled))
+        if queued and in_queue > deadlines.queue:
+            reason = f"it waited in the prefill node's queue for {deadlines.queue} s"
+            return _Stalled(reason, m.LossCause.QUEUE_TIMEOUT)
+        allowed = deadlines.of(state)
+        if self._moves.still((state, self._position, pulled, landed)) <= allowed:
+            return None
+        if state is ReceiverState.ACCEPTED:
+            reason = f"no room to receive it came free here for {allowed} s"
+            return _Stalled(reason, m.LossCause.NO_ROOM)
+        return _Stalled(f"nothing moved for {allowed} s: {state.value}", m.LossCause.STALLED)
 
     async def _watch_connection(self) -> None:
         await self.connection.lost.wait()
@@ -221,6 +243,8 @@ class IncomingHandover:
                     # After Done nothing more comes, and nothing more is needed.
                     if self._machine.state is not ReceiverState.VERIFYING:
                         self._lose(reason)
+                case _Stalled(reason=reason, cause=cause):
+                    self._lose(reason, cause)
                 case _Say(message=message):
                     self._stream.say(message)
                 case _Verified(failure=failure):
@@ -248,6 +272,7 @@ class IncomingHandover:
         match message.WhichOneof("message"):
             case "queued":
                 self._machine.apply(ReceiverEvent.QUEUED)
+                self._position = message.queued.position
             case "accepted":
                 self._machine.apply(ReceiverEvent.ACCEPTED)
                 reach(Place.RECEIVER_ON_ACCEPTED)
@@ -255,13 +280,7 @@ class IncomingHandover:
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
-                self._post(
-                    m.HandoverLost(
-                        self.room,
-                        f"refused: {message.refused.reason}",
-                        cause=m.LossCause.REFUSED,
-                    )
-                )
+                self._post(wire.refused_from_wire(self.room, message.refused))
             case "pull":
                 self._serve_pull(message.pull)
             case "stop_pull":

@@ -28,6 +28,7 @@ from ..front.trace_export import open_tracing
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
 from ..transfer.hop_ends import HopEnds
+from ..transfer.room_deadlines import ReceiverDeadlines
 from ..transfer.steps import StepCounter
 from .config import DecodeConfig
 from .handover_client import HandoverClient
@@ -42,6 +43,10 @@ def prefill_credentials(
         return None
     tls = ClientTls(config.prefill_ca, front_config.tls_cert, front_config.tls_key)
     return tls.grpc_credentials()
+
+
+def _settings(config: EngineConfig) -> HandoverSettings:
+    return HandoverSettings(deadlines=ReceiverDeadlines(queue=config.queue_timeout))
 
 
 class DecodeNode:
@@ -100,7 +105,7 @@ class DecodeNode:
             plane.node,
             config.membership,
             asyncio.get_running_loop(),
-            settings,
+            settings or _settings(engine_config),
             prefill_credentials(front_config, config),
             self.front.tracing.header,
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-from tasuki.decode_node.handover_settings import HandoverSettings
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.room_tasks import RoomTasks
@@ -228,7 +227,3 @@ def test_tasks_end_in_bounded_time_and_tell_what_they_raised(
         await asyncio.sleep(0)
 
     run(scenario())
-
-
-def test_the_settings_bound_every_write() -> None:
-    assert 0 < HandoverSettings().write <= 10
