@@ -99,10 +99,11 @@ class OutgoingPull:
         try:
             while self._machine.state not in _OVER:
                 self._take(await self._next())
-        except Exception:
+        except Exception as error:
             # A defect must still drain the pull before its engine lets go.
             log.exception("pull of room %d broke", self.room)
             self._drain = await self._drain_at_last()
+            self._fail(f"internal error: {error!r}")
         self._post(m.PullEnd(self.room))
         self.connection.drained(self.room, self.generation, self._drain)
 

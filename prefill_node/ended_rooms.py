@@ -7,6 +7,8 @@ is said.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
 
 from ..transfer.outgoing import Drain
 
@@ -18,8 +20,15 @@ _Room = tuple[int, int]
 
 
 class EndedRooms:
-    def __init__(self, rooms: int = _ROOMS, connections: int = _CONNECTIONS) -> None:
-        """How many are remembered: connections, and drained rooms of each."""
+    def __init__(
+        self,
+        lives: Callable[[str], bool],
+        rooms: int = _ROOMS,
+        connections: int = _CONNECTIONS,
+    ) -> None:
+        """lives: whether a connection is not over; such a one is never forgotten, however many come
+        after it. rooms, connections: how many are remembered, drained rooms of each."""
+        self._lives = lives
         self._limit = rooms
         self._connections_limit = connections
         self._drained: OrderedDict[str, OrderedDict[_Room, None]] = OrderedDict()
@@ -29,9 +38,10 @@ class EndedRooms:
         """Its rooms are answered for from now on."""
         self._drained[connection] = OrderedDict()
         self._forced[connection] = set()
-        while len(self._drained) > self._connections_limit:
-            oldest, _ = self._drained.popitem(last=False)
-            del self._forced[oldest]
+        surplus = len(self._drained) - self._connections_limit
+        over = (name for name in self._drained if not self._lives(name))
+        for name in list(islice(over, max(0, surplus))):
+            del self._drained[name], self._forced[name]
 
     def knows(self, connection: str) -> bool:
         """Whether it is or was one of this process, and is not forgotten."""

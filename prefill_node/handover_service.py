@@ -126,7 +126,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         )
         self._rooms: dict[int, OutgoingHandover] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended = EndedRooms()
+        self._ended = EndedRooms(self._connections.__contains__)
 
     @property
     def receivers(self) -> list[str]:

@@ -15,6 +15,7 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.room_tasks import RoomTasks
 
 from tests.handover_nodes import LIMITS, Nodes, grant_of, nodes, wanted
+from tests.test_return_path import source_of
 
 ROOM = 5
 
@@ -225,5 +226,51 @@ def test_tasks_end_in_bounded_time_and_tell_what_they_raised(
         assert [str(error) for error in told] == ["a defect"]
         go.set()
         await asyncio.sleep(0)
+
+    run(scenario())
+
+
+def test_a_prefill_nodes_room_that_breaks_beside_its_events_lets_its_engine_go() -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await both.connected()
+            await both.grant(ROOM)
+
+            def broken() -> None:
+                raise RuntimeError("no next event")
+
+            both.service._rooms[ROOM]._next = broken  # type: ignore[assignment, method-assign]
+            both.say_token(ROOM)
+            await both.prefill.wait(m.PrefillEnd, ROOM)
+            await both.decode.wait(m.HandoverLost, ROOM)
+            await both.decode.wait(m.WriterFenced, ROOM)
+            await quiet(both)
+            assert len(both.prefill.of(m.PrefillEnd)) == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("side", ["client", "service"])
+def test_a_pull_that_breaks_beside_its_events_ends_on_both_sides(side: str) -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await both.connected()
+            await both.reserve(ROOM)
+            granted = grant_of(ROOM + 1, both.pair.source.layout)
+            pull = m.PullGrant(m.RoomId(ROOM), 70, 250, 0, granted.pages, granted.slot)
+            both.service.deliver(m.PullWanted(pull))
+            await both.decode.wait(m.PullAsked, ROOM)
+
+            def broken() -> None:
+                raise RuntimeError("no next event")
+
+            live = both.client._pulls._live if side == "client" else both.service._pulls._live
+            (broke,) = live.values()
+            broke._next = broken  # type: ignore[assignment, method-assign]
+            both.client.deliver(m.PullPinned(source_of(both)))
+            await both.prefill.wait(m.PullLost, ROOM)
+            await both.prefill.wait(m.PullFenced, ROOM)
+            await both.decode.wait(m.PullEnd, ROOM)
+            assert not both.prefill.of(m.PullCommitted)
 
     run(scenario())
