@@ -138,7 +138,8 @@ class IncomingHandover:
         self._position: int | None = None
         """In the prefill node's queue."""
         self._moves = ProgressWatch(settings.deadlines.look)
-        self._queue = ProgressWatch(settings.deadlines.look)
+        self._waits = ProgressWatch(settings.deadlines.look)
+        self._landed = 0
         self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
         self._fence = self._drain_request.fence(retry_seconds, sever)
         self._begin_pull = begin_pull
@@ -209,13 +210,17 @@ class IncomingHandover:
         deadlines, state = self._settings.deadlines, self._machine.state
         pulled = None if self._pull is None else self._pull.progress
         landed = self._receiver.windows_landed(self.room)
-        queued = state is ReceiverState.RESERVED
-        in_queue = self._queue.still((queued, pulled))
-        if queued and in_queue > deadlines.queue:
-            reason = f"it waited in the prefill node's queue for {deadlines.queue} s"
+        self.connection.landed += max(0, landed - self._landed)
+        self._landed = landed
+        # Granted, and none of it has come: it waits for those that the sender computes before it.
+        behind = state is ReceiverState.GRANTED and not landed
+        waits = behind or state is ReceiverState.RESERVED
+        waited = self._waits.still((state if waits else None, pulled))
+        if waits and waited > deadlines.queue:
+            reason = f"its prompt was not begun for {deadlines.queue} s: {state.value}"
             return _Stalled(reason, m.LossCause.QUEUE_TIMEOUT)
-        allowed = deadlines.of(state)
-        if self._moves.still((state, self._position, pulled, landed)) <= allowed:
+        allowed, others = deadlines.of(state), self.connection.landed if behind else 0
+        if self._moves.still((state, self._position, pulled, landed, others)) <= allowed:
             return None
         if state is ReceiverState.ACCEPTED:
             reason = f"no room to receive it came free here for {allowed} s"

@@ -58,6 +58,8 @@ class PrefillConnection:
             self.node.process, connected.lease_seconds, retry_seconds, settle_seconds
         )
         """The prefill node, which writes what it hands over."""
+        self.landed = 0
+        """Windows of all its rooms, as these see it when they look."""
         self._drained: list[pb.DrainedPull] = []
 
     @property

@@ -131,6 +131,41 @@ def test_a_receiver_that_beats_and_never_grants_does_not_keep_the_lease() -> Non
     run(scenario())
 
 
+@pytest.mark.parametrize("moves", [False, True], ids=["alone", "behind one that moves"])
+def test_a_granted_room_waits_for_those_before_it_as_long_as_they_move(moves: bool) -> None:
+    async def scenario() -> None:
+        limits = receiving(granted=4 * SOON, queue=12 * SOON)
+        async with nodes(limits=limits) as both:
+            await both.connected()
+            await both.grant(ROOM)
+            connection = both.client.links[0].connection
+            assert connection is not None
+            while not both.decode.of(m.HandoverLost):
+                connection.landed += moves
+                await asyncio.sleep(SOON / 3)
+            await lost(both, m.LossCause.QUEUE_TIMEOUT if moves else m.LossCause.STALLED)
+            await both.decode.wait(m.WriterFenced, ROOM)
+            await quiet(both)
+
+    run(scenario())
+
+
+def test_what_lands_of_one_room_is_seen_by_its_neighbours() -> None:
+    async def scenario() -> None:
+        async with nodes(limits=receiving()) as both:
+            await both.connected()
+            connection = both.client.links[0].connection
+            assert connection is not None
+            await both.grant(ROOM)
+            await both.grant(ROOM + 1)
+            both.compute(ROOM + 1)
+            async with asyncio.timeout(5):
+                while not connection.landed:
+                    await asyncio.sleep(LOOK)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("state", ["granted", "ready"])
 def test_a_room_on_which_nothing_lands_is_lost_and_fenced(state: str) -> None:
     async def scenario() -> None:

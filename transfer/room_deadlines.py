@@ -21,9 +21,10 @@ _ENGINE_FIRST = 5.0
 @dataclass(frozen=True)
 class ReceiverDeadlines:
     """Of a room on the decode node. reserved: the position in the sender's queue stays the same;
-    queue: in that queue in all, the time of a pull left out. accepted: our own engine grants
-    nothing. granted, ready: no window lands. verifying: nothing is said of the digests; longer
-    than HandoverSettings.landing. look: between two looks."""
+    queue: in that queue in all, the time of a pull left out, and as long again from the grant until
+    its first window. accepted: our own engine grants nothing. granted, ready: no window lands, and
+    before its first one none of the sender's other rooms either. verifying: nothing is said of the
+    digests; longer than HandoverSettings.landing. look: between two looks."""
 
     reserved: float = 30.0
     queue: float = QUEUE_SECONDS
@@ -60,7 +61,7 @@ class SenderDeadlines:
     parked: float = 20.0
     queued: float = QUEUE_SECONDS + _ENGINE_FIRST
     accepted: float = 45.0
-    streaming: float = 60.0
+    streaming: float = QUEUE_SECONDS + _ENGINE_FIRST
     ready: float = 30.0
     holding: float = 60.0
     draining: float = 10.0
@@ -68,7 +69,8 @@ class SenderDeadlines:
     @classmethod
     def behind(cls, queue_seconds: float) -> Self:
         """queue_seconds: the engine's --queue-timeout."""
-        return cls(queued=queue_seconds + _ENGINE_FIRST)
+        in_all = queue_seconds + _ENGINE_FIRST
+        return cls(queued=in_all, streaming=max(cls.streaming, in_all))
 
     def of(self, state: SenderState) -> float:
         match state:
