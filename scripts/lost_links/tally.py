@@ -34,6 +34,6 @@ class Tally:
         parts = (self.outcomes, self.faults, self.lost)
         told = [", ".join(f"{n} {name}" for name, n in sorted(part.items())) for part in parts]
         answered, faults, lost = (text or "none" for text in told)
-        return (
-            f"{answered}; slowest {self.slowest:.1f} s; faults: {faults}; hand-overs lost: {lost}"
-        )
+        text = f"{answered}; slowest {self.slowest:.1f} s; faults: {faults}"
+        # Asked for once all is over.
+        return f"{text}; hand-overs lost: {lost}" if self.lost else text
