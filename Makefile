@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cpp_cache/include/*.h cpp_cache/include/*/*.h cpp_cache/src/*.cpp cpp_cache/src/*.h)
 
 SECONDS ?= 3600
+REQUESTS ?= 10000
 TRACES ?= ../shared/traces
 
-.PHONY: demo test goldens load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto
+.PHONY: demo test goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -34,6 +35,10 @@ fuzz-cache-guided: $(VENV)/dev-installed
 # Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
 soak: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# A stream of new requests while links are cut, half-open and silent: each is answered, and right.
+lost-links: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.lost_links --requests $(REQUESTS) $(if $(SEED),--seed $(SEED))
 
 # SIGKILL at every place and every window of a hand-over, on both sides, with real daemons.
 sweep: $(VENV)/dev-installed

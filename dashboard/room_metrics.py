@@ -5,7 +5,7 @@ Owns no registry but the one it is given. Knows the engine's messages, not the s
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ..engine.messages import RoomEnded
+from ..engine.messages import LossCause, RoomEnded
 from .life_spans import prefilled_seconds, queued_seconds
 from .time_buckets import PREFILL, QUEUE
 
@@ -18,6 +18,8 @@ class RoomMetrics:
             ["outcome"],
             registry=registry,
         )
+        for cause in (LossCause.STALLED, LossCause.QUEUE_TIMEOUT):
+            self._ended.labels(cause.value)
         self._queue = Histogram(
             "tasuki_room_queue_seconds",
             "From a room's arrival until its prompt was computed.",
@@ -32,7 +34,13 @@ class RoomMetrics:
         )
 
     def observe(self, room: RoomEnded) -> None:
-        self._ended.labels("handed_on" if room.handed_on else "given_up").inc()
+        self._ended.labels(_outcome(room)).inc()
         self._queue.observe(queued_seconds(room.life))
         if room.handed_on:
             self._prefill.observe(prefilled_seconds(room.life))
+
+
+def _outcome(room: RoomEnded) -> str:
+    if room.given_up is not None:
+        return room.given_up.value
+    return "handed_on" if room.handed_on else "given_up"

@@ -4,12 +4,14 @@ one.
 Owns live rooms, and the links through `prefill_links`. Turns engine messages into rooms' events and
 back; knows no bytes and no caches.
 Thread rule: the event loop; deliver() may be called from any thread.
-Invariants: every HandoverWanted is answered, at once where no prefill node is connected; a room
-that this client no longer knows has no writer, so a grant or a cancellation that crossed its end is
-fenced at once.
+Invariants: every HandoverWanted is answered, at once where no prefill node is connected, and also
+where a room breaks in a way that nobody foresaw (the engine waits for it without a deadline of its
+own); a room that this client no longer knows has no writer, so a grant or a cancellation that
+crossed its end is fenced at once.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -31,6 +33,8 @@ from .membership import Membership
 from .outgoing_pulls import OutgoingPulls
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
+
+log = logging.getLogger(__name__)
 
 
 def _untraced(request: m.RequestId) -> str:
@@ -60,11 +64,13 @@ class HandoverClient:
         self._transport = transport
         self._loop = loop
         self._settings = settings or HandoverSettings()
-        self._pulls = OutgoingPulls(post, sender)
+        self._pulls = OutgoingPulls(post, sender, self._settings.pull)
         self._rooms: dict[m.RoomId, IncomingHandover] = {}
         self._attempts = Attempts()
         self._severing = Severing(transport, receiver, self._lose_all)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered: set[m.RoomId] = set()
+        """Rooms of which the engine knows no end yet."""
         self._available = False
         self._membership = membership.changes()
         self._following: asyncio.Task[None] | None = None
@@ -112,7 +118,8 @@ class HandoverClient:
         if self._following is not None:
             self._following.cancel()
         await self._links.stop()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._settings.patience)
 
     def deliver(self, message: m.Outbox) -> None:
         """What the engine says about hand-overs."""
@@ -121,7 +128,7 @@ class HandoverClient:
     def _dispatch(self, message: m.Outbox) -> None:
         match message:
             case m.HandoverWanted():
-                self._open(message)
+                self._begin(message)
             case m.HandoverGranted(grant=grant):
                 if (room := self._rooms.get(grant.room)) is not None:
                     room.put(message)
@@ -129,6 +136,7 @@ class HandoverClient:
                     # Granted while the room was being lost: no sender ever saw it.
                     self._post(m.WriterFenced(grant.room))
             case m.HandoverCancelled():
+                self._unanswered.discard(message.room)
                 if (room := self._rooms.get(message.room)) is not None:
                     self._attempts.over(room.request_id)
                     room.put(message)
@@ -140,6 +148,15 @@ class HandoverClient:
             case m.HandoverDeclined():
                 if (room := self._rooms.get(message.room)) is not None:
                     room.put(message)
+
+    def _begin(self, wanted: m.HandoverWanted) -> None:
+        """Open a room; where that breaks the engine is answered all the same."""
+        self._unanswered.add(wanted.ticket.room)
+        try:
+            self._open(wanted)
+        except Exception as error:
+            log.exception("room %d could not be opened", wanted.ticket.room)
+            self._answer(wanted.ticket.room, wanted.request_id, f"internal error: {error!r}")
 
     def _open(self, wanted: m.HandoverWanted) -> None:
         tried = self._attempts.tried(wanted.request_id)
@@ -177,7 +194,11 @@ class HandoverClient:
         """To the engine; of a loss also whether another node is left to be asked."""
         if isinstance(message, m.HandoverLost):
             tried = self._attempts.tried(request)
-            message = replace(message, elsewhere=self._choose(tried) is not None)
+            # Of what this node has no room for, another one could not rid it.
+            elsewhere = message.cause is not m.LossCause.NO_ROOM
+            message = replace(message, elsewhere=elsewhere and self._choose(tried) is not None)
+        if isinstance(message, m.RemoteDone | m.HandoverLost):
+            self._unanswered.discard(message.room)
         if isinstance(message, m.RemoteDone) or (
             isinstance(message, m.HandoverLost) and not message.elsewhere
         ):
@@ -206,11 +227,21 @@ class HandoverClient:
     async def _run(self, room: IncomingHandover) -> None:
         try:
             await room.run()
+        except Exception:
+            log.exception("room %d broke", room.room)
         finally:
             del self._rooms[room.room]
+            self._answer(room.room, room.request_id, "internal error: see this node's log")
             for message in room.unread():
                 self._dispatch(message)
             self._end_idle_links()
+
+    def _answer(self, room: m.RoomId, request: m.RequestId, reason: str) -> None:
+        """A loss, where the engine still waits for its answer."""
+        if room in self._unanswered:
+            self._unanswered.discard(room)
+            self._attempts.over(request)
+            self._post(m.HandoverLost(room, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:
         self._links.end_idle(room.connection for room in self._rooms.values())

@@ -1,20 +1,20 @@
 """One room on the decode node: between the prefill node's stream, the engine and the receiver.
 
-Owns the room's machine and its stream. Thread rule: the event loop; digests are compared in a
-thread.
+Owns the room's machine, its stream and its tasks. Thread rule: the event loop; digests are compared
+in a thread.
 Invariants: every room that was granted ends in exactly one of RemoteDone, or HandoverLost (not
 where the engine cancelled) followed by WriterFenced; WriterFenced is said only on one of the
-fence's three reasons.
+fence's three reasons. Nothing is awaited between a room and its next event, and what breaks in any
+of its tasks ends it.
 """
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
-
-import grpc
 
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
@@ -24,6 +24,7 @@ from ..transfer.errors import DigestMismatch, PeerInvalid, TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.fence import FenceReason
 from ..transfer.outgoing import Drain
+from ..transfer.progress_watch import ProgressWatch
 from ..transfer.protocol import (
     IllegalTransition,
     ReceiverEvent,
@@ -31,18 +32,21 @@ from ..transfer.protocol import (
     receiver_machine,
 )
 from ..transfer.receiver import Receiver
+from ..transfer.room_tasks import RoomTasks
 from ..transfer.timeline import Phase, PhaseClock
 from ..transfer.wire import drain_from_wire, windows_from_wire
 from . import handover_wire as wire
 from .handover_settings import HandoverSettings
 from .outgoing_pull import OutgoingPull, Say
 from .prefill_link import PrefillConnection, PrefillLink
+from .room_stream import RoomStream, StreamBroke
 from .writer_fence import DrainRequest
 
 log = logging.getLogger(__name__)
 
 Trail: TypeAlias = tuple[tuple[str, str], ...]
-Stream: TypeAlias = "grpc.aio.StreamStreamCall[pb.ReceiverMessage, pb.SenderMessage]"
+
+_FENCE_AGAIN_SECONDS = 1.0
 
 _LIVE = (
     ReceiverState.NEW,
@@ -60,11 +64,6 @@ class _Opened:
 
 
 @dataclass(frozen=True)
-class StreamBroke:
-    reason: str
-
-
-@dataclass(frozen=True)
 class _Say:
     """A pull's word for the stream."""
 
@@ -76,6 +75,21 @@ class _Verified:
     failure: Exception | None
 
 
+@dataclass(frozen=True)
+class _Stalled:
+    """It stood still for longer than its state may."""
+
+    reason: str
+    cause: m.LossCause
+
+
+@dataclass(frozen=True)
+class _Broke:
+    """One of the room's tasks raised what nobody foresaw."""
+
+    error: Exception
+
+
 RoomEvent = (
     pb.SenderMessage
     | m.HandoverGranted
@@ -85,6 +99,8 @@ RoomEvent = (
     | StreamBroke
     | _Say
     | _Verified
+    | _Stalled
+    | _Broke
 )
 
 
@@ -107,7 +123,6 @@ class IncomingHandover:
     ) -> None:
         """begin_pull: serves what the prefill node pulls of this room; outlives it. trail: gRPC
         metadata that tells the prefill node whose room this is."""
-        self._trail = trail
         self.room = wanted.ticket.room
         self.request_id = wanted.request_id
         self.generation = wanted.ticket.generation
@@ -121,11 +136,22 @@ class IncomingHandover:
         self._machine = receiver_machine()
         self._phases = PhaseClock()
         self._told_done: pb.Done | None = None
+        self._position: int | None = None
+        """In the prefill node's queue."""
+        self._moves = ProgressWatch(settings.deadlines.look)
+        self._waits = ProgressWatch(settings.deadlines.look)
+        self._landed = 0
         self._drain_request = DrainRequest(self.room, self.generation, link, connection, settings)
         self._fence = self._drain_request.fence(retry_seconds, sever)
         self._begin_pull = begin_pull
         self._pull: OutgoingPull | None = None
-        self._verifying: asyncio.Task[None] | None = None
+        self._tasks = RoomTasks(f"room-{self.room}", lambda error: self.put(_Broke(error)))
+        self._stream = RoomStream(
+            self.room,
+            lambda: connection.stub.Transfer(metadata=trail),
+            self.put,
+            settings.write,
+        )
 
     def put(self, event: RoomEvent) -> None:
         self._events.put_nowait(event)
@@ -137,85 +163,84 @@ class IncomingHandover:
 
     async def run(self) -> None:
         """From Reserve to the end, the fence included."""
-        call = self.connection.stub.Transfer(metadata=self._trail)
-        reader = asyncio.create_task(self._read(call))
-        watcher = asyncio.create_task(self._watch_connection())
+        self._tasks.start(self._stream.run)
+        self._tasks.start(self._watch_connection)
         try:
-            while self._machine.state in _LIVE:
-                await self._take(call, await self._next())
+            await self._live()
+            self._receiver.forget(self.room)
             if self._machine.state is ReceiverState.QUARANTINED:
-                self._receiver.forget(self.room)
-                await self._fence.hold(
-                    lambda: self._drain_request.until_answered(
-                        self._fence, lambda: self._ask_to_drain(call)
-                    )
-                )
-                self._machine.apply(ReceiverEvent.FENCED)
-                self._post(m.WriterFenced(self.room))
+                await self._hold_fence()
         finally:
-            if self._verifying is not None:
-                await self._verifying
             if self._pull is not None:
                 self._pull.stop("its room is over")
             self._receiver.forget(self.room)
-            watcher.cancel()
-            reader.cancel()
-            call.cancel()
+            await self._tasks.end()
 
-    async def _read(self, call: Stream) -> None:
-        reason = "the prefill node closed the room"
+    async def _live(self) -> None:
+        """Until the engine has its answer."""
         try:
-            while isinstance(message := await call.read(), pb.SenderMessage):
-                self.put(message)
-        except grpc.aio.AioRpcError as error:
-            reason = f"the room's stream broke: {error.code().name}: {error.details()}"
-        self.put(StreamBroke(reason))
+            while self._machine.state in _LIVE:
+                self._take(await self._next())
+        except Exception as error:
+            self._broke(error)
 
-    async def _write(
-        self,
-        call: Stream,
-        message: pb.ReceiverMessage,
-    ) -> None:
-        try:
-            await call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # The reader learns the stream's end and its reason.
-            log.debug("room %d: not written: %r", self.room, error)
+    async def _hold_fence(self) -> None:
+        while True:
+            try:
+                await self._fence.hold(
+                    lambda: self._drain_request.until_answered(self._fence, self._ask_to_drain)
+                )
+            except Exception:
+                # What was granted stays quarantined until a fence holds; so it is tried again.
+                log.exception("room %d: its fence broke", self.room)
+                await asyncio.sleep(_FENCE_AGAIN_SECONDS)
+            else:
+                self._machine.apply(ReceiverEvent.FENCED)
+                self._post(m.WriterFenced(self.room))
+                return
 
     async def _next(self) -> RoomEvent:
         """The next event, or what it means that nothing moves."""
-        if self._machine.state is ReceiverState.VERIFYING:
-            # Everything is sent: neither the stream nor the sender's life matters any more.
-            return await self._events.get()
-        moved_at, landed = time.monotonic(), self._receiver.windows_landed(self.room)
         while True:
-            try:
-                return await asyncio.wait_for(self._events.get(), timeout=1.0)
-            except TimeoutError:
-                now, progress = time.monotonic(), self._receiver.windows_landed(self.room)
-            # While our own engine is to grant, silence is not the sender's.
-            if progress > landed or self._machine.state is ReceiverState.ACCEPTED:
-                moved_at, landed = now, progress
-            elif now - moved_at > self._settings.progress:
-                return StreamBroke(f"nothing moved for {self._settings.progress} s")
+            if (overdue := self._overdue()) is not None:
+                return overdue
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._events.get(), self._settings.deadlines.look)
+
+    def _overdue(self) -> _Stalled | None:
+        deadlines, state = self._settings.deadlines, self._machine.state
+        pulled = None if self._pull is None else self._pull.progress
+        landed = self._receiver.windows_landed(self.room)
+        self.connection.landed += max(0, landed - self._landed)
+        self._landed = landed
+        # Granted, and none of it has come: it waits for those that the sender computes before it.
+        behind = state is ReceiverState.GRANTED and not landed
+        waits = behind or state is ReceiverState.RESERVED
+        waited = self._waits.still((state if waits else None, pulled))
+        if waits and waited > deadlines.queue:
+            reason = f"its prompt was not begun for {deadlines.queue} s: {state.value}"
+            return _Stalled(reason, m.LossCause.QUEUE_TIMEOUT)
+        allowed, others = deadlines.of(state), self.connection.landed if behind else 0
+        if self._moves.still((state, self._position, pulled, landed, others)) <= allowed:
+            return None
+        if state is ReceiverState.ACCEPTED:
+            reason = f"no room to receive it came free here for {allowed} s"
+            return _Stalled(reason, m.LossCause.NO_ROOM)
+        return _Stalled(f"nothing moved for {allowed} s: {state.value}", m.LossCause.STALLED)
 
     async def _watch_connection(self) -> None:
         await self.connection.lost.wait()
         self.put(StreamBroke(f"prefill node {self.connection.node.name} is lost"))
 
-    async def _take(
-        self,
-        call: Stream,
-        event: RoomEvent,
-    ) -> None:
+    def _take(self, event: RoomEvent) -> None:
         try:
             match event:
                 case _Opened():
-                    await self._reserve(call)
+                    self._reserve()
                 case pb.SenderMessage():
                     self._heard(event)
                 case m.HandoverGranted(grant=grant):
-                    await self._grant(call, grant)
+                    self._grant(grant)
                 case m.HandoverDeclined():
                     self._lose("no room to receive it now", m.LossCause.NO_ROOM)
                 case m.HandoverCancelled():
@@ -224,31 +249,38 @@ class IncomingHandover:
                     # After Done nothing more comes, and nothing more is needed.
                     if self._machine.state is not ReceiverState.VERIFYING:
                         self._lose(reason)
+                case _Stalled(reason=reason, cause=cause):
+                    self._lose(reason, cause)
                 case _Say(message=message):
-                    await self._write(call, message)
+                    self._stream.say(message)
                 case _Verified(failure=failure):
                     self._verified(failure)
+                case _Broke(error=error):
+                    self._broke(error)
         except IllegalTransition as error:
             log.warning("room %d: %s", self.room, error)
             self._lose(str(error), m.LossCause.PROTOCOL)
         except PeerInvalid as error:
             self._lose(str(error), m.LossCause.PROTOCOL)
         except Exception as error:
-            # A defect in one room must still end it and fence what it granted.
-            log.exception("room %d broke", self.room)
-            if self._machine.state in _LIVE:
-                self._lose(f"internal error: {error!r}", m.LossCause.PROTOCOL)
+            self._broke(error)
 
-    async def _reserve(self, call: Stream) -> None:
+    def _broke(self, error: Exception) -> None:
+        """A defect in one room must still end it and fence what it granted."""
+        log.error("room %d broke", self.room, exc_info=error)
+        if self._machine.state in _LIVE:
+            self._lose(f"internal error: {error!r}", m.LossCause.PROTOCOL)
+
+    def _reserve(self) -> None:
         self._machine.apply(ReceiverEvent.RESERVE)
         reach(Place.RECEIVER_BEFORE_RESERVE)
-        await self._write(call, wire.reserve(self.connection.id, self._wanted))
-        reach(Place.RECEIVER_AFTER_RESERVE)
+        self._stream.say(wire.reserve(self.connection.id, self._wanted))
 
     def _heard(self, message: pb.SenderMessage) -> None:
         match message.WhichOneof("message"):
             case "queued":
                 self._machine.apply(ReceiverEvent.QUEUED)
+                self._position = message.queued.position
             case "accepted":
                 self._machine.apply(ReceiverEvent.ACCEPTED)
                 reach(Place.RECEIVER_ON_ACCEPTED)
@@ -256,13 +288,7 @@ class IncomingHandover:
                 self._post(m.GrantWanted(self.room))
             case "refused":
                 self._machine.apply(ReceiverEvent.REFUSED)
-                self._post(
-                    m.HandoverLost(
-                        self.room,
-                        f"refused: {told.text(message.refused.reason)}",
-                        cause=m.LossCause.REFUSED,
-                    )
-                )
+                self._post(wire.refused_from_wire(self.room, message.refused))
             case "pull":
                 self._serve_pull(message.pull)
             case "stop_pull":
@@ -290,11 +316,7 @@ class IncomingHandover:
             grant, self.connection, lambda message: self.put(_Say(message))
         )
 
-    async def _grant(
-        self,
-        call: Stream,
-        grant: m.Grant,
-    ) -> None:
+    def _grant(self, grant: m.Grant) -> None:
         self._machine.apply(ReceiverEvent.GRANT)
         reach(Place.RECEIVER_ON_GRANT)
         try:
@@ -309,8 +331,7 @@ class IncomingHandover:
             self._lose(str(error))
             return
         self._phases.mark(Phase.GRANTED)
-        await self._write(call, wire.grant(grant))
-        reach(Place.RECEIVER_AFTER_GRANT)
+        self._stream.say(wire.grant(grant))
 
     def _ready(self, ready: pb.Ready) -> None:
         self._machine.apply(ReceiverEvent.READY)
@@ -330,7 +351,7 @@ class IncomingHandover:
         # It is said after every window was flushed, which is what a drain would say.
         self._fence.acknowledge(Drain.DRAINED)
         self._told_done = done
-        self._verifying = asyncio.create_task(self._verify(done))
+        self._tasks.start(partial(self._verify, done))
 
     async def _verify(self, done: pb.Done) -> None:
         failure: Exception | None = None
@@ -344,10 +365,6 @@ class IncomingHandover:
                 self._settings.landing,
             )
         except TransferError as error:
-            failure = error
-        except Exception as error:
-            # Nobody waits for this task: untold, the room would wait for ever.
-            log.exception("room %d could not be verified", self.room)
             failure = error
         self.put(_Verified(failure))
 
@@ -372,12 +389,12 @@ class IncomingHandover:
         log.warning("room %d is lost: %s", self.room, reason, extra={"request_id": self.request_id})
         self._post(m.HandoverLost(self.room, reason, cause=cause))
 
-    async def _ask_to_drain(self, call: Stream) -> None:
+    async def _ask_to_drain(self) -> None:
         """Abort on the stream; read what was under way until the reply, or until the stream
         ends."""
-        if call.done():
+        if self._stream.over:
             return
-        await self._write(call, wire.abort(self.generation))
+        self._stream.say(wire.abort(self.generation))
         while True:
             event = await self._events.get()
             if isinstance(event, StreamBroke):

@@ -26,6 +26,7 @@ from ..front.trace_export import open_tracing
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
 from ..transfer.hop_ends import HopEnds
+from ..transfer.room_deadlines import ReceiverDeadlines
 from ..transfer.steps import StepCounter
 from .config import DecodeConfig
 from .dialling import Dialling
@@ -44,6 +45,10 @@ def dialling(front_config: FrontConfig, config: DecodeConfig) -> Dialling:
     for target in config.targets:
         made.check(target)
     return made
+
+
+def _settings(config: EngineConfig) -> HandoverSettings:
+    return HandoverSettings(deadlines=ReceiverDeadlines(queue=config.queue_timeout))
 
 
 class DecodeNode:
@@ -104,7 +109,7 @@ class DecodeNode:
             plane.node,
             config.membership,
             asyncio.get_running_loop(),
-            settings,
+            settings or _settings(engine_config),
             dials,
             self.front.tracing.header,
         )

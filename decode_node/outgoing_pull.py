@@ -9,6 +9,7 @@ the other side hears of the drain on the connection exactly once, whatever was s
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,8 +20,10 @@ from ..proto import handover_pb2 as pb
 from ..transfer.destination import Destination
 from ..transfer.errors import TransferError
 from ..transfer.outgoing import Drain, RoomBroke, RoomEnd, RoomSent
+from ..transfer.progress_watch import ProgressWatch
 from ..transfer.protocol import IllegalTransition
 from ..transfer.pull_protocol import PullSenderEvent, PullSenderState, pull_sender_machine
+from ..transfer.room_deadlines import PullSenderDeadlines
 from ..transfer.sender import Sender
 from ..transfer.timeline import Phase, PhaseClock, sender_track
 from ..transfer.windows import ForwardPlan
@@ -56,6 +59,7 @@ class OutgoingPull:
         post: Callable[[m.Inbox], None],
         sender: Sender,
         say: Say,
+        deadlines: PullSenderDeadlines,
     ) -> None:
         self.room = grant.room
         self.generation = grant.generation
@@ -66,10 +70,17 @@ class OutgoingPull:
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue()
+        self._deadlines = deadlines
+        self._moves = ProgressWatch(deadlines.look)
         self._machine = pull_sender_machine()
         self._phases = PhaseClock()
         self._drain = Drain.DRAINED
         self._reason = ""
+
+    @property
+    def progress(self) -> int | None:
+        """Grows as it goes out; None once it is over."""
+        return None if self._machine.state in _OVER else self._sender.progress(self.room)
 
     def put(self, event: m.PullPinned | m.PullRefused) -> None:
         """What the engine says about it."""
@@ -85,10 +96,35 @@ class OutgoingPull:
         self._machine.apply(PullSenderEvent.ASK)
         self._phases.mark(Phase.GRANTED)
         self._post(m.PullAsked(grant.room, grant.tokens, grant.first_page))
-        while self._machine.state not in _OVER:
-            self._take(await self._events.get())
+        try:
+            while self._machine.state not in _OVER:
+                self._take(await self._next())
+        except Exception as error:
+            # A defect must still drain the pull before its engine lets go.
+            log.exception("pull of room %d broke", self.room)
+            self._drain = await self._drain_at_last()
+            self._fail(f"internal error: {error!r}")
         self._post(m.PullEnd(self.room))
         self.connection.drained(self.room, self.generation, self._drain)
+
+    async def _next(self) -> PullEvent:
+        """The next event, or what it means that nothing moves."""
+        while True:
+            state = self._machine.state
+            allowed = self._deadlines.of(state)
+            if self._moves.still((state, self.progress)) > allowed:
+                if state is PullSenderState.DRAINING:
+                    return _Drained(Drain.FORCED)
+                return _Stopped(f"nothing moved for {allowed} s: {state.value}")
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._events.get(), self._deadlines.look)
+
+    async def _drain_at_last(self) -> Drain:
+        drained = asyncio.wrap_future(self._sender.abort(self.room))
+        try:
+            return await asyncio.wait_for(asyncio.shield(drained), self._deadlines.draining)
+        except TimeoutError:
+            return Drain.FORCED
 
     def _take(self, event: PullEvent) -> None:
         try:

@@ -8,21 +8,28 @@ import asyncio
 from collections.abc import Callable
 
 from ..engine import messages as m
+from ..transfer.room_deadlines import PullSenderDeadlines
 from ..transfer.sender import Sender
 from .outgoing_pull import OutgoingPull, Say
 from .prefill_link import PrefillConnection
 
 
 class OutgoingPulls:
-    def __init__(self, post: Callable[[m.Inbox], None], sender: Sender) -> None:
+    def __init__(
+        self,
+        post: Callable[[m.Inbox], None],
+        sender: Sender,
+        deadlines: PullSenderDeadlines,
+    ) -> None:
         self._post = post
         self._sender = sender
+        self._deadlines = deadlines
         self._live: dict[m.RoomId, OutgoingPull] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, grant: m.PullGrant, connection: PrefillConnection, say: Say) -> OutgoingPull:
         """REQUIRES: the room has no pull that lives."""
-        pull = OutgoingPull(grant, connection, self._post, self._sender, say)
+        pull = OutgoingPull(grant, connection, self._post, self._sender, say, self._deadlines)
         self._live[grant.room] = pull
         task = asyncio.get_running_loop().create_task(self._run(pull), name=f"pull-{grant.room}")
         self._tasks.add(task)

@@ -64,6 +64,8 @@ class PrefillConnection:
             settle_seconds,
         )
         """The prefill node, which writes what it hands over."""
+        self.landed = 0
+        """Windows of all its rooms, as these see it when they look."""
         self._drained: list[pb.DrainedPull] = []
 
     @property
@@ -268,7 +270,8 @@ class PrefillLink:
         request = pb.AbortRequest(room=room, generation=generation, connection_id=connection.id)
         try:
             answer: pb.AbortResponse = await now.stub.Abort(request, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            log.debug("abort of room %d at %s: %s", room, self.target, error.code())
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            # A channel that was closed meanwhile raises the second.
+            log.debug("abort of room %d at %s: %r", room, self.target, error)
             return None
         return drain_from_wire(answer.drain)

@@ -34,7 +34,7 @@ class DrainRequest:
         self, retry_seconds: float, sever: Callable[[FenceReason], Awaitable[None]]
     ) -> WriterFence:
         """Of the room that is asked about. retry_seconds: the transport's."""
-        last = LastResorts(self._settings.patience, self._connection.lost.set, sever)
+        last = LastResorts(self._settings.patience, self._connection.end, sever)
         return WriterFence(self._room, self._connection.evidence(), retry_seconds, last)
 
     async def until_answered(

@@ -52,6 +52,9 @@ class EngineConfig:
     pull_tokens: int = option(
         32, "prefill role: so many tokens that the decode node has in advance are fetched from it"
     )
+    queue_timeout: float = option(
+        60.0, "seconds that a request may wait before its prompt is begun, on each node that has it"
+    )
     cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
     threads: int = option(1, "CPU threads of the forward")
 
@@ -61,6 +64,10 @@ class EngineConfig:
         for name in ("arena_mib", "max_batch", "threads"):
             if getattr(self, name) < 1:
                 raise EngineConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.queue_timeout < float("inf"):
+            raise EngineConfigError(
+                f"queue_timeout must be a positive number of seconds, not {self.queue_timeout}"
+            )
         if self.local_prefill_tokens < 0:
             raise EngineConfigError("local_prefill_tokens must be 0 or more")
         if self.pull_tokens < 1:

@@ -9,7 +9,7 @@ working slots keep the state that stop is published with.
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from ..model.sampler import Sampled, stop_ids
@@ -25,6 +25,7 @@ from .eviction_ledger import EvictionLedger
 from .hand_on import HandOn
 from .offers import Offers
 from .pulls import Pulls
+from .queue_limit import QueueLimit
 from .rate_meter import RateMeter
 from .request import (
     Aborted,
@@ -73,7 +74,9 @@ class Engine:
         sender: Sender | None = None,
         early: EarlyStart | None = None,
         wire: UnitSizes | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """clock: of the time that requests wait in the queue."""
         self._role = role
         self._cache = cache
         self._runner = runner
@@ -99,7 +102,8 @@ class Engine:
         self._admission = Admission(
             cache, config, role, self._take_over, self._pulls, self._ledger, self._meter, emit, wire
         )
-        self._scheduler = Scheduler(cache, config, self._admit)
+        self._queue = QueueLimit(config.queue_timeout, clock)
+        self._scheduler = Scheduler(cache, config, self._admit, self._queue)
         self._hand_on = None if sender is None else HandOn(cache, sender, emit, self._meter)
 
     def prepare(self) -> None:
@@ -109,6 +113,7 @@ class Engine:
     def step(self) -> bool:
         """Launch a forward and land the one before; False when there was neither."""
         began = time.perf_counter()
+        self._end_overdue()
         self._take_over.grant_waiting()
         self._offers.tell_sources()
         self._pulls.tell_grants()
@@ -133,6 +138,20 @@ class Engine:
         self._answer_drains()
         waits = self._take_over.granting or self._offers.waiting or self._pulls.granting
         return bool(work) or before is not None or waits
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long step() has nothing to do after it returned False, if no message comes; None: for
+        ever."""
+        return self._queue.idle_seconds
+
+    def _end_overdue(self) -> None:
+        for request in self._queue.overdue(self._scheduler.waiting):
+            reason = (
+                f"its prompt was not begun within {self._queue.seconds:g} s (--queue-timeout): "
+                "ask again later, or at another node"
+            )
+            self._reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
     def _land(self, flight: Flight | None, follows: bool) -> None:
         """follows: it was launched before the one before had landed."""

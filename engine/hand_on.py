@@ -169,6 +169,7 @@ class HandOn:
                 request.hit,
                 isinstance(request.state, Finished),
                 tuple(request.life),
+                message.given_up,
             )
         )
         return request

@@ -39,6 +39,7 @@ class ErrorKind(Enum):
     INVALID = "invalid"
     TOO_LONG = "too_long"
     DRAINING = "draining"
+    QUEUE_TIMEOUT = "queue_timeout"
     INTERNAL = "internal"
 
 
@@ -52,6 +53,8 @@ class LossCause(Enum):
     MISSING = "missing"
     DIGEST = "digest"
     PROTOCOL = "protocol"
+    STALLED = "stalled"
+    QUEUE_TIMEOUT = "queue_timeout"
 
 
 @dataclass(frozen=True)
@@ -316,10 +319,11 @@ class PrefillStart:
 
 @dataclass(frozen=True)
 class PrefillEnd:
-    """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let
-    go."""
+    """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let go.
+    given_up: why this node ended it; None where it did not."""
 
     room: RoomId
+    given_up: LossCause | None = None
 
 
 @dataclass(frozen=True)
@@ -529,13 +533,14 @@ class Evicted:
 @dataclass(frozen=True)
 class RoomEnded:
     """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
-    handed_on: its prompt was computed to the end."""
+    handed_on: its prompt was computed to the end. given_up: as in PrefillEnd."""
 
     room: RoomId
     prompt_tokens: int
     hit: HitBreakdown | None
     handed_on: bool
     life: tuple[LifeMark, ...]
+    given_up: LossCause | None = None
 
 
 @dataclass(frozen=True)

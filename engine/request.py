@@ -214,6 +214,7 @@ class Request:
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
     suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
+    queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock
     first_token_at: float | None = None
     life: list[LifeMark] = field(default_factory=list)
 
@@ -224,6 +225,11 @@ class Request:
             )
         self.state = state
         marked(self.life, LifeMark(type(state).__name__, time.monotonic() - self.created))
+
+    @property
+    def begun(self) -> bool:
+        """Whether a forward of it was ever to run here, or its first token is out."""
+        return self.started is not None or bool(self.output)
 
     @property
     def length(self) -> int:

@@ -12,6 +12,7 @@ from ..pycache.layout import PAGE_TOKENS
 from ..pycache.prefix_cache import HybridPrefixCache
 from .checkpoints import PlannedCheckpoint
 from .config import EngineConfig
+from .queue_limit import QueueLimit
 from .request import Active, Decoding, Prefilling, Request, Retracted, Waiting
 from .turns import keep_state
 
@@ -65,18 +66,28 @@ class Work:
 class Scheduler:
     """`admit(request)` moves a waiting request on and says whether it could; see admission.py."""
 
-    def __init__(self, cache: HybridPrefixCache, config: EngineConfig, admit: Admit) -> None:
+    def __init__(
+        self,
+        cache: HybridPrefixCache,
+        config: EngineConfig,
+        admit: Admit,
+        limit: QueueLimit,
+    ) -> None:
+        """limit: hears of everybody who begins to wait."""
         self._cache = cache
         self._config = config
         self._admit = admit
+        self._limit = limit
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
     def enqueue(self, request: Request) -> None:
+        self._limit.entered(request)
         self.waiting.append(request)
 
     def requeue(self, request: Request) -> None:
         """Back to the head: it has waited its turn already."""
+        self._limit.entered(request)
         self.waiting.appendleft(request)
 
     def start(self, request: Request) -> None:

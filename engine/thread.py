@@ -60,7 +60,8 @@ class EngineThread:
     def _loop(self) -> None:
         worked = False
         while not self._stopping.is_set():
-            for message in self._messages(block=not worked):
+            wait = 0.0 if worked else self._engine.idle_seconds
+            for message in self._messages(wait):
                 self._handle(message)
             # Answers to questions need not wait for a forward.
             self._deliver_all()
@@ -81,11 +82,12 @@ class EngineThread:
                 failure = RequestError(ErrorKind.INTERNAL, f"the engine refused it: {error!r}")
                 self._deliver(Rejected(message.request_id, failure))
 
-    def _messages(self, *, block: bool) -> list[Inbox]:
-        """All that wait; where none does and the last step found no work, sleep until one comes."""
+    def _messages(self, wait: float | None) -> list[Inbox]:
+        """All that wait; where none does, sleep until one comes, at most `wait` seconds (None: for
+        ever)."""
         messages: list[Inbox] = []
         try:
-            message = self._inbox.get(block=block)
+            message = self._inbox.get(wait != 0, wait)
             while True:
                 if message is not _WAKE:
                     messages.append(message)

@@ -37,6 +37,7 @@ STATUS_OF = {
     ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorKind.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.QUEUE_TIMEOUT: grpc.StatusCode.UNAVAILABLE,
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
@@ -45,6 +46,7 @@ RETRY_OF = {
     ErrorKind.INVALID: Retry.NEVER,
     ErrorKind.TOO_LONG: Retry.NEVER,
     ErrorKind.DRAINING: Retry.ELSEWHERE,
+    ErrorKind.QUEUE_TIMEOUT: Retry.LATER,
     ErrorKind.INTERNAL: Retry.NEVER,
 }
 

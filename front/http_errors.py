@@ -19,6 +19,7 @@
 | anything else | 500 | internal |
 | NotServedHere | 501 | not_served_here |
 | RequestRejected(DRAINING) | 503 | draining |
+| RequestRejected(QUEUE_TIMEOUT) | 503 | queue_timeout |
 
 429 and 503 carry Retry-After, in whole seconds. An error after a stream has begun comes as one
 event of the same shape, then [DONE].

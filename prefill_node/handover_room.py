@@ -18,6 +18,7 @@ from ..transfer.destination import Destination
 from ..transfer.errors import TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.outgoing import Drain, RoomBroke, RoomEnd, RoomSent
+from ..transfer.progress_watch import ProgressWatch
 from ..transfer.protocol import (
     IllegalTransition,
     SenderEvent,
@@ -25,6 +26,7 @@ from ..transfer.protocol import (
     sender_machine,
 )
 from ..transfer.report import SendReport
+from ..transfer.room_deadlines import SenderDeadlines
 from ..transfer.sender import Sender
 from ..transfer.timeline import Phase, PhaseClock, sender_track
 from . import handover_wire as wire
@@ -47,9 +49,10 @@ class ReceiverLost:
 
 @dataclass(frozen=True)
 class Stopped:
-    """This node gives the room up."""
+    """This node gives the room up. cause: where it is counted by one."""
 
     reason: str
+    cause: m.LossCause | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,11 @@ class OutgoingHandover:
         begin_pull: BeginPull,
         request_id: str = "",
         *,
+        deadlines: SenderDeadlines | None = None,
         awaits_gateway: bool = False,
     ) -> None:
-        """begin_pull: fetches what the ticket offers; outlives the room. request_id: as the
+        """progress_seconds: between two repetitions of Queued, and between two looks at the
+        deadlines. begin_pull: fetches what the ticket offers; outlives the room. request_id: as the
         receiver's clients know it; empty where it told none. awaits_gateway: nothing is computed
         before GatewayCame."""
         self.named: dict[str, str | int] = {"request_id": request_id, "room": reserve.ticket.room}
@@ -136,6 +141,9 @@ class OutgoingHandover:
         self._report: SendReport | None = None
         self._pulled: m.PullReport | None = None
         self._failure: str | None = None
+        self._given_up: m.LossCause | None = None
+        self._deadlines = deadlines or SenderDeadlines()
+        self._moves = ProgressWatch(progress_seconds)
 
     @property
     def prompt(self) -> m.Tokens:
@@ -152,26 +160,60 @@ class OutgoingHandover:
 
     async def run(self) -> None:
         """From Reserve to the end."""
+        try:
+            drain = await self._live()
+        except Exception:
+            # A defect must still drain the room before its engine lets go.
+            log.exception("room %d broke", self.room, extra=self.named)
+            drain = await self._drain_at_last()
+        if self._pull is not None:
+            self._pull.lose("its room is over")
+        self._post(m.PrefillEnd(self.room, self._given_up))
+        self.outgoing.put_nowait(None)
+        self.ended.set_result(drain)
+
+    async def _live(self) -> Drain:
         self._machine.apply(SenderEvent.ARRIVE)
         if not self._awaits_gateway:
             # A Reserve that brings the prompt is the gateway's call and the receiver's in one.
             self._met()
         drain = Drain.DRAINED
         while self._machine.state not in _OVER:
-            try:
-                event = await asyncio.wait_for(self._events.get(), self._progress_seconds)
-            except TimeoutError:
-                if self._machine.state is SenderState.QUEUED:
-                    self._say(wire.queued(self._position))
-                continue
+            event = await self._next()
             if isinstance(event, _Drained | RoomBroke):
                 drain = event.drain
             self._take(event)
-        if self._pull is not None:
-            self._pull.lose("its room is over")
-        self._post(m.PrefillEnd(self.room))
-        self.outgoing.put_nowait(None)
-        self.ended.set_result(drain)
+        return drain
+
+    async def _next(self) -> RoomEvent:
+        """The next event, or what it means that nothing moves."""
+        while True:
+            if (overdue := self._overdue()) is not None:
+                return overdue
+            try:
+                return await asyncio.wait_for(self._events.get(), self._progress_seconds)
+            except TimeoutError:
+                if self._machine.state is SenderState.QUEUED:
+                    self._say(wire.queued(self._position))
+
+    def _overdue(self) -> Stopped | _Drained | None:
+        state = self._machine.state
+        pulled = None if self._pull is None else self._pull.progress
+        allowed = self._deadlines.of(state)
+        if self._moves.still((state, self._sender.progress(self.room), pulled)) <= allowed:
+            return None
+        if state is SenderState.DRAINING:
+            return _Drained(Drain.FORCED)
+        waited = state is SenderState.QUEUED
+        cause = m.LossCause.QUEUE_TIMEOUT if waited else m.LossCause.STALLED
+        return Stopped(f"the prefill node gives up: {state.value}, for {allowed} s", cause)
+
+    async def _drain_at_last(self) -> Drain:
+        drained = asyncio.wrap_future(self._sender.abort(self.room))
+        try:
+            return await asyncio.wait_for(asyncio.shield(drained), self._deadlines.draining)
+        except TimeoutError:
+            return Drain.FORCED
 
     def _take(self, event: RoomEvent) -> None:
         try:
@@ -223,7 +265,8 @@ class OutgoingHandover:
                     self._say(wire.failed("the gateway's call did not come", Drain.DRAINED))
             case AbortAsked() | ReceiverLost():
                 self._stop(None)
-            case Stopped(reason=reason):
+            case Stopped(reason=reason, cause=cause):
+                self._given_up = self._given_up or cause
                 self._stop(reason)
             case _Drained(drain=drain):
                 self._drained(drain)
@@ -235,6 +278,8 @@ class OutgoingHandover:
     def _refuse(self, error: m.RequestError) -> None:
         if self._machine.state is SenderState.QUEUED:
             self._machine.apply(SenderEvent.REFUSE)
+            if error.kind is m.ErrorKind.QUEUE_TIMEOUT:
+                self._given_up = m.LossCause.QUEUE_TIMEOUT
             self._say(wire.refused(error))
         elif self._machine.state is not SenderState.DRAINING:
             # The forward broke after the grant: windows may be in flight.

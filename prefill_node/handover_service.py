@@ -1,18 +1,19 @@
 """The Handover service of a prefill node: streams and calls turned into connections and rooms.
 
-Owns live rooms, and remembers how the last rooms ended, so that a late or repeated abort is
-answered right. Turns streams into engine messages and back; decides nothing about caches or bytes.
+Owns live rooms, and remembers through `ended_rooms` how the last ones ended. Turns streams into
+engine messages and back; decides nothing about caches or bytes.
 Thread rule: the event loop; deliver() may be called from any thread.
-Invariants: a reply to Abort comes after the drain; an Abort is answered only for connections of
-this process.
+Invariants: a reply to Abort comes after the drain; an Abort is answered only for rooms of the
+connection that it names, which nobody else can guess; nothing is awaited of a receiver without a
+deadline.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
@@ -22,11 +23,13 @@ from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer import peer_values as told
 from ..transfer.contract import Contract, diff
-from ..transfer.errors import TransferError
+from ..transfer.errors import DuplicateRoom, TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.node_identity import NodeIdentity
 from ..transfer.outgoing import Drain
 from ..transfer.receiver import Receiver
+from ..transfer.room_deadlines import PullReceiverDeadlines, SenderDeadlines
+from ..transfer.room_tasks import RoomTasks
 from ..transfer.sender import Sender
 from ..transfer.severing import Severing
 from ..transfer.transports.base import Transport
@@ -39,15 +42,14 @@ from ..transfer.wire import (
 )
 from ..transfer.writer_life import WriterLife
 from . import handover_wire as wire
+from .ended_rooms import EndedRooms
 from .handover_room import AbortAsked, OutgoingHandover, PullHeard, ReceiverLost, Stopped
-from .incoming_pull import PullLimits
 from .incoming_pulls import IncomingPulls
 from .receiver_connections import ReceiverConnections
 from .told_rooms import ToldRooms
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED_ROOMS = 4096
 _BEFORE_TELLING = {
     "accepted": Place.SENDER_BEFORE_ACCEPTED,
     "ready": Place.SENDER_BEFORE_READY,
@@ -64,13 +66,19 @@ _AFTER_TELLING = {
 class HandoverServiceSettings:
     """beat_seconds: between two beats. silence_seconds: a receiver that answers none for that long
     is gone. progress_seconds: between two repetitions of Queued. patience_seconds: a lost pull that
-    is not fenced by then gives up the connection, so that its writer's lease runs out."""
+    is not fenced by then gives up the connection, so that its writer's lease runs out.
+    write_seconds: one message of a room may wait for the receiver to take it, and a stream for its
+    first one. stop_seconds: rooms have to drain when the node stops; longer than their draining
+    deadline."""
 
     beat_seconds: float = 0.2
     silence_seconds: float = 1.0
     progress_seconds: float = 1.0
     patience_seconds: float = 10.0
-    pull: PullLimits = field(default_factory=PullLimits)
+    deadlines: SenderDeadlines = field(default_factory=SenderDeadlines)
+    pull: PullReceiverDeadlines = field(default_factory=PullReceiverDeadlines)
+    write_seconds: float = 10.0
+    stop_seconds: float = 15.0
 
 
 BeginRoom = Callable[[m.RoomId, str, str], None]
@@ -125,7 +133,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         )
         self._rooms: dict[int, OutgoingHandover] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: OrderedDict[tuple[int, int], Drain] = OrderedDict()
+        self._ended = EndedRooms(self._connections.__contains__)
 
     @property
     def receivers(self) -> list[str]:
@@ -156,7 +164,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         for room in self._rooms.values():
             room.put(Stopped(reason))
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            _, late = await asyncio.wait(self._tasks, timeout=self._settings.stop_seconds)
+            for task in late:
+                task.cancel()
         await self._pulls.stop()
         self._connections.drop_all()
 
@@ -188,6 +198,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             node = node_from_wire(request.node)
             lease_seconds = lease_from_wire(request.lease_seconds)
             name = await self._connections.add(node, lease_seconds)
+            self._ended.began(name)
         except TransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"transport: {error}")
             raise AssertionError("abort raises") from error
@@ -235,24 +246,39 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self,
         request_iterator: AsyncIterator[pb.ReceiverMessage],
         context: "grpc.aio.ServicerContext[pb.ReceiverMessage, pb.SenderMessage]",
-    ) -> AsyncIterator[pb.SenderMessage]:
+    ) -> None:
         await context.send_initial_metadata(())
-        room = await self._open(await anext(request_iterator, None), context)
-        reader = asyncio.create_task(self._read_receiver(room, request_iterator))
+        room = await self._open(await self._first(request_iterator), context)
+        tasks = RoomTasks(
+            f"receiver-{room.room}",
+            lambda error: room.put(Stopped(f"internal error: {error!r}")),
+        )
+        tasks.start(partial(self._read_receiver, room, request_iterator))
         try:
             while (message := await room.outgoing.get()) is not None:
                 kind = message.WhichOneof("message")
                 if kind in _BEFORE_TELLING:
                     reach(_BEFORE_TELLING[kind])
                 try:
-                    yield message
+                    await asyncio.wait_for(context.write(message), self._settings.write_seconds)
                 finally:
                     # Also where the receiver has hung up meanwhile, as it may after Done.
                     if kind in _AFTER_TELLING:
                         reach(_AFTER_TELLING[kind])
+        except TimeoutError:
+            log.warning("the receiver takes no message", extra=room.named)
         finally:
-            reader.cancel()
             room.put(ReceiverLost())
+            await tasks.end()
+
+    async def _first(
+        self, messages: AsyncIterator[pb.ReceiverMessage]
+    ) -> pb.ReceiverMessage | None:
+        """None where none comes in time."""
+        try:
+            return await asyncio.wait_for(anext(messages, None), self._settings.write_seconds)
+        except TimeoutError:
+            return None
 
     async def _open(
         self,
@@ -272,7 +298,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         ticket = reserve.ticket
         if first.reserve.connection_id not in self._connections:
             await context.abort(failed, "reserve.connection_id is unknown; Connect first")
-        if (ticket.room, ticket.generation) in self._ended:
+        connection = first.reserve.connection_id
+        if self._ended.drain(connection, ticket.room, ticket.generation) is not None:
             await context.abort(failed, f"room {ticket.room} is over: take a new room")
         if ticket.room in self._rooms:
             await context.abort(
@@ -284,12 +311,13 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         request_id, traceparent = wire.trail_from_wire(context.invocation_metadata())
         room = OutgoingHandover(
             reserve,
-            first.reserve.connection_id,
+            connection,
             self._post,
             self._sender,
             self._settings.progress_seconds,
             self._pulls.begin,
             request_id,
+            deadlines=self._settings.deadlines,
             awaits_gateway=told,
         )
         self._begin_room(ticket.room, request_id, traceparent)
@@ -299,7 +327,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if told and self._told_rooms is not None:
-            self._told_rooms.receiver_came(room)
+            try:
+                self._told_rooms.receiver_came(room)
+            except DuplicateRoom as error:
+                room.put(Stopped(str(error)))
+                await context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         return room
 
     async def _run(self, room: OutgoingHandover) -> None:
@@ -314,17 +346,12 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             if not room.ended.done():
                 room.ended.set_result(Drain.FORCED)
             drain = room.ended.result()
-            self._remember(room.room, room.generation, drain)
+            self._ended.remember(room.connection, room.room, room.generation, drain)
             log.info("room over: %s", drain.name.lower(), extra=room.named)
             if drain is Drain.FORCED or room.endpoint_failed:
                 # What is stuck or broken once stays so: the receiver connects anew, over a new
                 # endpoint.
                 self._connections.drop(room.connection)
-
-    def _remember(self, room: int, generation: int, drain: Drain) -> None:
-        self._ended[room, generation] = drain
-        while len(self._ended) > _REMEMBERED_ROOMS:
-            self._ended.popitem(last=False)
 
     @staticmethod
     async def _read_receiver(
@@ -353,18 +380,20 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         request: pb.AbortRequest,
         context: "grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]",
     ) -> pb.AbortResponse:
-        if not self._connections.issued(request.connection_id):
+        connection, generation = request.connection_id, request.generation
+        if not self._ended.knows(connection):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                "connection_id is of another process: it cannot be answered for here",
+                "connection_id is of another process, or of long ago: it cannot be answered for "
+                "here",
             )
         room = self._rooms.get(request.room)
-        if room is not None and room.generation == request.generation:
+        if room is not None and (room.connection, room.generation) == (connection, generation):
             room.put(AbortAsked())
+            # A room that was asked to stop drains, or is given up after its deadline.
             drain = await asyncio.shield(room.ended)
         else:
-            key = (request.room, request.generation)
-            drain = self._ended.get(key, Drain.DRAINED)
+            drain = self._ended.drain(connection, request.room, generation) or Drain.DRAINED
             # A Reserve that this abort has overtaken must find the room over.
-            self._remember(*key, drain)
+            self._ended.remember(connection, request.room, generation, drain)
         return pb.AbortResponse(drain=drain_to_wire(drain))

@@ -8,10 +8,11 @@ three reasons.
 """
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..engine import messages as m
 from ..proto import handover_pb2 as pb
@@ -19,9 +20,12 @@ from ..transfer import peer_values as told
 from ..transfer.destination import Destination
 from ..transfer.errors import PeerInvalid, TransferError
 from ..transfer.outgoing import Drain
+from ..transfer.progress_watch import ProgressWatch
 from ..transfer.protocol import IllegalTransition
 from ..transfer.pull_protocol import PullReceiverEvent, PullReceiverState, pull_receiver_machine
 from ..transfer.receiver import Receiver
+from ..transfer.room_deadlines import PullReceiverDeadlines
+from ..transfer.room_tasks import RoomTasks
 from ..transfer.timeline import HandoverTimeline, Phase, PhaseClock
 from ..transfer.timeline_wire import sender_track_from_wire
 from ..transfer.wire import drain_from_wire, windows_from_wire
@@ -30,16 +34,8 @@ from . import handover_wire as wire
 
 log = logging.getLogger(__name__)
 
+_FENCE_AGAIN_SECONDS = 1.0
 _LIVE = (PullReceiverState.NEW, PullReceiverState.GRANTED, PullReceiverState.VERIFYING)
-
-
-@dataclass(frozen=True)
-class PullLimits:
-    """Seconds. progress: a pull on which nothing lands for that long is lost; landing: from its
-    end's message until the last window must have landed."""
-
-    progress: float = 5.0
-    landing: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,11 +44,25 @@ class _Lost:
 
 
 @dataclass(frozen=True)
+class _Stalled:
+    """As _Lost, after PullDone too: nothing more is waited for."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class _Verified:
     failure: Exception | None
 
 
-PullEvent = pb.PullDone | pb.PullFailed | _Lost | _Verified
+@dataclass(frozen=True)
+class _Broke:
+    """One of the pull's tasks raised what nobody foresaw."""
+
+    error: Exception
+
+
+PullEvent = pb.PullDone | pb.PullFailed | _Lost | _Stalled | _Verified | _Broke
 Say = Callable[[pb.SenderMessage], None]
 """On the room's stream, in order, as long as the room lives; dropped after that."""
 
@@ -64,7 +74,7 @@ class IncomingPull:
         post: Callable[[m.Inbox], None],
         receiver: Receiver,
         fence: WriterFence,
-        limits: PullLimits,
+        deadlines: PullReceiverDeadlines,
         say: Say,
     ) -> None:
         self.room = grant.room
@@ -73,13 +83,23 @@ class IncomingPull:
         self._post = post
         self._receiver = receiver
         self._fence = fence
-        self._limits = limits
+        self._deadlines = deadlines
+        self._moves = ProgressWatch(deadlines.look)
         self._say = say
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue()
         self._machine = pull_receiver_machine()
         self._phases = PhaseClock()
         self._report: pb.Report | None = None
-        self._verifying: asyncio.Task[None] | None = None
+        self._tasks = RoomTasks(
+            f"pull-{grant.room}", lambda error: self._events.put_nowait(_Broke(error))
+        )
+
+    @property
+    def progress(self) -> int | None:
+        """Grows as it comes in; None once it is committed or lost."""
+        if self._machine.state not in _LIVE:
+            return None
+        return self._receiver.windows_landed(self.room)
 
     def put(self, event: pb.PullDone | pb.PullFailed) -> None:
         """What came on the room's stream."""
@@ -103,28 +123,44 @@ class IncomingPull:
             self._machine.apply(PullReceiverEvent.GRANT)
             self._phases.mark(Phase.GRANTED)
             self._say(wire.pull(grant))
-            while self._machine.state in _LIVE:
-                self._take(await self._next())
+            await self._live()
             self._receiver.forget(self.room)
             if self._machine.state is PullReceiverState.QUARANTINED:
-                await self._fence.hold(self._ask_to_drain)
-                self._machine.apply(PullReceiverEvent.FENCED)
-                self._post(m.PullFenced(self.room))
+                await self._hold_fence()
         finally:
             self._receiver.forget(self.room)
+            await self._tasks.end()
+
+    async def _live(self) -> None:
+        """Until the engine has its answer."""
+        try:
+            while self._machine.state in _LIVE:
+                self._take(await self._next())
+        except Exception as error:
+            self._broke(error)
+
+    async def _hold_fence(self) -> None:
+        while True:
+            try:
+                await self._fence.hold(self._ask_to_drain)
+            except Exception:
+                # What was granted stays quarantined until a fence holds; so it is tried again.
+                log.exception("the pull of room %d: its fence broke", self.room)
+                await asyncio.sleep(_FENCE_AGAIN_SECONDS)
+            else:
+                self._machine.apply(PullReceiverEvent.FENCED)
+                self._post(m.PullFenced(self.room))
+                return
 
     async def _next(self) -> PullEvent:
         """The next event, or what it means that nothing moves."""
-        moved_at, landed = time.monotonic(), 0
         while True:
-            try:
-                return await asyncio.wait_for(self._events.get(), timeout=0.25)
-            except TimeoutError:
-                now, progress = time.monotonic(), self._receiver.windows_landed(self.room)
-            if progress > landed or self._machine.state is PullReceiverState.VERIFYING:
-                moved_at, landed = now, progress
-            elif now - moved_at > self._limits.progress:
-                return _Lost(f"nothing landed for {self._limits.progress} s")
+            state = self._machine.state
+            allowed = self._deadlines.of(state)
+            if self._moves.still((state, self.progress)) > allowed:
+                return _Stalled(f"nothing moved for {allowed} s: {state.value}")
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._events.get(), self._deadlines.look)
 
     def _take(self, event: PullEvent) -> None:
         try:
@@ -137,6 +173,10 @@ class IncomingPull:
                     self._lose(event.reason)
                 case _Verified(failure=failure):
                     self._verified(failure)
+                case _Stalled(reason=reason):
+                    self._lose(reason)
+                case _Broke(error=error):
+                    self._broke(error)
                 case _Lost(reason=reason):
                     # After PullDone nothing more comes, and nothing more is needed.
                     if self._machine.state is PullReceiverState.GRANTED:
@@ -146,10 +186,13 @@ class IncomingPull:
         except PeerInvalid as error:
             self._lose(str(error))
         except Exception as error:
-            # A defect in one pull must still end it and fence what it granted.
-            log.exception("the pull of room %d broke", self.room)
-            if self._machine.state in _LIVE:
-                self._lose(f"internal error: {error!r}")
+            self._broke(error)
+
+    def _broke(self, error: Exception) -> None:
+        """A defect in one pull must still end it and fence what it granted."""
+        log.error("the pull of room %d broke", self.room, exc_info=error)
+        if self._machine.state in _LIVE:
+            self._lose(f"internal error: {error!r}")
 
     def _done(self, done: pb.PullDone) -> None:
         self._machine.apply(PullReceiverEvent.DONE)
@@ -161,7 +204,7 @@ class IncomingPull:
         self._phases.mark(Phase.DONE)
         told.count(done.report.bytes, "report.bytes")
         self._report = done.report
-        self._verifying = asyncio.create_task(self._verify(done))
+        self._tasks.start(partial(self._verify, done))
 
     async def _verify(self, done: pb.PullDone) -> None:
         failure: Exception | None = None
@@ -171,13 +214,9 @@ class IncomingPull:
                 self.room,
                 self.generation,
                 windows_from_wire(done.windows),
-                self._limits.landing,
+                self._deadlines.landing,
             )
         except TransferError as error:
-            failure = error
-        except Exception as error:
-            # Nobody waits for this task: untold, the pull would wait for ever.
-            log.exception("the pull of room %d could not be verified", self.room)
             failure = error
         self._events.put_nowait(_Verified(failure))
 

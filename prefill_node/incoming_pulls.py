@@ -5,6 +5,7 @@ decode node is not connected any more.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -12,10 +13,13 @@ from ..engine import messages as m
 from ..transfer.fence import FenceReason
 from ..transfer.outgoing import Drain
 from ..transfer.receiver import Receiver
+from ..transfer.room_deadlines import PullReceiverDeadlines
 from ..transfer.writer_fence import LastResorts, WriterFence
 from ..transfer.writer_life import WriterLife
-from .incoming_pull import IncomingPull, PullLimits, Say
+from .incoming_pull import IncomingPull, Say
 from .receiver_connections import ReceiverConnections
+
+log = logging.getLogger(__name__)
 
 
 class IncomingPulls:
@@ -27,7 +31,7 @@ class IncomingPulls:
         retry_seconds: float,
         patience: float,
         sever: Callable[[WriterLife, FenceReason], Awaitable[None]],
-        limits: PullLimits,
+        deadlines: PullReceiverDeadlines,
     ) -> None:
         """retry_seconds: the transport's. patience: see LastResorts. sever: see Severing.end."""
         self._post = post
@@ -36,7 +40,7 @@ class IncomingPulls:
         self._retry_seconds = retry_seconds
         self._patience = patience
         self._sever = sever
-        self._limits = limits
+        self._deadlines = deadlines
         self._live: dict[tuple[int, int], IncomingPull] = {}
         self._writers: dict[tuple[int, int], WriterLife] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,7 +62,7 @@ class IncomingPulls:
             partial(self._sever, writer),
         )
         fence = WriterFence(grant.room, writer.evidence(), self._retry_seconds, last)
-        pull = IncomingPull(grant, self._post, self._receiver, fence, self._limits, say)
+        pull = IncomingPull(grant, self._post, self._receiver, fence, self._deadlines, say)
         self._live[grant.room, grant.generation] = pull
         self._writers[grant.room, grant.generation] = writer
         task = asyncio.get_running_loop().create_task(self._run(pull), name=f"pull-{grant.room}")
@@ -69,6 +73,10 @@ class IncomingPulls:
     async def _run(self, pull: IncomingPull) -> None:
         try:
             await pull.run()
+        except Exception:
+            # It broke before anybody was told of its grant.
+            log.exception("the pull of room %d could not be begun", pull.room)
+            self.refuse(m.RoomId(pull.room))
         finally:
             del self._live[pull.room, pull.generation]
             del self._writers[pull.room, pull.generation]

@@ -28,8 +28,9 @@ from ..proto import handover_pb2_grpc
 from ..pycache.prefix_cache import FreshIds, leave_as_is
 from ..transfer.data_plane import DataPlane
 from ..transfer.hop_ends import HopEnds
+from ..transfer.room_deadlines import SenderDeadlines
 from .config import PrefillConfig
-from .handover_service import HandoverService
+from .handover_service import HandoverService, HandoverServiceSettings
 from .registration import Registration
 from .told_rooms import ToldRooms
 
@@ -104,6 +105,7 @@ class PrefillNode:
             plane.contract,
             plane.node,
             asyncio.get_running_loop(),
+            HandoverServiceSettings(deadlines=SenderDeadlines.behind(engine_config.queue_timeout)),
             begin_room=self.front.tracing.begin_room,
             told_rooms=told_rooms,
         )

@@ -2,12 +2,13 @@
 renew.
 
 Owns connections. Knows no rooms: whoever holds some is told when a connection is over. Thread rule:
-the event loop. Invariants: a connection lives as long as its heartbeat stream and its name is never
-used again; a renewal counts from when its beat was sent, on this node's clock.
+the event loop. Invariants: a connection lives as long as its heartbeat stream, its name cannot be
+guessed and is never used again; a renewal counts from when its beat was sent, on this node's clock.
 """
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -66,10 +67,6 @@ class ReceiverConnections:
     def __contains__(self, name: str) -> bool:
         return name in self._connections
 
-    def issued(self, name: str) -> bool:
-        """Whether the name is or was a connection of this process."""
-        return name.startswith(self._prefix)
-
     @property
     def nodes(self) -> list[str]:
         return [connection.node.name for connection in self._connections.values()]
@@ -84,7 +81,8 @@ class ReceiverConnections:
         TransportError."""
         await self._end_others(node)
         self._issued += 1
-        name = f"{self._prefix}{self._issued}"
+        # Who knows the name may end the connection's rooms.
+        name = f"{self._prefix}{self._issued}-{secrets.token_hex(16)}"
         self._names.setdefault(node.epoch, []).append(name)
         await asyncio.to_thread(self._sender.connect, name, node.transport_metadata, node.slabs)
         writer = WriterLife(node.process, lease_seconds, self._retry_seconds, self._settle_seconds)

@@ -14,6 +14,7 @@ class ErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_KIND_TOO_LONG: _ClassVar[ErrorKind]
     ERROR_KIND_DRAINING: _ClassVar[ErrorKind]
     ERROR_KIND_INTERNAL: _ClassVar[ErrorKind]
+    ERROR_KIND_QUEUE_TIMEOUT: _ClassVar[ErrorKind]
 
 class Drain(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,6 +26,7 @@ ERROR_KIND_INVALID: ErrorKind
 ERROR_KIND_TOO_LONG: ErrorKind
 ERROR_KIND_DRAINING: ErrorKind
 ERROR_KIND_INTERNAL: ErrorKind
+ERROR_KIND_QUEUE_TIMEOUT: ErrorKind
 DRAIN_UNSPECIFIED: Drain
 DRAIN_DRAINED: Drain
 DRAIN_FORCED: Drain

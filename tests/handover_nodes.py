@@ -31,6 +31,10 @@ SLABS = 8 * SLABS_OF_ROOM
 HIT = m.HitBreakdown(256, 128, 64, {"new": 128, "alignment": 64}, "turn_end")
 LIMITS = HandoverSettings(silence=0.8, retry_first=0.05, landing=0.5, acknowledge=1.0, patience=1.0)
 
+SERVICE_LIMITS = HandoverServiceSettings(
+    beat_seconds=0.1, silence_seconds=0.8, progress_seconds=0.1
+)
+
 
 def grant_of(room: int, layout: CacheLayout) -> m.Grant:
     """Ids that rooms next to each other do not share: three slabs of the arena each."""
@@ -133,6 +137,7 @@ async def nodes(
     decode_contract: Callable[[Contract], Contract] = lambda contract: contract,
     back_faults: Faults = no_faults,
     precision: WirePrecision | None = None,
+    service_limits: HandoverServiceSettings = SERVICE_LIMITS,
 ) -> AsyncIterator[Nodes]:
     loop = asyncio.get_running_loop()
     settings = sender or SenderSettings(lease_seconds=1.0)
@@ -154,7 +159,7 @@ async def nodes(
             contract,
             NodeIdentity.new("prefill-0", "loopback", pair.source.transport, pair.source.slabs),
             loop,
-            HandoverServiceSettings(beat_seconds=0.1, silence_seconds=0.8, progress_seconds=0.1),
+            service_limits,
         )
         server = grpc.aio.server()
         handover_pb2_grpc.add_HandoverServicer_to_server(service, server)

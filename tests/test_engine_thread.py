@@ -9,6 +9,8 @@ from tasuki.engine.thread import EngineThread
 class Idle:
     """An engine that has nothing to do and knows which thread asked it."""
 
+    idle_seconds = None
+
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.answers: list[m.Outbox] = []

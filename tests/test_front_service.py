@@ -262,6 +262,7 @@ def test_every_token_is_every_token_however_it_is_written(
         (m.ErrorKind.INVALID, INVALID),
         (m.ErrorKind.TOO_LONG, INVALID),
         (m.ErrorKind.DRAINING, grpc.StatusCode.UNAVAILABLE),
+        (m.ErrorKind.QUEUE_TIMEOUT, grpc.StatusCode.UNAVAILABLE),
         (m.ErrorKind.INTERNAL, grpc.StatusCode.INTERNAL),
     ],
 )

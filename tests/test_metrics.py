@@ -214,6 +214,16 @@ def test_a_prefill_node_tells_of_its_rooms_and_its_sending() -> None:
     assert seen["tasuki_handover_sent_seconds_total{when=exposed}"] == 0.25
 
 
+def test_a_room_that_a_prefill_node_gave_up_is_counted_by_its_cause() -> None:
+    told = exposition()
+    life = (LifeMark("AwaitingGrant", 0.1), LifeMark("Aborted", 45.0))
+    told.observe(m.RoomEnded(m.RoomId(1), 100, HIT, False, life, m.LossCause.STALLED))
+    told.observe(m.RoomEnded(m.RoomId(2), 100, None, False, (), m.LossCause.QUEUE_TIMEOUT))
+    seen = samples(told.text(REPORT))
+    assert seen["tasuki_rooms_ended_total{outcome=stalled}"] == 1
+    assert seen["tasuki_rooms_ended_total{outcome=queue_timeout}"] == 1
+
+
 def test_pulls_are_counted() -> None:
     told = exposition()
     told.observe(m.PullCommitted(m.RoomId(1), m.PullReport(640, 4096, 0.25)))

@@ -143,6 +143,11 @@ class OutgoingRoom:
             )
         return plan.end_logical_page
 
+    @property
+    def progress(self) -> int:
+        """Grows when a window is cut or flushed."""
+        return self.next_sequence + len(self._timeline)
+
     def append(self, windows: list[Window]) -> None:
         """REQUIRES: windows were cut from accept(plan), numbered from next_sequence."""
         self.next_sequence += len(windows)

@@ -194,6 +194,12 @@ class Sender:
                 outgoing.append(self._outlet.windows(accepted, runs, outgoing.next_sequence))
         self._wake.set()
 
+    def progress(self, room: int) -> int:
+        """How far the room is; 0 for one that is over. Its growth is progress."""
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            return 0 if outgoing is None else outgoing.progress
+
     def tail_seconds(self, room: int) -> float | None:
         """How long until all that is planned of the room is flushed (tail.py); 0 for a room that is
         over, None where nothing is known of its link yet."""

@@ -9,11 +9,13 @@ never does.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .fence import DrainAcknowledged, Evidence, Fence, FenceReason, LeaseExpired
 from .outgoing import Drain
+from .room_tasks import RoomTasks
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +59,15 @@ class WriterFence:
     def answered(self) -> bool:
         return self._drained.holds() or self._stopped_at is not None
 
-    async def hold(self, ask: Callable[[], Awaitable[None]]) -> FenceReason:
+    def _not_asked(self, error: Exception) -> None:
+        """Then the writer's death or its lease's end is the reason."""
+        log.warning("room %d: the drain could not be asked for: %r", self._room, error)
+
+    async def hold(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> FenceReason:
         """Until a reason holds. ask: asks for the drain until it is answered; cancelled after
-        that."""
-        asking = asyncio.ensure_future(ask())
+        that. Waits on nobody: patience, the lease, retry_seconds and settling bound it."""
+        asking = RoomTasks(f"fence-{self._room}", self._not_asked)
+        asking.start(ask)
         patience = time.monotonic() + self._last.patience
         try:
             while (reason := self._fence.reason()) is None:
@@ -70,7 +77,7 @@ class WriterFence:
                     patience = float("inf")
                     self._last.give_up()
         finally:
-            asking.cancel()
+            await asking.end()
         await self._last.sever(reason)
         log.info("room %d is fenced: %s", self._room, reason.value)
         return reason

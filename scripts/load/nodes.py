@@ -21,7 +21,8 @@ _SAMPLE_SECONDS = 0.5
 
 class Nodes:
     def __init__(self, arena_mib: int) -> None:
-        small = flags(arena_mib=arena_mib)
+        # More ask at once than are served in a minute.
+        small = (*flags(arena_mib=arena_mib), "--queue-timeout", "600")
         self.prefill = Node("prefill", *small, bind=kept_address()).wait_ready()
         self.decode = Node(
             "decode",

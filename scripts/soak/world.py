@@ -33,7 +33,8 @@ class World:
         self.decode_deaths = 0
         """How often the decode node was about to die so far."""
         self._decode_stands = threading.Event()
-        small = flags(arena_mib=32)
+        # How long anybody waits is the host's doing, not the fault's.
+        small = (*flags(arena_mib=32), "--queue-timeout", "600")
         self.oracle = Node("serve", *flags(arena_mib=128)).wait_ready()
         chunks = ("--prefill-chunk-tokens", "128", "--max-batch", "2")
         self.prefill = Node("prefill", *small, *chunks, bind=kept_address()).wait_ready()
