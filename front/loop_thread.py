@@ -45,9 +45,10 @@ class LoopThread:
     def start(self) -> None:
         self._thread.start()
 
-    async def run(self, coroutine: Coroutine[Any, Any, Result], timeout: float) -> Result:
+    async def run(self, coroutine: Coroutine[Any, Any, Result], timeout: float | None) -> Result:
         """The coroutine's result, run there. Raises LoopLost, also where the loop dies meanwhile,
-        and TimeoutError after `timeout` seconds. REQUIRES: started."""
+        and TimeoutError after `timeout` seconds; None: it has bounds of its own. REQUIRES:
+        started."""
         if self._lost is not None:
             coroutine.close()
             raise LoopLost(self._lost)
@@ -58,6 +59,13 @@ class LoopThread:
             # It died in between, perhaps before it could see that somebody waits.
             self._give_up(future, self._lost)
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+
+    async def end(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
+        """As run(), of what is to end there: a loop that is dead or stands is logged and left."""
+        try:
+            await self.run(coroutine, timeout)
+        except (LoopLost, TimeoutError) as error:
+            log.warning("%s did not end in order: %r", self._name, error)
 
     def stop(self, timeout: float) -> None:
         """Cancel what still runs there and end the thread, within `timeout` seconds; one that hangs

@@ -6,6 +6,7 @@ import ssl
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -156,11 +157,15 @@ def test_half_a_tls_configuration_is_refused(fields: dict[str, str]) -> None:
 
 def test_a_prefill_node_off_loopback_must_know_its_peers() -> None:
     tls = {"tls_cert": "a", "tls_key": "b"}
+
+    def require(bind: str, **fields: Any) -> None:
+        require_named_peers(bind, FrontConfig(**fields).access)
+
     with pytest.raises(BindError, match="--tls-client-ca"):
-        require_named_peers(FrontConfig(bind="0.0.0.0:0", **tls))
-    require_named_peers(FrontConfig(bind="0.0.0.0:0", tls_client_ca="c", **tls))
-    require_named_peers(FrontConfig(bind="0.0.0.0:0", insecure=True))
-    require_named_peers(FrontConfig(bind="127.0.0.1:0"))
+        require("0.0.0.0:0", **tls)
+    require("0.0.0.0:0", tls_client_ca="c", **tls)
+    require("0.0.0.0:0", insecure=True)
+    require("127.0.0.1:0")
 
 
 def test_a_pair_hands_over_under_mutual_tls(authority: Authority, issued: Issued) -> None:
