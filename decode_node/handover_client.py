@@ -3,13 +3,14 @@ one.
 
 Owns live rooms, and the links through `prefill_links`. Turns engine messages into rooms' events and
 back; knows no bytes and no caches.
-Thread rule: the event loop; deliver() may be called from any thread.
+Thread rule: the hand-over's event loop; deliver() may be called from any thread.
 Invariants: every HandoverWanted is answered, at once where no prefill node is connected; a room
 that this client no longer knows has no writer, so a grant or a cancellation that crossed its end is
 fenced at once.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ import grpc
 from ..engine import messages as m
 from ..transfer.contract import Contract
 from ..transfer.node_identity import NodeIdentity
+from ..transfer.node_progress import NodeProgress
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from ..transfer.severing import Severing
@@ -32,6 +34,8 @@ from .membership import Membership
 from .outgoing_pulls import OutgoingPulls
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
+
+log = logging.getLogger(__name__)
 
 
 def _untraced(request: m.RequestId) -> str:
@@ -52,8 +56,10 @@ class HandoverClient:
         settings: HandoverSettings | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         traceparent: Callable[[m.RequestId], str] = _untraced,
+        progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """traceparent: of a live request's span, empty where it has none."""
+        """loop: the hand-over's, where everything but deliver() and links is called. traceparent:
+        of a live request's span, empty where it has none. progress: this node's."""
         self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
@@ -79,12 +85,13 @@ class HandoverClient:
                 sender,
                 self._links_changed,
                 credentials,
+                progress,
             )
         )
 
     @property
     def links(self) -> tuple[PrefillLink, ...]:
-        """Of the prefill nodes that are members now."""
+        """Of the prefill nodes that are members now. From any thread."""
         return self._links.members
 
     async def start(self) -> None:
@@ -95,10 +102,13 @@ class HandoverClient:
         await self._links.first_contact(self._settings.connect)
 
     async def _follow(self) -> None:
-        async for targets in self._membership:
-            self._links.follow(targets)
-            self._end_idle_links()
-            self._links_changed()
+        try:
+            async for targets in self._membership:
+                self._links.follow(targets)
+                self._end_idle_links()
+                self._links_changed()
+        except Exception:
+            log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
     async def stop(self) -> None:
         """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
@@ -111,7 +121,7 @@ class HandoverClient:
         await self._pulls.stop(self._settings.patience)
         if self._following is not None:
             self._following.cancel()
-        await self._links.stop()
+        await self._links.stop(self._settings.patience)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def deliver(self, message: m.Outbox) -> None:

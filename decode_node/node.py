@@ -112,6 +112,7 @@ class DecodeNode:
             settings,
             prefill_credentials(front_config, config),
             self.front.tracing.header,
+            self.front.progress,
         )
 
     def _step_ended(self) -> None:
@@ -121,9 +122,9 @@ class DecodeNode:
         self.links.deliver(message)
 
     def _status(self) -> HandoverStatus:
-        return HandoverStatus(
-            tuple(link.status() for link in self.links.links), asdict(self._ends.receiver.counters)
-        )
+        nodes = tuple(link.status() for link in self.links.links)
+        peers = {node.address: node.progress for node in nodes if node.progress is not None}
+        return HandoverStatus(nodes, asdict(self._ends.receiver.counters), peers=peers)
 
     async def startup(self) -> str:
         """Returns HOST:PORT."""

@@ -1,8 +1,8 @@
 """What every daemon shares: engine thread, its client, services, the gRPC and the HTTP server.
 
-Does not know roles or hand-overs. Thread rule: one event loop's thread, but for post() and lose();
-the engine has its own, and the gRPC server may live on another loop. Life: startup, then whatever
-the daemon waits for, then shutdown, once each.
+Does not know roles or hand-overs. Thread rule: one event loop's thread, but for post(), lose() and
+progress(); the engine has its own, and the gRPC server may live on another loop. Life: startup,
+then whatever the daemon waits for, then shutdown, once each.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from ..engine.messages import (
     WriterFenced,
 )
 from ..engine.thread import EngineThread
+from ..transfer.node_progress import NodeProgress
 from .bridge import Bridge
 from .config import FrontConfig
 from .engine_client import EngineClient
@@ -41,6 +42,7 @@ from .handover_status import HandoverStatus, HandoverStatusSource
 from .http_dashboard import DashboardHandlers, DashboardSource
 from .http_metrics import MetricsHandler, node_report
 from .http_server import HttpServer, start_http_server
+from .loop_pulse import LoopPulse
 from .loop_thread import LoopThread
 from .node_recorder import NodeRecorder
 from .request_lines import log_ended
@@ -109,6 +111,7 @@ class Node:
             requests=config.requests,
             watchers=config.watchers,
         )
+        self._pulse = LoopPulse(self._loop)
         self._thread = EngineThread(engine, self._deliver, self.lose)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
@@ -133,6 +136,10 @@ class Node:
         """This node cannot go on: everything in flight ends and what comes is refused. From any
         thread."""
         self._loop.call_soon_threadsafe(self.engine.engine_lost, reason)
+
+    def progress(self) -> NodeProgress:
+        """How far engine and front are behind. From one thread that is neither's."""
+        return NodeProgress(self._thread.still_seconds, self._pulse.behind())
 
     def post(self, message: Inbox) -> None:
         """To the engine, from any thread."""

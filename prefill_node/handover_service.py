@@ -2,7 +2,7 @@
 
 Owns live rooms, and remembers how the last rooms ended, so that a late or repeated abort is
 answered right. Turns streams into engine messages and back; decides nothing about caches or bytes.
-Thread rule: the event loop; deliver() may be called from any thread.
+Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
 Invariants: a reply to Abort comes after the drain; an Abort is answered only for connections of
 this process.
 """
@@ -13,6 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 
@@ -21,13 +22,15 @@ from ..front.errors import InvalidRequest
 from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer.contract import Contract, diff
-from ..transfer.errors import TransferError
+from ..transfer.errors import PeerSilent, TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.node_identity import NodeIdentity
+from ..transfer.node_progress import NodeProgress
 from ..transfer.outgoing import Drain
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from ..transfer.severing import Severing
+from ..transfer.silence import unless_silent
 from ..transfer.transports.base import Transport
 from ..transfer.wire import drain_from_wire, drain_to_wire, node_from_wire, node_to_wire
 from ..transfer.writer_life import WriterLife
@@ -66,6 +69,7 @@ class HandoverServiceSettings:
     pull: PullLimits = field(default_factory=PullLimits)
 
 
+Message = TypeVar("Message")
 BeginRoom = Callable[[m.RoomId, str, str], None]
 
 
@@ -86,9 +90,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         settings: HandoverServiceSettings | None = None,
         begin_room: BeginRoom = _unknown,
         told_rooms: ToldRooms | None = None,
+        progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """begin_room: hears of each room, the request it is for, and that one's traceparent.
-        told_rooms: of the gateway that tells this node of rooms; None: there is none."""
+        """loop: the hand-over's. begin_room: hears of each room, the request it is for, and that
+        one's traceparent. told_rooms: of the gateway that tells this node of rooms; None: there is
+        none. progress: this node's."""
         self._begin_room = begin_room
         self._post = post
         self._told_rooms = told_rooms
@@ -106,6 +112,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._pull_drained,
             transport.retry_seconds,
             transport.settle_seconds,
+            progress,
         )
         self._pulls = IncomingPulls(
             post,
@@ -124,6 +131,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     def receivers(self) -> list[str]:
         """Names of the nodes that are connected."""
         return self._connections.nodes
+
+    def peers(self) -> dict[str, NodeProgress]:
+        """What connected nodes tell of themselves, by name. From any thread."""
+        return self._connections.peers()
 
     def deliver(self, message: m.Outbox) -> None:
         """What the engine says about a room. Messages of rooms that are over are dropped."""
@@ -149,7 +160,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         for room in self._rooms.values():
             room.put(Stopped(reason))
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            _, late = await asyncio.wait(self._tasks, timeout=self._settings.patience_seconds)
+            for task in late:
+                task.cancel()
         await self._pulls.stop()
         self._connections.drop_all()
 
@@ -190,19 +203,32 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self,
         request_iterator: AsyncIterator[pb.Renewal],
         context: "grpc.aio.ServicerContext[pb.Renewal, pb.Beat]",
-    ) -> AsyncIterator[pb.Beat]:
+    ) -> None:
         await context.send_initial_metadata(())
-        first = await anext(request_iterator, None)
+        first = await self._first(request_iterator)
         if first is None or not self._connections.may_beat(first.connection_id):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "connection_id: unknown or in use; Connect first",
             )
         assert first is not None
+        silence = self._connections.silence(first.connection_id)
         beats = self._connections.beats(first.connection_id, request_iterator)
-        async with contextlib.aclosing(beats):
-            async for beat in beats:
-                yield beat
+        try:
+            async with contextlib.aclosing(beats):
+                async for beat in beats:
+                    # A receiver that reads nothing is as silent as one that says nothing.
+                    await unless_silent(context.write(beat), silence)
+        except PeerSilent as error:
+            log.warning("connection %s: %s", first.connection_id, error)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+
+    async def _first(self, messages: AsyncIterator[Message]) -> Message | None:
+        """The first message of a stream; None where it ends or is silent instead."""
+        try:
+            return await asyncio.wait_for(anext(messages, None), self._settings.patience_seconds)
+        except TimeoutError:
+            return None
 
     def _lose_connection(self, name: str) -> None:
         for room in self._rooms.values():
@@ -224,7 +250,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         context: "grpc.aio.ServicerContext[pb.ReceiverMessage, pb.SenderMessage]",
     ) -> AsyncIterator[pb.SenderMessage]:
         await context.send_initial_metadata(())
-        room = await self._open(await anext(request_iterator, None), context)
+        room = await self._open(await self._first(request_iterator), context)
         reader = asyncio.create_task(self._read_receiver(room, request_iterator))
         try:
             while (message := await room.outgoing.get()) is not None:

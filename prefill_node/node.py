@@ -115,6 +115,7 @@ class PrefillNode:
             self._loop.loop,
             begin_room=self._begin_room,
             told_rooms=told_rooms,
+            progress=self.front.progress,
         )
 
     @property
@@ -134,7 +135,7 @@ class PrefillNode:
         self._service.deliver(message)
 
     def _status(self) -> HandoverStatus:
-        return HandoverStatus(sent=self._ends.sender.counters)
+        return HandoverStatus(sent=self._ends.sender.counters, peers=self._service.peers())
 
     async def startup(self) -> str:
         """Returns the front's HOST:PORT."""
