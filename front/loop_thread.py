@@ -3,7 +3,7 @@
 Owns the thread and the loop. Knows nothing of what runs there. Thread rule: start() and stop() once
 each, from threads other than its own; run() from any other event loop.
 Invariants: a loop that dies says so, to on_failure and to whoever waits for something there; the
-loop stays open until stop(), so that a message to a dead one is dropped and harms no sender.
+loop stays open until close(), so that a message to one that has ended is dropped and harms nobody.
 """
 
 import asyncio
@@ -69,14 +69,18 @@ class LoopThread:
 
     def stop(self, timeout: float) -> None:
         """Cancel what still runs there and end the thread, within `timeout` seconds; one that hangs
-        ends with the process. Idempotent; does nothing where it was never started but close."""
+        ends with the process. Idempotent."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(timeout)
         if self._thread.is_alive():
             log.warning("%s still runs after %s s: it ends with the process", self._name, timeout)
-        elif not self.loop.is_closed():
-            self.loop.close()
+
+    def close(self) -> None:
+        """A process that is about to end needs none, and had better call none: gRPC hands what
+        comes late to the loop of its call, and complains of one that is closed. REQUIRES: stopped,
+        or never started."""
+        self.loop.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

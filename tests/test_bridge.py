@@ -97,8 +97,9 @@ def bridged(
         channel.close()
         asyncio.run(server.drain(0))
         engine.stop()
-        host.stop(10)
-        front.stop(10)
+        for loop in (host, front):
+            loop.stop(10)
+            loop.close()
 
 
 def ask(both: Bridged, request_id: str = "r") -> "Iterator[pb.GenerateResponse]":
