@@ -102,8 +102,7 @@ def nothing_was_lost(
 def test_a_node_tells_its_peer_that_its_callers_wait(told: tuple[Question, ...]) -> None:
     """The process lives, and whoever looks can see that it does nothing for its callers."""
     with pair(StandingDaemon) as (prefill, decode):
-        (node,) = decode.stats().prefill_nodes
-        assert node.HasField("front_seconds") and node.HasField("engine_seconds")
+        until(lambda: decode.stats().prefill_nodes[0].HasField("engine_seconds"), decode.story)
         sleep_now(prefill.pid)
         until(lambda: decode.stats().prefill_nodes[0].front_seconds > SECONDS / 6, decode.story)
         until(lambda: decode.stats().prefill_nodes[0].front_seconds < SECONDS / 6, decode.story)

@@ -168,7 +168,10 @@ def test_a_prefill_node_off_loopback_must_know_its_peers() -> None:
     require("127.0.0.1:0")
 
 
-def test_a_pair_hands_over_under_mutual_tls(authority: Authority, issued: Issued) -> None:
+@pytest.mark.parametrize("apart", [(), ("--handover-bind", "127.0.0.1:0")], ids=["one", "two"])
+def test_a_pair_hands_over_under_mutual_tls(
+    authority: Authority, issued: Issued, apart: tuple[str, ...]
+) -> None:
     guarded = [
         *flags(),
         *("--tls-cert", issued.certificate, "--tls-key", issued.key),
@@ -181,9 +184,10 @@ def test_a_pair_hands_over_under_mutual_tls(authority: Authority, issued: Issued
         def started(command: str, *more: str) -> str:
             daemon = Daemon(command, [*guarded, *more])
             stack.callback(daemon.stop)
-            return daemon.wait_ready()
+            address = daemon.wait_ready()
+            return daemon.handover_address or address
 
-        links = ("--prefill", started("prefill"), "--prefill-ca", authority.path)
+        links = ("--prefill", started("prefill", *apart), "--prefill-ca", authority.path)
         client = stack.enter_context(Client(started("decode", *links), tls=tls, api_key="s3cret"))
         answer = client.generate(prompt, max_new_tokens=4, ignore_eos=True).result()
     assert answer.usage.prefilled_on == "prefill"
