@@ -6,6 +6,7 @@ Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-o
 from collections.abc import AsyncGenerator
 
 from ..engine import messages as m
+from ..front.caller import Caller
 from ..front.errors import RequestRejected
 from ..front.loop_thread import LoopLost, LoopThread
 from ..front.origin import Origin
@@ -35,5 +36,5 @@ class ToldAnswers:
         for event in events:
             yield event
 
-    def abort(self, request_id: m.RequestId) -> None:
-        self._there.loop.call_soon_threadsafe(self._rooms.abort, request_id)
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None:
+        self._there.loop.call_soon_threadsafe(self._rooms.abort, request_id, caller)
