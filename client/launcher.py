@@ -46,6 +46,7 @@ class Daemon:
             start_new_session=True,
         )
         self._http: str | None = None
+        self._handover: str | None = None
         self._asked = False
         self._said: SimpleQueue[str | None] = SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -69,6 +70,12 @@ class Daemon:
         return self._http
 
     @property
+    def handover_address(self) -> str | None:
+        """HOST:PORT that decode nodes are told, where it is not the one of wait_ready. REQUIRES:
+        wait_ready."""
+        return self._handover
+
+    @property
     def last_words(self) -> tuple[str, ...]:
         """The end of what it has written to stderr so far, in lines."""
         return tuple(self._tail)
@@ -88,6 +95,7 @@ class Daemon:
             said = _announcement(line)
             if said is not None:
                 self._http = said.get("http")
+                self._handover = said.get("handover")
                 return said["ready"]
 
     def ask_to_stop(self) -> None:

@@ -53,4 +53,16 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
     yield gauge("requests", "Requests in the engine by state.", "state", stats.requests)
     yield gauge("cache_integrity", "1 while every invariant holds.", int(stats.integrity == "ok"))
     yield gauge("prefill_nodes", "Prefill nodes by state.", "state", report.prefill_nodes)
+    yield gauge(
+        "peer_engine_seconds",
+        "Since a linked node's engine last ended a step; 0 where it has nothing to do.",
+        "peer",
+        {peer: told.engine_seconds for peer, told in report.peers.items()},
+    )
+    yield gauge(
+        "peer_front_seconds",
+        "For how long a linked node's callers have waited for its event loop.",
+        "peer",
+        {peer: told.front_seconds for peer, told in report.peers.items()},
+    )
     yield counter("handover_windows", "Windows sent here, by outcome.", "outcome", report.windows)

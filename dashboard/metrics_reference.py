@@ -24,6 +24,7 @@ from ..engine.messages import (
     Usage,
 )
 from ..engine.step_times import StepTimes
+from ..transfer.node_progress import NodeProgress
 from ..transfer.sender_counters import SenderCounters
 from .exposition import Exposition
 from .field_names import DIALECTS
@@ -94,7 +95,13 @@ def _report() -> NodeReport:
         steps=StepTimes().report(),
         early=one,
     )
-    return NodeReport(stats, prefill_nodes=one, windows=one, sent=SenderCounters())
+    return NodeReport(
+        stats,
+        prefill_nodes=one,
+        windows=one,
+        sent=SenderCounters(),
+        peers={_LABEL_ONLY: NodeProgress()},
+    )
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..engine.messages import StatsReply
+from ..transfer.node_progress import NodeProgress
 from ..transfer.sender_counters import SenderCounters
 
 
 @dataclass(frozen=True)
 class NodeReport:
     """prefill_nodes: by state. windows: those sent here, by what became of them. sent: of a node
-    that hands on."""
+    that hands on. peers: what nodes linked to this one tell of themselves, by address or name."""
 
     stats: StatsReply
     prefill_nodes: Mapping[str, int] = field(default_factory=dict)
     windows: Mapping[str, int] = field(default_factory=dict)
     sent: SenderCounters | None = None
+    peers: Mapping[str, NodeProgress] = field(default_factory=dict)

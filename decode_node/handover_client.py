@@ -3,7 +3,7 @@ one.
 
 Owns live rooms, and the links through `prefill_links`. Turns engine messages into rooms' events and
 back; knows no bytes and no caches.
-Thread rule: the event loop; deliver() may be called from any thread.
+Thread rule: the hand-over's event loop; deliver() may be called from any thread.
 Invariants: every HandoverWanted is answered, at once where no prefill node is connected, and also
 where a room breaks in a way that nobody foresaw (the engine waits for it without a deadline of its
 own); a room that this client no longer knows has no writer, so a grant or a cancellation that
@@ -19,6 +19,7 @@ from functools import partial
 from ..engine import messages as m
 from ..transfer.contract import Contract
 from ..transfer.node_identity import NodeIdentity
+from ..transfer.node_progress import NodeProgress
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from ..transfer.severing import Severing
@@ -55,9 +56,11 @@ class HandoverClient:
         settings: HandoverSettings | None = None,
         dialling: Dialling | None = None,
         traceparent: Callable[[m.RequestId], str] = _untraced,
+        progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """dialling: in plain text, and on this host only, by default.
-        traceparent: of a live request's span, empty where it has none."""
+        """loop: the hand-over's, where everything but deliver() and links is called. dialling: in
+        plain text, and on this host only, by default. traceparent: of a live request's span, empty
+        where it has none. progress: this node's."""
         self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
@@ -85,12 +88,13 @@ class HandoverClient:
                 sender,
                 self._links_changed,
                 dialling,
+                progress,
             )
         )
 
     @property
     def links(self) -> tuple[PrefillLink, ...]:
-        """Of the prefill nodes that are members now."""
+        """Of the prefill nodes that are members now. From any thread."""
         return self._links.members
 
     async def start(self) -> None:
@@ -101,10 +105,13 @@ class HandoverClient:
         await self._links.first_contact(self._settings.connect)
 
     async def _follow(self) -> None:
-        async for targets in self._membership:
-            self._links.follow(targets)
-            self._end_idle_links()
-            self._links_changed()
+        try:
+            async for targets in self._membership:
+                self._links.follow(targets)
+                self._end_idle_links()
+                self._links_changed()
+        except Exception:
+            log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
     async def stop(self) -> None:
         """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
@@ -117,7 +124,7 @@ class HandoverClient:
         await self._pulls.stop(self._settings.patience)
         if self._following is not None:
             self._following.cancel()
-        await self._links.stop()
+        await self._links.stop(self._settings.patience)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.patience)
 

@@ -1,7 +1,8 @@
 """A decode node: the front door's services, an engine, its receiver and the links to prefill nodes.
 
-Owns both ends (what leaves here are pulls) and the node. Life: startup, then whatever the daemon
-waits for, then shutdown.
+Owns both ends (what leaves here are pulls), the node, and the event loop of the hand-over, on which
+links and rooms live, so that nothing that clients ask keeps a beat waiting. Life: startup, then
+whatever the daemon waits for, then shutdown.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from ..engine.role import Role
 from ..front.config import FrontConfig
 from ..front.gateway import gateway_of
 from ..front.handover_status import HandoverStatus
+from ..front.loop_thread import LoopThread
 from ..front.node import Node
 from ..front.openai_routes import openai_routes, served_model
 from ..front.progress_bar import progress_bar
@@ -32,6 +34,12 @@ from .config import DecodeConfig
 from .dialling import Dialling
 from .handover_client import HandoverClient
 from .handover_settings import HandoverSettings
+
+# Reaching the prefill nodes for the first time, and etcd before.
+_START_SECONDS = 30.0
+# Rooms, pulls and links, each within its patience.
+_STOP_SECONDS = 45.0
+_LOOP_SECONDS = 10.0
 
 
 def dialling(front_config: FrontConfig, config: DecodeConfig) -> Dialling:
@@ -100,6 +108,7 @@ class DecodeNode:
             about={"node": config.name, "role": "decode"},
             tracing=open_tracing(front_config.otlp_endpoint, config.name, "decode"),
         )
+        self._loop = LoopThread("tasuki-handover", self.front.lose)
         self.links = HandoverClient(
             self.front.post,
             self._ends.receiver,
@@ -108,10 +117,11 @@ class DecodeNode:
             plane.contract,
             plane.node,
             config.membership,
-            asyncio.get_running_loop(),
+            self._loop.loop,
             settings or _settings(engine_config),
             dials,
             self.front.tracing.header,
+            self.front.progress,
         )
 
     def _step_ended(self) -> None:
@@ -121,21 +131,28 @@ class DecodeNode:
         self.links.deliver(message)
 
     def _status(self) -> HandoverStatus:
-        return HandoverStatus(
-            tuple(link.status() for link in self.links.links), asdict(self._ends.receiver.counters)
-        )
+        nodes = tuple(link.status() for link in self.links.links)
+        peers = {node.address: node.progress for node in nodes if node.progress is not None}
+        return HandoverStatus(nodes, asdict(self._ends.receiver.counters), peers=peers)
 
     async def startup(self) -> str:
         """Returns HOST:PORT."""
         self._ends.start()
         await asyncio.to_thread(self._early.prepare)
-        await self.links.start()
-        return await self.front.startup()
+        self._loop.start()
+        try:
+            await self._loop.run(self.links.start(), _START_SECONDS)
+            return await self.front.startup()
+        except BaseException:
+            await asyncio.to_thread(self._loop.stop, _LOOP_SECONDS)
+            raise
 
     async def shutdown(self) -> None:
         """Requests in flight end within the drain timeout or are cut; the rest stops in order."""
         await self.front.refuse_and_drain()
-        await self.links.stop()
+        await self._loop.end(self.links.stop(), _STOP_SECONDS)
         await self.front.stop()
         await asyncio.to_thread(self._early.close)
         await asyncio.to_thread(self._ends.stop)
+        # Last: engine and sender post to it until they end.
+        await asyncio.to_thread(self._loop.stop, _LOOP_SECONDS)

@@ -1,7 +1,8 @@
 """The link to one prefill node: connect with the contract, answer its beats, notice its end, come
 again.
 
-Owns the channel and the connection that lives now. Knows no rooms. Thread rule: the event loop.
+Owns the channel and the connection that lives now. Knows no rooms. Thread rule: the hand-over's
+event loop; status() may be called from any thread.
 Both sides may write to the other one: a beat asks for the prefill node's lease and is answered by a
 renewal, a renewal asks for ours and is answered by the beat that says it was heard.
 Invariants: a beat is answered only on a connection that is alive, and after lost() none ever is, so
@@ -19,12 +20,15 @@ from ..front.handover_status import PrefillNodeState, PrefillNodeStatus
 from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer import peer_values as told
+from ..transfer.connecting import connect_within
 from ..transfer.contract import Contract, ContractMismatch, Difference
-from ..transfer.errors import TransferError
+from ..transfer.errors import PeerSilent, TransferError
 from ..transfer.fence import Evidence
 from ..transfer.node_identity import NodeIdentity
+from ..transfer.node_progress import NodeProgress, progress_from_wire, progress_to_wire
 from ..transfer.outgoing import Drain
 from ..transfer.sender import Sender
+from ..transfer.silence import Silence, unless_silent
 from ..transfer.wire import (
     drain_from_wire,
     drain_to_wire,
@@ -57,6 +61,8 @@ class PrefillConnection:
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.lost = asyncio.Event()
+        self.progress: NodeProgress | None = None
+        """As the last beat said that told any."""
         self.writer = WriterLife(
             self.node.process,
             lease_from_wire(connected.lease_seconds),
@@ -91,10 +97,15 @@ class PrefillConnection:
             pb.DrainedPull(room=room, generation=generation, drain=drain_to_wire(drain))
         )
 
-    def renewal(self, sequence: int) -> pb.Renewal:
-        """What has drained since the last one goes with it."""
+    def renewal(self, sequence: int, progress: NodeProgress) -> pb.Renewal:
+        """What has drained since the last one goes with it. progress: this node's."""
         drained, self._drained = self._drained, []
-        return pb.Renewal(connection_id=self.id, sequence=sequence, drained=drained)
+        return pb.Renewal(
+            connection_id=self.id,
+            sequence=sequence,
+            drained=drained,
+            progress=progress_to_wire(progress),
+        )
 
 
 class PrefillLink:
@@ -109,10 +120,11 @@ class PrefillLink:
         sender: Sender,
         on_change: Callable[[], None],
         dialling: Dialling | None = None,
+        progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
         """retry_seconds, settle_seconds: the transport's. sender: writes what the prefill node
         pulls. on_change: the connection came or went. dialling: in plain text, and on this host
-        only, by default."""
+        only, by default. progress: this node's, told with each renewal."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -130,14 +142,16 @@ class PrefillLink:
         self._sender = sender
         self._on_change = on_change
         self._dialling = dialling or Dialling()
+        self._progress = progress
 
     def status(self) -> PrefillNodeStatus:
-        state = PrefillNodeState.LOST
-        if self.connection is not None and self.connection.alive:
-            state = PrefillNodeState.CONNECTED
-        elif self.refused:
-            state = PrefillNodeState.REFUSED
-        return PrefillNodeStatus(self.target, self._name, state, self.refused)
+        # Each read once: the link's loop may change them meanwhile.
+        connection, refused = self.connection, self.refused
+        if connection is not None and connection.alive:
+            state, progress = PrefillNodeState.CONNECTED, connection.progress
+            return PrefillNodeStatus(self.target, self._name, state, refused, progress)
+        state = PrefillNodeState.REFUSED if refused else PrefillNodeState.LOST
+        return PrefillNodeStatus(self.target, self._name, state, refused)
 
     async def run(self) -> None:
         """Connect, beat, and again, until cancelled. A target that must not be dialled is told of
@@ -156,6 +170,10 @@ class PrefillLink:
                     connection = await self._connect(stub)
                 except (grpc.aio.AioRpcError, TransferError) as error:
                     self._explain(error)
+                    self.tried.set()
+                except Exception:
+                    # What a peer says must not end the link's task, which nobody waits for.
+                    log.exception("prefill node %s could not be connected", self.target)
                     self.tried.set()
                 else:
                     pause = self._settings.retry_first
@@ -188,9 +206,8 @@ class PrefillLink:
         connection = PrefillConnection(
             answer.connected, stub, self._retry_seconds, self._settle_seconds
         )
-        node = connection.node
-        await asyncio.to_thread(
-            self._sender.connect, connection.id, node.transport_metadata, node.slabs, asked_at
+        await connect_within(
+            self._settings.connect, self._sender, connection.id, connection.node, asked_at
         )
         return connection
 
@@ -236,12 +253,16 @@ class PrefillLink:
         """Answer beats until they stop."""
         call = connection.stub.Heartbeat()
         asked = {0: time.monotonic()}
+        silence = Silence(self._settings.silence, time.monotonic())
         try:
-            await call.write(connection.renewal(0))
+            await unless_silent(call.write(connection.renewal(0, self._progress())), silence)
             while connection.alive:
-                beat = await asyncio.wait_for(call.read(), self._settings.silence)
+                beat = await unless_silent(call.read(), silence)
                 if not isinstance(beat, pb.Beat):
                     return
+                silence.heard(time.monotonic())
+                if beat.HasField("progress"):
+                    connection.progress = progress_from_wire(beat.progress)
                 if (asked_at := asked.get(beat.heard)) is not None:
                     self._sender.renew(connection.id, asked_at)
                 asked = {s: at for s, at in asked.items() if s >= beat.heard}
@@ -250,9 +271,12 @@ class PrefillLink:
                     return
                 asked[beat.sequence] = time.monotonic()
                 connection.answering()
-                await call.write(connection.renewal(beat.sequence))
-        except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError) as error:
+                renewal = connection.renewal(beat.sequence, self._progress())
+                await unless_silent(call.write(renewal), silence)
+        except (grpc.aio.AioRpcError, PeerSilent, asyncio.InvalidStateError) as error:
             log.debug("heartbeat of %s: %r", self.target, error)
+        except Exception:
+            log.exception("the heartbeat of %s broke", self.target)
         finally:
             call.cancel()
 

@@ -1,6 +1,7 @@
 """The prefill nodes of a decode node: who is a member, a link to each, and leaving in good order.
 
-Owns the links and their tasks. Knows no rooms but their number. Thread rule: the event loop.
+Owns the links and their tasks. Knows no rooms but their number. Thread rule: the hand-over's event
+loop; members may be read from any thread.
 Invariants: a target has one link at most; a link that leaves is given no new room and ends when its
 last room has, so that nothing in flight fails because the membership changed.
 """
@@ -19,13 +20,10 @@ class PrefillLinks:
         """make: a link to a target, HOST:PORT, that has not begun to connect."""
         self._make = make
         self._links: dict[str, PrefillLink] = {}
+        self.members: tuple[PrefillLink, ...] = ()
+        """Those that may be given rooms, in the order in which they joined."""
         self._leaving: list[PrefillLink] = []
         self._tasks: dict[PrefillLink, asyncio.Task[None]] = {}
-
-    @property
-    def members(self) -> tuple[PrefillLink, ...]:
-        """Those that may be given rooms, in the order in which they joined."""
-        return tuple(self._links.values())
 
     @property
     def available(self) -> bool:
@@ -42,6 +40,7 @@ class PrefillLinks:
                 link = self._links[target] = self._make(target)
                 task = asyncio.get_running_loop().create_task(link.run(), name=f"link-{target}")
                 self._tasks[link] = task
+        self.members = tuple(self._links.values())
 
     def connected(self) -> list[tuple[PrefillLink, PrefillConnection]]:
         return [
@@ -72,8 +71,10 @@ class PrefillLinks:
             for attempt in late:
                 attempt.cancel()
 
-    async def stop(self) -> None:
+    async def stop(self, patience: float) -> None:
+        """Cancel the links and wait for their ends, at most `patience` seconds."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=patience)

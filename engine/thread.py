@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
@@ -26,6 +27,8 @@ class EngineThread:
         self._engine = engine
         self._deliver = deliver
         self._on_failure = on_failure
+        self._moved: float | None = None
+        """When the last step ended, on the monotonic clock; None while there is nothing to do."""
         self._inbox: SimpleQueue[Inbox | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._prepared = threading.Event()
@@ -35,6 +38,12 @@ class EngineThread:
         """Returns when the engine is ready to step, or has failed."""
         self._thread.start()
         self._prepared.wait()
+
+    @property
+    def still_seconds(self) -> float:
+        """Since the last step ended; 0.0 while there is nothing to do. From any thread."""
+        moved = self._moved
+        return 0.0 if moved is None else time.monotonic() - moved
 
     def post(self, message: Inbox) -> None:
         self._inbox.put(message)
@@ -61,12 +70,16 @@ class EngineThread:
         worked = False
         while not self._stopping.is_set():
             wait = 0.0 if worked else self._engine.idle_seconds
-            for message in self._messages(wait):
+            messages = self._messages(wait)
+            self._moved = time.monotonic()
+            for message in messages:
                 self._handle(message)
             # Answers to questions need not wait for a forward.
             self._deliver_all()
             worked = self._engine.step()
             self._deliver_all()
+            if not worked:
+                self._moved = None
 
     def _deliver_all(self) -> None:
         for said in self._engine.take_outbox():

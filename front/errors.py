@@ -181,6 +181,14 @@ class DuplicateRequest(FrontError):
     kind = "duplicate_request"
 
 
+class LoopBehind(FrontError):
+    """The node is so far behind with other callers' work that it did not take the call up."""
+
+    status = grpc.StatusCode.UNAVAILABLE
+    kind = "behind"
+    retry = Retry.ELSEWHERE
+
+
 class SlowReader(FrontError):
     """The client does not read its answer as fast as it is made."""
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from ..proto import inference_pb2 as pb
 from ..transfer.contract import Difference
+from ..transfer.node_progress import NodeProgress
 from ..transfer.sender_counters import SenderCounters
 
 
@@ -29,12 +30,13 @@ _STATE = {
 @dataclass(frozen=True)
 class PrefillNodeStatus:
     """address: as configured. name: its own, None until it was connected once. differences: why it
-    was refused."""
+    was refused. progress: as its last beat said; None while it is not connected."""
 
     address: str
     name: str | None
     state: PrefillNodeState
     differences: tuple[Difference, ...] = ()
+    progress: NodeProgress | None = None
 
     def message(self) -> pb.PrefillNode:
         return pb.PrefillNode(
@@ -45,16 +47,21 @@ class PrefillNodeStatus:
                 pb.ContractDifference(field=d.field, ours=d.ours, theirs=d.theirs)
                 for d in self.differences
             ],
+            engine_seconds=None if self.progress is None else self.progress.engine_seconds,
+            front_seconds=None if self.progress is None else self.progress.front_seconds,
         )
 
 
 @dataclass(frozen=True)
 class HandoverStatus:
-    """windows: those sent here, counted by what became of them. sent: of a node that hands on."""
+    """windows: those sent here, counted by what became of them. sent: of a node that hands on.
+    peers: what nodes at the other end of a link that lives tell of themselves, by address or name.
+    """
 
     prefill_nodes: tuple[PrefillNodeStatus, ...] = ()
     windows: Mapping[str, int] = field(default_factory=dict)
     sent: SenderCounters | None = None
+    peers: Mapping[str, NodeProgress] = field(default_factory=dict)
 
 
 HandoverStatusSource: TypeAlias = Callable[[], HandoverStatus]

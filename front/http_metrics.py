@@ -15,7 +15,9 @@ async def node_report(engine: EngineClient, handover: HandoverStatusSource) -> N
     """What the node counts, now."""
     stats = await engine.counters()
     status = handover()
-    return NodeReport(stats, _by_state(status.prefill_nodes), status.windows, status.sent)
+    return NodeReport(
+        stats, _by_state(status.prefill_nodes), status.windows, status.sent, status.peers
+    )
 
 
 def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:

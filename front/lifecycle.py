@@ -60,9 +60,10 @@ class StopRequest:
             self.ask()
 
 
-def announce_ready(address: str, http: str | None = None) -> None:
-    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. http:
-    HOST:PORT of its HTTP server, where it has one."""
-    said = {"ready": address} if http is None else {"ready": address, "http": http}
-    sys.stdout.write(json.dumps(said) + "\n")
+def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
+    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. http,
+    handover: HOST:PORT of the servers for HTTP and for decode nodes, where it has them apart."""
+    said = {"ready": address, "http": http, "handover": handover}
+    known = {name: where for name, where in said.items() if where is not None}
+    sys.stdout.write(json.dumps(known) + "\n")
     sys.stdout.flush()

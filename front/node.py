@@ -1,6 +1,7 @@
 """What every daemon shares: engine thread, its client, services, the gRPC and the HTTP server.
 
-Does not know roles or hand-overs. One event loop's thread; the engine has its own. Life: startup,
+Does not know roles or hand-overs. Thread rule: one event loop's thread, but for post(), lose() and
+progress(); the engine has its own, and the gRPC server may live on another loop. Life: startup,
 then whatever the daemon waits for, then shutdown, once each.
 """
 
@@ -32,6 +33,8 @@ from ..engine.messages import (
     WriterFenced,
 )
 from ..engine.thread import EngineThread
+from ..transfer.node_progress import NodeProgress
+from .bridge import Bridge
 from .config import FrontConfig
 from .engine_client import EngineClient
 from .errors import UnknownNode
@@ -39,6 +42,8 @@ from .handover_status import HandoverStatus, HandoverStatusSource
 from .http_dashboard import DashboardHandlers, DashboardSource
 from .http_metrics import MetricsHandler, node_report
 from .http_server import HttpServer, start_http_server
+from .loop_pulse import LoopPulse
+from .loop_thread import LoopThread
 from .node_recorder import NodeRecorder
 from .request_lines import log_ended
 from .server import BindError, Server, Service, start_server
@@ -51,6 +56,7 @@ log = logging.getLogger(__name__)
 
 # What answers already made may take to reach their clients once the engine is empty.
 _LAST_WRITES_SECONDS = 1.0
+_START_SECONDS = 30.0
 _TOLD_TO_THE_ENGINE = (
     HandoverLost,
     WriterFenced,
@@ -105,7 +111,8 @@ class Node:
             requests=config.requests,
             watchers=config.watchers,
         )
-        self._thread = EngineThread(engine, self._deliver, self._engine_lost)
+        self._pulse = LoopPulse(self._loop)
+        self._thread = EngineThread(engine, self._deliver, self.lose)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
         self._report = partial(node_report, self.engine, status)
@@ -125,8 +132,14 @@ class Node:
         self._server: Server | None = None
         self._http: HttpServer | None = None
 
-    def _engine_lost(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
+        """This node cannot go on: everything in flight ends and what comes is refused. From any
+        thread."""
         self._loop.call_soon_threadsafe(self.engine.engine_lost, reason)
+
+    def progress(self) -> NodeProgress:
+        """How far engine and front are behind. From one thread that is neither's."""
+        return NodeProgress(self._thread.still_seconds, self._pulse.behind())
 
     def post(self, message: Inbox) -> None:
         """To the engine, from any thread."""
@@ -163,14 +176,15 @@ class Node:
         """HOST:PORT of the HTTP server; None where there is none."""
         return None if self._http is None else self._http.address
 
-    async def startup(self, more: Sequence[Service] = ()) -> str:
-        """Start the servers, gRPC with `more` services beside the front's, and the engine. Returns
-        the HOST:PORT of gRPC."""
-        self._server = await start_server(
-            self._config.bind,
-            [*self._services, *more],
-            self._config.access,
-        )
+    async def startup(self, guests: Sequence[Service] = (), host: LoopThread | None = None) -> str:
+        """Start the servers, gRPC with the `guests` beside the front's services, and the engine.
+        host: where the server lives and guests run; the front's services run here all the same.
+        Returns the HOST:PORT of gRPC."""
+        if host is None:
+            self._server = await self._serve(guests, None)
+        else:
+            bridge = Bridge(self._loop, [guest.name for guest in guests])
+            self._server = await host.run(self._serve(guests, bridge), _START_SECONDS)
         try:
             await self._start_http()
         except (BindError, TlsError):
@@ -180,6 +194,10 @@ class Node:
         if self._keeps:
             self._sampling = self._loop.create_task(self._recorder.sample(self._report))
         return self._server.address
+
+    async def _serve(self, guests: Sequence[Service], bridge: Bridge | None) -> Server:
+        services = [*self._services, *guests]
+        return await start_server(self._config.bind, services, self._config.access, bridge)
 
     async def _start_http(self) -> None:
         if self._config.http_bind:

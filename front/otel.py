@@ -1,7 +1,8 @@
 """Requests as OpenTelemetry spans, sent to a collector by OTLP over gRPC.
 
 Owns the exporter and the spans of live requests. Needs the extra `tasuki[otel]`; nothing else
-imports the SDK. Thread rule: the event loop; the SDK sends from a thread of its own.
+imports the SDK. Thread rule: the event loop, but for header(), which
+reads one span; the SDK sends from a thread of its own.
 Invariant: every span that is begun is ended, by the message that ends its request or by close().
 """
 

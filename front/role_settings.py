@@ -21,7 +21,7 @@ FIXED = frozenset(
         *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
         *("tls_cert", "tls_key", "tls_client_ca", "insecure", "gateway"),
         # Where the node is, and whom it trusts with prompts and memory.
-        *("bind", "http_bind", "name", "advertise", "etcd", "etcd_prefix"),
+        *("bind", "http_bind", "handover_bind", "name", "advertise", "etcd", "etcd_prefix"),
         *("prefill", "prefill_file", "prefill_ca"),
         # What it serves, and what its peers must agree to.
         *("model", "served_model_name", "dtype", "ssm_dtype", "device", "transport"),

@@ -1,11 +1,14 @@
 """The gRPC server that every daemon's services stand on: health, reflection, keepalive, message
 cap.
 
-Knows no service's meaning. One event loop's thread.
+Knows no service's meaning. Thread rule: a server lives on the event loop that started it; whoever
+ends it may be on another.
 """
 
+import asyncio
 import ipaddress
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,10 +17,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from .access import LOOPBACK_ONLY, Access
+from .bridge import Bridge
 from .grpc_access import RequireScope
+from .loop_thread import run_on
 from .malformed import MalformedRequests
 from .surfaces import is_for_peers
 from .unserved import UnservedMethods
+
+log = logging.getLogger(__name__)
 
 _OPTIONS = (
     # Two daemons on one port would share its calls at random.
@@ -30,6 +37,9 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
+
+# What a loop that has died, or stands, may cost whoever ends its server.
+_LATE_SECONDS = 5.0
 
 
 class BindError(OSError):
@@ -47,7 +57,7 @@ class Service:
 class HealthSwitch(Protocol):
     """The part of grpc_health's servicer that ends a server's life."""
 
-    async def enter_graceful_shutdown(self) -> None: ...
+    def enter_graceful_shutdown(self) -> Coroutine[Any, Any, None]: ...
 
 
 class Server:
@@ -60,6 +70,7 @@ class Server:
         port: int,
         health_servicer: HealthSwitch,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._server = server
         self._health = health_servicer
         self.port = port
@@ -67,19 +78,32 @@ class Server:
 
     async def refuse_traffic(self) -> None:
         """Health says NOT_SERVING from now on, for every service; calls are still answered."""
-        await self._health.enter_graceful_shutdown()
+        await self._there(self._health.enter_graceful_shutdown(), _LATE_SECONDS)
 
     async def drain(self, timeout: float) -> None:
         """Take no new calls, let those in progress end within `timeout` seconds, then cancel
         them."""
         await self.refuse_traffic()
+        await self._there(self._stop(timeout), timeout + _LATE_SECONDS)
+
+    async def _stop(self, timeout: float) -> None:
         await self._server.stop(timeout)
+
+    async def _there(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
+        try:
+            await asyncio.wait_for(run_on(self._loop, coroutine), timeout)
+        except TimeoutError:
+            log.warning("the server at %s does not end: it ends with the process", self.address)
 
 
 async def start_server(
-    bind: str, services: Sequence[Service], access: Access = LOOPBACK_ONLY
+    bind: str,
+    services: Sequence[Service],
+    access: Access = LOOPBACK_ONLY,
+    bridge: Bridge | None = None,
 ) -> Server:
-    """bind: HOST:PORT, port 0 picks one. Raises BindError, TlsError."""
+    """bind: HOST:PORT, port 0 picks one. bridge: to the loop on which services run; None: this one.
+    Raises BindError, TlsError."""
     host, _ = parse_bind(bind, access)
     if not all(is_for_peers(service.name) for service in services):
         require_callers_known(bind, access)
@@ -89,6 +113,9 @@ async def start_server(
         MalformedRequests(),
         UnservedMethods(),
     ]
+    if bridge is not None:
+        # First, so that who may call is judged where all other callers are.
+        interceptors.insert(0, bridge)
     limits = (
         ("grpc.max_receive_message_length", access.max_message_bytes),
         ("grpc.max_send_message_length", access.max_message_bytes),

@@ -1,6 +1,6 @@
 """What a node tells of its requests to a tracing system, and what it tells to none.
 
-Does not know OpenTelemetry: front/otel.py does. Thread rule: the event loop.
+Does not know OpenTelemetry: front/otel.py does. Thread rule: the event loop, but for header().
 Invariant: spans are made after the fact, from the states that a request's end reports: what is
 traced costs a request nothing while it runs.
 """
@@ -21,7 +21,7 @@ class Tracing(Protocol):
 
     def header(self, request: RequestId) -> str:
         """The traceparent of a live request's span, for whom it is handed to; empty where it is
-        not traced."""
+        not traced. From any thread."""
 
     def observe(self, message: Told) -> None:
         """What requests and rooms are told."""

@@ -14,12 +14,16 @@ class PrefillConfig(WireOptions):
     transport: str = option(
         "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS
     )
+    handover_bind: str = option(
+        "",
+        "HOST:PORT of a server for decode nodes alone; none: bind serves them too",
+    )
     layers_per_window: int | None = option(
         None, "layers that are sent together; none: as many as suit the link's measured speed"
     )
     etcd: str = option("", "etcd's URL, as http://127.0.0.1:2379, to register there; none: do not")
     etcd_prefix: str = option("/tasuki/prefill/", "the key is this and the name")
-    advertise: str = option("", "HOST:PORT under which decode nodes reach this one; none: bind's")
+    advertise: str = option("", "HOST:PORT under which decode nodes reach this one; none: as bound")
     lease_seconds: float = option(
         2.0, "posting for a decode node stops that long after it last answered a heartbeat"
     )

@@ -2,7 +2,7 @@
 
 Owns live rooms, and remembers through `ended_rooms` how the last ones ended. Turns streams into
 engine messages and back; decides nothing about caches or bytes.
-Thread rule: the event loop; deliver() may be called from any thread.
+Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
 Invariants: a reply to Abort comes after the drain; an Abort is answered only for rooms of the
 connection that it names, which nobody else can guess; nothing is awaited of a receiver without a
 deadline.
@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import grpc
 
@@ -23,15 +24,17 @@ from ..proto import handover_pb2 as pb
 from ..proto import handover_pb2_grpc
 from ..transfer import peer_values as told
 from ..transfer.contract import Contract, diff
-from ..transfer.errors import DuplicateRoom, TransferError
+from ..transfer.errors import DuplicateRoom, PeerSilent, TransferError
 from ..transfer.failpoints import Place, reach
 from ..transfer.node_identity import NodeIdentity
+from ..transfer.node_progress import NodeProgress
 from ..transfer.outgoing import Drain
 from ..transfer.receiver import Receiver
 from ..transfer.room_deadlines import PullReceiverDeadlines, SenderDeadlines
 from ..transfer.room_tasks import RoomTasks
 from ..transfer.sender import Sender
 from ..transfer.severing import Severing
+from ..transfer.silence import unless_silent
 from ..transfer.transports.base import Transport
 from ..transfer.wire import (
     drain_from_wire,
@@ -81,6 +84,7 @@ class HandoverServiceSettings:
     stop_seconds: float = 15.0
 
 
+Message = TypeVar("Message")
 BeginRoom = Callable[[m.RoomId, str, str], None]
 
 
@@ -101,9 +105,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         settings: HandoverServiceSettings | None = None,
         begin_room: BeginRoom = _unknown,
         told_rooms: ToldRooms | None = None,
+        progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """begin_room: hears of each room, the request it is for, and that one's traceparent.
-        told_rooms: of the gateway that tells this node of rooms; None: there is none."""
+        """loop: the hand-over's. begin_room: hears of each room, the request it is for, and that
+        one's traceparent. told_rooms: of the gateway that tells this node of rooms; None: there is
+        none. progress: this node's."""
         self._begin_room = begin_room
         self._post = post
         self._told_rooms = told_rooms
@@ -121,6 +127,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._pull_drained,
             transport.retry_seconds,
             transport.settle_seconds,
+            progress,
         )
         self._pulls = IncomingPulls(
             post,
@@ -139,6 +146,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     def receivers(self) -> list[str]:
         """Names of the nodes that are connected."""
         return self._connections.nodes
+
+    def peers(self) -> dict[str, NodeProgress]:
+        """What connected nodes tell of themselves, by name. From any thread."""
+        return self._connections.peers()
 
     def deliver(self, message: m.Outbox) -> None:
         """What the engine says about a room. Messages of rooms that are over are dropped."""
@@ -214,19 +225,32 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self,
         request_iterator: AsyncIterator[pb.Renewal],
         context: "grpc.aio.ServicerContext[pb.Renewal, pb.Beat]",
-    ) -> AsyncIterator[pb.Beat]:
+    ) -> None:
         await context.send_initial_metadata(())
-        first = await anext(request_iterator, None)
+        first = await self._first(request_iterator)
         if first is None or not self._connections.may_beat(first.connection_id):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "connection_id: unknown or in use; Connect first",
             )
         assert first is not None
+        silence = self._connections.silence(first.connection_id)
         beats = self._connections.beats(first.connection_id, request_iterator)
-        async with contextlib.aclosing(beats):
-            async for beat in beats:
-                yield beat
+        try:
+            async with contextlib.aclosing(beats):
+                async for beat in beats:
+                    # A receiver that reads nothing is as silent as one that says nothing.
+                    await unless_silent(context.write(beat), silence)
+        except PeerSilent as error:
+            log.warning("connection %s: %s", first.connection_id, error)
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+
+    async def _first(self, messages: AsyncIterator[Message]) -> Message | None:
+        """The first message of a stream; None where it ends or is silent instead."""
+        try:
+            return await asyncio.wait_for(anext(messages, None), self._settings.write_seconds)
+        except TimeoutError:
+            return None
 
     def _lose_connection(self, name: str) -> None:
         for room in self._rooms.values():
@@ -270,15 +294,6 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         finally:
             room.put(ReceiverLost())
             await tasks.end()
-
-    async def _first(
-        self, messages: AsyncIterator[pb.ReceiverMessage]
-    ) -> pb.ReceiverMessage | None:
-        """None where none comes in time."""
-        try:
-            return await asyncio.wait_for(anext(messages, None), self._settings.write_seconds)
-        except TimeoutError:
-            return None
 
     async def _open(
         self,

@@ -54,7 +54,7 @@ async def run(
         async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
             address = await node.startup()
             role_change.offer(address, node.front.http_address, stop.ask)
-            announce_ready(address, node.front.http_address)
+            announce_ready(address, node.front.http_address, node.handover_address)
             await stop.wait()
             await node.shutdown()
     finally:

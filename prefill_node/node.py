@@ -1,26 +1,28 @@
 """A prefill node: an engine that stops after the first token, its sender, the Handover service.
 
-Owns both ends (what comes in are pulls) and the node. Life: startup, then whatever the daemon waits
-for, then shutdown.
+Owns both ends (what comes in are pulls), the node, and the event loop of the hand-over, on which
+its server and its rooms live, so that nothing that callers ask keeps a beat waiting. Life: startup,
+then whatever the daemon waits for, then shutdown.
 """
 
 import asyncio
-import logging
 from dataclasses import replace
 from functools import partial
 
 from ..engine.build import EngineParts, build_engine
 from ..engine.config import EngineConfig
-from ..engine.messages import Outbox
+from ..engine.messages import Outbox, RoomId
 from ..engine.role import Role
+from ..front.access import Access
 from ..front.config import FrontConfig
 from ..front.etcd import Etcd
 from ..front.gateway import gateway_of
 from ..front.handover_status import HandoverStatus
+from ..front.loop_thread import LoopThread
 from ..front.node import Node
 from ..front.progress_bar import progress_bar
 from ..front.role_change import RoleChange
-from ..front.server import BindError, Service, is_loopback, parse_bind
+from ..front.server import BindError, Server, Service, is_loopback, parse_bind, start_server
 from ..front.services import admin_service
 from ..front.trace_export import open_tracing
 from ..front.unserved import unserved_routes
@@ -32,20 +34,24 @@ from ..transfer.room_deadlines import SenderDeadlines
 from .config import PrefillConfig
 from .handover_service import HandoverService, HandoverServiceSettings
 from .registration import Registration
+from .told_answers import ToldAnswers
 from .told_rooms import ToldRooms
 
-log = logging.getLogger(__name__)
+_START_SECONDS = 30.0
+# Rooms and pulls, each within its patience.
+_STOP_SECONDS = 45.0
+_LOOP_SECONDS = 10.0
+_LAST_WRITES_SECONDS = 1.0
 
 
-def require_named_peers(config: FrontConfig) -> None:
+def require_named_peers(bind: str, access: Access) -> None:
     """Who connects is given keys to this node's memory, so off loopback it must show a certificate.
-    Raises BindError."""
-    access = config.access
-    host, _ = parse_bind(config.bind, access)
+    bind: HOST:PORT of the hand-over. Raises BindError."""
+    host, _ = parse_bind(bind, access)
     if access.insecure or is_loopback(host) or (access.tls is not None and access.tls.client_ca):
         return
     raise BindError(
-        f"bind {config.bind}: a prefill node off loopback must know its decode nodes: give "
+        f"bind {bind}: a prefill node off loopback must know its decode nodes: give "
         "--tls-client-ca with the authority of their certificates, or pass --insecure on a private "
         "network"
     )
@@ -65,7 +71,7 @@ class PrefillNode:
         on_fresh: FreshIds = leave_as_is,
         role_change: RoleChange | None = None,
     ) -> None:
-        require_named_peers(front_config)
+        require_named_peers(config.handover_bind or front_config.bind, front_config.access)
         parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
         self._ends = HopEnds.over(
             plane, parts.steps, config.layers_per_window, config.lease_seconds
@@ -78,10 +84,10 @@ class PrefillNode:
             on_fresh,
             progress=progress_bar("decode graphs"),
         )
+        self._loop = LoopThread("tasuki-handover", self._lost)
         told_rooms = ToldRooms() if front_config.gateway else None
-        gateway = gateway_of(
-            engine_config, front_config, parts.model_config, engine, None, told_rooms
-        )
+        told = None if told_rooms is None else ToldAnswers(told_rooms, self._loop)
+        gateway = gateway_of(engine_config, front_config, parts.model_config, engine, None, told)
         self.front = Node(
             engine,
             front_config,
@@ -96,6 +102,9 @@ class PrefillNode:
             tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),
         )
         self._config = config
+        self._fronts_loop = asyncio.get_running_loop()
+        self._access = front_config.access
+        self._server: Server | None = None
         self._registration: Registration | None = None
         self._service = HandoverService(
             self.front.post,
@@ -104,37 +113,73 @@ class PrefillNode:
             plane.transport,
             plane.contract,
             plane.node,
-            asyncio.get_running_loop(),
+            self._loop.loop,
             HandoverServiceSettings(deadlines=SenderDeadlines.behind(engine_config.queue_timeout)),
-            begin_room=self.front.tracing.begin_room,
+            begin_room=self._begin_room,
             told_rooms=told_rooms,
+            progress=self.front.progress,
         )
+
+    @property
+    def handover_address(self) -> str | None:
+        """HOST:PORT of the hand-over's server; None where it shares the front's."""
+        return None if self._server is None else self._server.address
+
+    def _lost(self, reason: str) -> None:
+        self.front.lose(reason)
+
+    def _begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
+        """Before anything of the room reaches the engine, so before its end is told."""
+        begin = self.front.tracing.begin_room
+        self._fronts_loop.call_soon_threadsafe(begin, room, request, traceparent)
 
     def _handover(self, message: Outbox) -> None:
         self._service.deliver(message)
 
     def _status(self) -> HandoverStatus:
-        return HandoverStatus(sent=self._ends.sender.counters)
+        return HandoverStatus(sent=self._ends.sender.counters, peers=self._service.peers())
 
     async def startup(self) -> str:
-        """Returns HOST:PORT."""
+        """Returns the front's HOST:PORT."""
         self._ends.start()
-        register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
-        address = await self.front.startup([Service("tasuki.handover.v1.Handover", register)])
-        if self._config.etcd:
-            self._registration = Registration(
-                Etcd(self._config.etcd),
-                self._config.etcd_prefix + self._config.name,
-                self._config.advertise or address,
-            )
-            self._registration.start()
+        self._loop.start()
+        try:
+            address = await self._serve()
+            if self._config.etcd:
+                reached_at = self._config.advertise or self.handover_address or address
+                await self._loop.run(self._register(reached_at), _START_SECONDS)
+        except BaseException:
+            await asyncio.to_thread(self._loop.stop, _LOOP_SECONDS)
+            raise
         return address
+
+    async def _serve(self) -> str:
+        register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
+        handover = [Service("tasuki.handover.v1.Handover", register)]
+        if not self._config.handover_bind:
+            return await self.front.startup(handover, self._loop)
+        starting = start_server(self._config.handover_bind, handover, self._access)
+        self._server = await self._loop.run(starting, _START_SECONDS)
+        return await self.front.startup()
+
+    async def _register(self, address: str) -> None:
+        """On the hand-over's loop too: an entry that is not renewed takes the node away."""
+        self._registration = Registration(
+            Etcd(self._config.etcd), self._config.etcd_prefix + self._config.name, address
+        )
+        self._registration.start()
 
     async def shutdown(self) -> None:
         """Rooms in flight end within the drain timeout or are given up; the rest stops in order."""
         if self._registration is not None:
-            await self._registration.stop()
+            await self._loop.end(self._registration.stop(), _LOOP_SECONDS)
+        if self._server is not None:
+            await self._server.refuse_traffic()
         await self.front.refuse_and_drain()
-        await self._service.stop()
+        await self._loop.end(self._service.stop(), _STOP_SECONDS)
+        if self._server is not None:
+            await self._server.drain(_LAST_WRITES_SECONDS)
         await self.front.stop()
         await asyncio.to_thread(self._ends.stop)
+        # Last: engine and sender post to it until they end.
+        await asyncio.to_thread(self._loop.stop, _LOOP_SECONDS)

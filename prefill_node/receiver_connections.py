@@ -2,8 +2,9 @@
 renew.
 
 Owns connections. Knows no rooms: whoever holds some is told when a connection is over. Thread rule:
-the event loop. Invariants: a connection lives as long as its heartbeat stream, its name cannot be
-guessed and is never used again; a renewal counts from when its beat was sent, on this node's clock.
+the hand-over's event loop, but for peers(). Invariants: a connection lives as long as its heartbeat
+stream, its name cannot be guessed and is never used again; a renewal counts from when its beat was
+sent, on this node's clock.
 """
 
 import asyncio
@@ -14,27 +15,35 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from ..proto import handover_pb2 as pb
+from ..transfer.connecting import connect_within
 from ..transfer.node_identity import NodeIdentity
+from ..transfer.node_progress import NodeProgress, progress_from_wire, progress_to_wire
 from ..transfer.sender import Sender
+from ..transfer.silence import Silence
 from ..transfer.writer_life import WriterLife
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.01
+_CONNECT_SECONDS = 5.0
 _TRYING_SECONDS = 5.0
 """A receiver tries our metadata in a process of its own before it begins to beat."""
+_PEERS_TOLD = 64
+_NAME_TOLD = 64
 
 
 @dataclass
 class _Connection:
     node: NodeIdentity
-    heard: float
+    silence: Silence
     writer: WriterLife
     asked: dict[int, float] = field(default_factory=dict)
     """Beats not answered yet, and when they were sent."""
     renewal: int = 0
     """The last one that was heard."""
     beating: bool = False
+    progress: NodeProgress | None = None
+    """As the last renewal said that told any."""
 
 
 class ReceiverConnections:
@@ -48,9 +57,12 @@ class ReceiverConnections:
         on_drained: Callable[[pb.DrainedPull], None],
         retry_seconds: float,
         settle_seconds: float,
+        progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
         """on_lost: called with a connection's name once, before the sender lets go of it.
-        on_drained: a renewal said it. retry_seconds, settle_seconds: the transport's."""
+        on_drained: a renewal said it. retry_seconds, settle_seconds: the transport's. progress:
+        this node's, told with each beat."""
+        self._progress = progress
         self._prefix = f"{epoch.hex()}-"
         self._sender = sender
         self._beat_seconds = beat_seconds
@@ -71,6 +83,24 @@ class ReceiverConnections:
     def nodes(self) -> list[str]:
         return [connection.node.name for connection in self._connections.values()]
 
+    def peers(self) -> dict[str, NodeProgress]:
+        """What receivers tell of themselves, by name; of those that share one what is worst. From
+        any thread, and no more than an operator can look at."""
+        told: dict[str, NodeProgress] = {}
+        for connection in list(self._connections.values())[:_PEERS_TOLD]:
+            if (progress := connection.progress) is not None:
+                name = connection.node.name[:_NAME_TOLD]
+                known = told.get(name, progress)
+                told[name] = NodeProgress(
+                    max(known.engine_seconds, progress.engine_seconds),
+                    max(known.front_seconds, progress.front_seconds),
+                )
+        return told
+
+    def silence(self, name: str) -> Silence:
+        """REQUIRES: may_beat(name)."""
+        return self._connections[name].silence
+
     def writer(self, name: str) -> WriterLife | None:
         """The receiver as a writer of what is pulled from it; None where it is gone."""
         connection = self._connections.get(name)
@@ -84,12 +114,13 @@ class ReceiverConnections:
         # Who knows the name may end the connection's rooms.
         name = f"{self._prefix}{self._issued}-{secrets.token_hex(16)}"
         self._names.setdefault(node.epoch, []).append(name)
-        await asyncio.to_thread(self._sender.connect, name, node.transport_metadata, node.slabs)
+        await connect_within(_CONNECT_SECONDS, self._sender, name, node)
         writer = WriterLife(node.process, lease_seconds, self._retry_seconds, self._settle_seconds)
-        self._connections[name] = _Connection(node, time.monotonic(), writer)
-        # A receiver that connects and never beats must not stay connected.
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._silence_seconds + _TRYING_SECONDS, self._expect_beating, name)
+        silence = Silence(
+            self._silence_seconds, time.monotonic(), self._beat_seconds, grace=_TRYING_SECONDS
+        )
+        self._connections[name] = _Connection(node, silence, writer)
+        self._expect_beating(name)
         return name
 
     async def _end_others(self, node: NodeIdentity) -> None:
@@ -108,9 +139,15 @@ class ReceiverConnections:
         }
 
     def _expect_beating(self, name: str) -> None:
+        """A receiver that connects and never beats must not stay connected."""
         connection = self._connections.get(name)
-        if connection is not None and not connection.beating:
+        if connection is None or connection.beating:
+            return
+        if connection.silence.tick(time.monotonic()):
             self.drop(name)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._beat_seconds, self._expect_beating, name)
 
     def may_beat(self, name: str) -> bool:
         """Whether the connection is known and has no heartbeat yet."""
@@ -126,23 +163,28 @@ class ReceiverConnections:
         """
         connection = self._connections[name]
         connection.beating = True
-        connection.heard = time.monotonic()
+        connection.silence.heard(time.monotonic())
         reader = asyncio.create_task(self._read(name, connection, renewals))
         sequence = 0
         try:
             while name in self and not reader.done():
-                now = time.monotonic()
-                if now - connection.heard > self._silence_seconds:
+                sequence += 1
+                connection.asked[sequence] = time.monotonic()
+                connection.writer.answering()
+                yield pb.Beat(
+                    sequence=sequence,
+                    heard=connection.renewal,
+                    progress=progress_to_wire(self._progress()),
+                )
+                await asyncio.wait({reader}, timeout=self._beat_seconds)
+                if connection.silence.tick(time.monotonic()):
                     log.warning("receiver %s answers no beats", connection.node.name)
                     break
-                sequence += 1
-                connection.asked[sequence] = now
-                connection.writer.answering()
-                yield pb.Beat(sequence=sequence, heard=connection.renewal)
-                await asyncio.wait({reader}, timeout=self._beat_seconds)
         finally:
             reader.cancel()
             self.drop(name)
+            if reader.done() and not reader.cancelled() and reader.exception() is not None:
+                log.warning("receiver %s: %s", connection.node.name, reader.exception())
 
     async def _read(
         self, name: str, connection: _Connection, renewals: AsyncIterator[pb.Renewal]
@@ -151,10 +193,12 @@ class ReceiverConnections:
             connection.renewal = max(connection.renewal, renewal.sequence)
             for drained in renewal.drained:
                 self._on_drained(drained)
+            if renewal.HasField("progress"):
+                connection.progress = progress_from_wire(renewal.progress)
             asked = connection.asked.pop(renewal.sequence, None)
             if asked is None:
                 continue
-            connection.heard = time.monotonic()
+            connection.silence.heard(time.monotonic())
             self._sender.renew(name, asked)
             for sequence in [s for s in connection.asked if s < renewal.sequence]:
                 del connection.asked[sequence]

@@ -113,22 +113,34 @@ class Difference(_message.Message):
     def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("sequence", "heard")
+    __slots__ = ("sequence", "heard", "progress")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     heard: int
-    def __init__(self, sequence: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, sequence: _Optional[int] = ..., heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("engine_seconds", "front_seconds")
+    ENGINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FRONT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    engine_seconds: float
+    front_seconds: float
+    def __init__(self, engine_seconds: _Optional[float] = ..., front_seconds: _Optional[float] = ...) -> None: ...
 
 class Renewal(_message.Message):
-    __slots__ = ("connection_id", "sequence", "drained")
+    __slots__ = ("connection_id", "sequence", "drained", "progress")
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     connection_id: str
     sequence: int
     drained: _containers.RepeatedCompositeFieldContainer[DrainedPull]
-    def __init__(self, connection_id: _Optional[str] = ..., sequence: _Optional[int] = ..., drained: _Optional[_Iterable[_Union[DrainedPull, _Mapping]]] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, connection_id: _Optional[str] = ..., sequence: _Optional[int] = ..., drained: _Optional[_Iterable[_Union[DrainedPull, _Mapping]]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class DrainedPull(_message.Message):
     __slots__ = ("room", "generation", "drain")

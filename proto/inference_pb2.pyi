@@ -400,16 +400,20 @@ class StatsResponse(_message.Message):
     def __init__(self, pages: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., slabs: _Optional[_Mapping[str, int]] = ..., tree: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Mapping[str, int]] = ..., integrity: _Optional[str] = ..., sessions: _Optional[int] = ..., prefill_nodes: _Optional[_Iterable[_Union[PrefillNode, _Mapping]]] = ..., windows: _Optional[_Mapping[str, int]] = ..., role: _Optional[_Union[NodeRole, str]] = ...) -> None: ...
 
 class PrefillNode(_message.Message):
-    __slots__ = ("address", "name", "state", "differences")
+    __slots__ = ("address", "name", "state", "differences", "engine_seconds", "front_seconds")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FRONT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     address: str
     name: str
     state: PrefillNodeState
     differences: _containers.RepeatedCompositeFieldContainer[ContractDifference]
-    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PrefillNodeState, str]] = ..., differences: _Optional[_Iterable[_Union[ContractDifference, _Mapping]]] = ...) -> None: ...
+    engine_seconds: float
+    front_seconds: float
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PrefillNodeState, str]] = ..., differences: _Optional[_Iterable[_Union[ContractDifference, _Mapping]]] = ..., engine_seconds: _Optional[float] = ..., front_seconds: _Optional[float] = ...) -> None: ...
 
 class ContractDifference(_message.Message):
     __slots__ = ("field", "ours", "theirs")

@@ -109,6 +109,11 @@ class Node:
         assert address is not None, "started without --http-bind"
         return address
 
+    @property
+    def handover_address(self) -> str:
+        """What decode nodes are told. REQUIRES: wait_ready."""
+        return self._daemon.handover_address or self.address
+
     def wait_ready(self) -> "Node":
         self.address = self._daemon.wait_ready()
         # A client of its own for each life: gRPC's reconnect backoff is not what is tested here.

@@ -39,6 +39,7 @@ class ForkedDaemon(Daemon):
         self._command = command
         self._process = _Forked([command, *flags, "--bind", bind], dict(environment or {}))
         self._http = None
+        self._handover = None
         self._asked = False
         self._said = SimpleQueue()
         self._tail = deque(maxlen=_TAIL_LINES)

@@ -1,6 +1,7 @@
 """The thread of the engine loop: what it does before the first message, and how it says it died."""
 
 import threading
+import time
 
 from tasuki.engine import messages as m
 from tasuki.engine.thread import EngineThread
@@ -71,3 +72,40 @@ def test_one_that_cannot_be_prepared_says_so_and_lets_its_starter_go() -> None:
     thread.stop()
     assert len(died) == 1 and "no plan" in died[0]
     assert [call for call, _ in engine.calls] == ["prepare"]
+
+
+class Stuck(Idle):
+    """Its first work lasts until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stepping, self.go_on = threading.Event(), threading.Event()
+        self._work = False
+
+    def handle(self, message: m.Inbox) -> None:
+        self._work = True
+
+    def step(self) -> bool:
+        worked, self._work = self._work, False
+        if worked:
+            self.stepping.set()
+            self.go_on.wait(30)
+        return worked
+
+
+def test_it_stands_while_a_step_lasts_and_not_while_there_is_nothing_to_do() -> None:
+    engine = Stuck()
+    thread = EngineThread(engine, lambda said: None, lambda reason: None)  # type: ignore[arg-type]
+    thread.start()
+    time.sleep(0.05)
+    assert thread.still_seconds == 0.0
+    thread.post(m.FlushCache(1))
+    assert engine.stepping.wait(10)
+    time.sleep(0.05)
+    assert thread.still_seconds >= 0.05
+    engine.go_on.set()
+    deadline = time.monotonic() + 10
+    while thread.still_seconds and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert thread.still_seconds == 0.0
+    thread.stop()

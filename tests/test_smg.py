@@ -143,17 +143,19 @@ def node_usable(node: Node) -> int:
     return 64 * len(usable)
 
 
-def test_a_pair_behind_the_gateway(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [(), ("--handover-bind", "127.0.0.1:0")], ids=["one", "two"])
+def test_a_pair_behind_the_gateway(tmp_path: Path, apart: tuple[str, ...]) -> None:
     shared = [*flags(), "--gateway"]
     with ExitStack() as stack:
-        prefill = stack.enter_context(running(Node("prefill", *shared)))
-        decode = stack.enter_context(running(Node("decode", *shared, "--prefill", prefill.address)))
+        prefill = stack.enter_context(running(Node("prefill", *shared, *apart)))
+        known = prefill.handover_address
+        decode = stack.enter_context(running(Node("decode", *shared, "--prefill", known)))
         gateway = stack.enter_context(
             smg(
                 tmp_path,
                 2,
                 "--pd-disaggregation",
-                *("--prefill", f"grpc://{prefill.address}", prefill.address.rpartition(":")[2]),
+                *("--prefill", f"grpc://{prefill.address}", known.rpartition(":")[2]),
                 *("--decode", f"grpc://{decode.address}"),
             )
         )

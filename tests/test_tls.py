@@ -6,6 +6,7 @@ import ssl
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -156,14 +157,21 @@ def test_half_a_tls_configuration_is_refused(fields: dict[str, str]) -> None:
 
 def test_a_prefill_node_off_loopback_must_know_its_peers() -> None:
     tls = {"tls_cert": "a", "tls_key": "b"}
+
+    def require(bind: str, **fields: Any) -> None:
+        require_named_peers(bind, FrontConfig(**fields).access)
+
     with pytest.raises(BindError, match="--tls-client-ca"):
-        require_named_peers(FrontConfig(bind="0.0.0.0:0", **tls))
-    require_named_peers(FrontConfig(bind="0.0.0.0:0", tls_client_ca="c", **tls))
-    require_named_peers(FrontConfig(bind="0.0.0.0:0", insecure=True))
-    require_named_peers(FrontConfig(bind="127.0.0.1:0"))
+        require("0.0.0.0:0", **tls)
+    require("0.0.0.0:0", tls_client_ca="c", **tls)
+    require("0.0.0.0:0", insecure=True)
+    require("127.0.0.1:0")
 
 
-def test_a_pair_hands_over_under_mutual_tls(authority: Authority, issued: Issued) -> None:
+@pytest.mark.parametrize("apart", [(), ("--handover-bind", "127.0.0.1:0")], ids=["one", "two"])
+def test_a_pair_hands_over_under_mutual_tls(
+    authority: Authority, issued: Issued, apart: tuple[str, ...]
+) -> None:
     guarded = [
         *flags(),
         *("--tls-cert", issued.certificate, "--tls-key", issued.key),
@@ -176,9 +184,10 @@ def test_a_pair_hands_over_under_mutual_tls(authority: Authority, issued: Issued
         def started(command: str, *more: str) -> str:
             daemon = Daemon(command, [*guarded, *more])
             stack.callback(daemon.stop)
-            return daemon.wait_ready()
+            address = daemon.wait_ready()
+            return daemon.handover_address or address
 
-        links = ("--prefill", started("prefill"), "--prefill-ca", authority.path)
+        links = ("--prefill", started("prefill", *apart), "--prefill-ca", authority.path)
         client = stack.enter_context(Client(started("decode", *links), tls=tls, api_key="s3cret"))
         answer = client.generate(prompt, max_new_tokens=4, ignore_eos=True).result()
     assert answer.usage.prefilled_on == "prefill"

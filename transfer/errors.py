@@ -9,6 +9,10 @@ class TransportError(TransferError):
     """A transport refused or lost a transfer, an endpoint or a registration."""
 
 
+class PeerSilent(TransferError):
+    """A peer said nothing for too long, while this node was awake to hear it."""
+
+
 class OutOfBounds(TransferError):
     """An index or an offset lies outside the memory that its owner registered."""
 

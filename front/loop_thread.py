@@ -1,0 +1,108 @@
+"""An event loop on a thread of its own: what runs there waits for nobody else's callbacks.
+
+Owns the thread and the loop. Knows nothing of what runs there. Thread rule: start() and stop() once
+each, from threads other than its own; run() from any other event loop.
+Invariants: a loop that dies says so, to on_failure and to whoever waits for something there; the
+loop stays open until close(), so that a message to one that has ended is dropped and harms nobody.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+# What is cancelled at the end gets that long to clean up.
+_LAST_TASKS_SECONDS = 5.0
+
+Result = TypeVar("Result")
+
+
+class LoopLost(RuntimeError):
+    """The loop has died and runs nothing any more: restart this node."""
+
+
+async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """The coroutine's result, run on `loop`. Who is cancelled here cancels it there."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+
+
+class LoopThread:
+    def __init__(self, name: str, on_failure: Callable[[str], None]) -> None:
+        """on_failure(reason): called on the dying thread, once; not after stop()."""
+        self.loop = asyncio.new_event_loop()
+        """Callbacks may be given to it at once; they run from start() on."""
+        self._name = name
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._waited_for: set[Future[Any]] = set()
+        self._lost: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def run(self, coroutine: Coroutine[Any, Any, Result], timeout: float | None) -> Result:
+        """The coroutine's result, run there. Raises LoopLost, also where the loop dies meanwhile,
+        and TimeoutError after `timeout` seconds; None: it has bounds of its own. REQUIRES:
+        started."""
+        if self._lost is not None:
+            coroutine.close()
+            raise LoopLost(self._lost)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        self._waited_for.add(future)
+        future.add_done_callback(self._waited_for.discard)
+        if self._lost is not None:
+            # It died in between, perhaps before it could see that somebody waits.
+            self._give_up(future, self._lost)
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+
+    async def end(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
+        """As run(), of what is to end there: a loop that is dead or stands is logged and left."""
+        try:
+            await self.run(coroutine, timeout)
+        except (LoopLost, TimeoutError) as error:
+            log.warning("%s did not end in order: %r", self._name, error)
+
+    def stop(self, timeout: float) -> None:
+        """Cancel what still runs there and end the thread, within `timeout` seconds; one that hangs
+        ends with the process. Idempotent."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.warning("%s still runs after %s s: it ends with the process", self._name, timeout)
+
+    def close(self) -> None:
+        """A process that is about to end needs none, and had better call none: gRPC hands what
+        comes late to the loop of its call, and complains of one that is closed. REQUIRES: stopped,
+        or never started."""
+        self.loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            self._end_tasks()
+        except BaseException as error:
+            log.exception("the event loop %s died", self._name)
+            self._lost = f"the event loop {self._name} died: {error!r}; restart this node"
+            for future in list(self._waited_for):
+                self._give_up(future, self._lost)
+            self._on_failure(self._lost)
+
+    def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_TASKS_SECONDS))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+
+    @staticmethod
+    def _give_up(future: "Future[Any]", reason: str) -> None:
+        with suppress(InvalidStateError):
+            future.set_exception(LoopLost(reason))

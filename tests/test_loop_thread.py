@@ -1,0 +1,133 @@
+"""A loop on a thread of its own: what it is asked, how it ends, and that it never dies silently."""
+
+import asyncio
+import threading
+
+import pytest
+from tasuki.front.loop_thread import LoopLost, LoopThread, run_on
+
+
+def unexpected(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+async def thread_of() -> int:
+    return threading.get_ident()
+
+
+async def for_ever(begun: threading.Event, cleaned: list[str]) -> None:
+    begun.set()
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        cleaned.append("cleaned")
+
+
+def break_it() -> None:
+    """With what no loop survives."""
+    raise SystemExit("by the test")
+
+
+def test_it_answers_on_its_own_thread_and_its_errors_come_back() -> None:
+    async def fails() -> None:
+        raise ValueError("there")
+
+    async def scenario() -> None:
+        assert await there.run(thread_of(), 10) != threading.get_ident()
+        with pytest.raises(ValueError, match="there"):
+            await there.run(fails(), 10)
+
+    there = LoopThread("there", unexpected)
+    there.start()
+    asyncio.run(scenario())
+    there.stop(10)
+    there.close()
+
+
+def test_what_takes_too_long_is_cancelled_there() -> None:
+    begun, cleaned = threading.Event(), list[str]()
+
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            await there.run(for_ever(begun, cleaned), 0.05)
+        # What comes after it finds it ended.
+        await there.run(thread_of(), 10)
+
+    there = LoopThread("there", unexpected)
+    there.start()
+    asyncio.run(scenario())
+    assert cleaned == ["cleaned"]
+    there.stop(10)
+    there.close()
+
+
+def test_stop_cancels_what_still_runs_and_lets_it_clean_up() -> None:
+    begun, cleaned = threading.Event(), list[str]()
+    there = LoopThread("there", unexpected)
+    there.start()
+    asyncio.run_coroutine_threadsafe(for_ever(begun, cleaned), there.loop)
+    assert begun.wait(10)
+    there.stop(10)
+    assert cleaned == ["cleaned"]
+    there.stop(10)
+    there.close()
+
+
+def test_one_that_was_never_started_stops_too() -> None:
+    there = LoopThread("there", unexpected)
+    there.stop(10)
+    there.close()
+
+
+def test_a_loop_that_dies_says_so_to_its_owner_and_to_all_who_wait() -> None:
+    told = list[str]()
+    begun = threading.Event()
+    there = LoopThread("there", told.append)
+    there.start()
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(there.run(for_ever(begun, []), 30))
+        await asyncio.to_thread(begun.wait, 10)
+        there.loop.call_soon_threadsafe(break_it)
+        with pytest.raises(LoopLost, match="by the test"):
+            await waiting
+        with pytest.raises(LoopLost, match="restart this node"):
+            await there.run(thread_of(), 30)
+
+    asyncio.run(scenario())
+    assert len(told) == 1
+    # Whoever still posts to it is not harmed.
+    there.loop.call_soon_threadsafe(break_it)
+    there.stop(10)
+    there.close()
+
+
+def test_a_stop_that_hangs_is_bounded() -> None:
+    go_on = threading.Event()
+    there = LoopThread("there", unexpected)
+    there.start()
+    there.loop.call_soon_threadsafe(go_on.wait, 30)
+    there.stop(0.1)
+    assert there.loop.is_running()
+    go_on.set()
+    there.stop(10)
+    assert not there.loop.is_running()
+    there.close()
+
+
+def test_a_crossing_that_is_cancelled_here_is_cancelled_there() -> None:
+    begun, cleaned = threading.Event(), list[str]()
+    there = LoopThread("there", unexpected)
+    there.start()
+
+    async def scenario() -> None:
+        crossing = asyncio.create_task(run_on(there.loop, for_ever(begun, cleaned)))
+        await asyncio.to_thread(begun.wait, 10)
+        crossing.cancel()
+        await asyncio.wait({crossing})
+        await there.run(thread_of(), 10)
+
+    asyncio.run(scenario())
+    assert cleaned == ["cleaned"]
+    there.stop(10)
+    there.close()

@@ -1,0 +1,105 @@
+"""A peer is lost by its own silence, not by a gap of this node's."""
+
+import asyncio
+import time
+
+import pytest
+from tasuki.transfer.errors import PeerSilent
+from tasuki.transfer.silence import LATE_TICKS, Silence, unless_silent
+
+LIMIT, PERIOD = 1.0, 0.1
+
+
+def ticked(silence: Silence, now: float, seconds: float, period: float = PERIOD) -> float | None:
+    """Ticks in time for so long; when the peer was lost, None where it was not."""
+    end = now + seconds
+    while now < end:
+        now += period
+        if silence.tick(now):
+            return now
+    return None
+
+
+def test_a_peer_that_is_silent_for_the_limit_is_lost_and_not_before() -> None:
+    lost = ticked(Silence(LIMIT, 50.0, PERIOD), 50.0, 5.0)
+    assert lost is not None and 51.0 - 1e-9 <= lost <= 51.0 + PERIOD
+
+
+def test_a_peer_that_is_heard_in_time_is_never_lost() -> None:
+    silence, now = Silence(LIMIT, 0.0, PERIOD), 0.0
+    for _ in range(50):
+        assert ticked(silence, now, 0.85) is None
+        now += 0.95
+        silence.heard(now)
+
+
+def test_a_gap_of_our_own_is_not_the_peers() -> None:
+    silence = Silence(LIMIT, 0.0, PERIOD)
+    assert ticked(silence, 0.0, 0.75) is None
+    # Five seconds in which this node did nothing: what the peer said then is read only now.
+    assert not silence.tick(5.8)
+    assert ticked(silence, 5.8, 0.15) is None
+    silence.heard(6.0)
+    assert ticked(silence, 6.0, 0.85) is None
+
+
+def test_after_a_gap_a_silent_peer_is_lost_by_what_is_left_of_the_limit() -> None:
+    silence = Silence(LIMIT, 0.0, PERIOD)
+    assert ticked(silence, 0.0, 0.55) is None
+    assert not silence.tick(5.6)
+    lost = ticked(silence, 5.6, 5.0)
+    assert lost is not None and lost - 5.6 <= LIMIT - 0.5 + PERIOD
+
+
+def test_gaps_do_not_postpone_for_ever() -> None:
+    silence, now, ticks = Silence(LIMIT, 0.0, PERIOD), 0.0, 1
+    while not silence.tick(now := now + 3.0):
+        ticks += 1
+        assert ticks <= LATE_TICKS
+    assert ticks == LATE_TICKS
+
+
+def test_a_tick_a_little_late_is_in_time() -> None:
+    lost = ticked(Silence(LIMIT, 0.0, PERIOD), 0.0, 5.0, period=1.9 * PERIOD)
+    assert lost is not None and lost <= LIMIT + 2 * PERIOD
+
+
+def test_what_never_comes_is_cancelled_and_said() -> None:
+    async def scenario() -> None:
+        silence = Silence(0.2, time.monotonic())
+        never = asyncio.get_running_loop().create_future()
+        with pytest.raises(PeerSilent):
+            await unless_silent(never, silence)
+        assert never.cancelled()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_what_came_while_this_loop_stood_is_taken() -> None:
+    """As a beat that waits in a socket: it is there, but the loop needs some rounds to see it."""
+
+    async def some_rounds_later(came: asyncio.Event) -> str:
+        await came.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return "heard"
+
+    async def scenario() -> None:
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        silence = Silence(0.5, time.monotonic())
+        loop.call_soon(time.sleep, 1.5)
+        loop.call_later(0.6, came.set)
+        assert await unless_silent(some_rounds_later(came), silence) == "heard"
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_an_error_of_what_is_awaited_is_its_own() -> None:
+    async def fails() -> None:
+        raise ValueError("theirs")
+
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match="theirs"):
+            await unless_silent(fails(), Silence(1.0, time.monotonic()))
+
+    asyncio.run(scenario())
