@@ -7,6 +7,7 @@ compares), so that a new one is nobody's to change before somebody has thought o
 TUNING = frozenset(
     {
         *("arena_mib", "max_batch", "prefill_chunk_tokens", "threads", "cache_policy"),
+        "queue_timeout",
         *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),
         *("drain_timeout", "max_sessions", "session_idle_seconds", "log_level"),
     }
