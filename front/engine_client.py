@@ -46,6 +46,7 @@ from ..engine.messages import (
     WatchOpened,
 )
 from ..pycache._cpp_cache import EventBatch, TreeView
+from .caller import Caller
 from .errors import DuplicateRequest, FrontError, RequestRejected, SlowReader
 from .origin import NOWHERE, Origin
 from .rate_limits import RateLimits, no_limits
@@ -122,6 +123,11 @@ class EngineClient:
         """Why the engine has died; None while it lives."""
         return None if self._lost is None else self._lost.message
 
+    def admit(self, caller: Caller) -> None:
+        """Count one request against what its caller may ask for: before anything of it is read.
+        Raises RateLimited."""
+        self._limits.admit_request(caller)
+
     async def generate(
         self, submit: Submit, origin: Origin = NOWHERE
     ) -> AsyncGenerator[TokenOut | Finished, None]:
@@ -135,7 +141,7 @@ class EngineClient:
             raise DuplicateRequest(
                 f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
             )
-        self._limits.admit(origin.caller, len(submit.prompt))
+        self._limits.admit_prompt(origin.caller, len(submit.prompt))
         self._begin(submit.request_id, origin)
         stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
         self._observe(submit)

@@ -65,6 +65,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         self, request: pb.GenerateRequest, context: CallContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         async with refusals(context):
+            origin = grpc_origin(self._keys, context)
+            self._engine.admit(origin.caller)
             asked = read_gateway_request(request, self._model)
             request_id = asked.submit.request_id
             answer = GatewayAnswer(
@@ -73,7 +75,7 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
                 IncrementalDetokenizer(self._tokenizer),
                 partial(self._answers.abort, request_id),
             )
-            events = self._answers.generate(asked.submit, grpc_origin(self._keys, context))
+            events = self._answers.generate(asked.submit, origin)
             async with first_look(answer.messages(events), _FIRST_LOOK_SECONDS) as messages:
                 await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
                 async for message in messages:

@@ -1,5 +1,7 @@
 """tasuki.v1.Inference: one-shot requests, each with its whole prompt."""
 
+from functools import partial
+
 from ..engine.messages import Submit
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
@@ -26,7 +28,9 @@ class InferenceService(pb_grpc.InferenceServicer):
             request_id = read_request_id(request.request_id)
             # Gateways give up on streams whose headers wait for the first token.
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-            tokens, marks = read_prompt(request, self._codec)
+            origin = grpc_origin(self._keys, context)
+            self._engine.admit(origin.caller)
+            tokens, marks = await self._codec.work.run(partial(read_prompt, request, self._codec))
             submit = Submit(
                 request_id=request_id,
                 prompt=tokens,
@@ -34,7 +38,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 salt=read_salt(request.cache_salt),
                 marks=marks,
             )
-            events = self._engine.generate(submit, grpc_origin(self._keys, context))
+            events = self._engine.generate(submit, origin)
             answer = await write_tokens(events, context.write, self._codec.detokenizer())
             await context.write(answer.finished)
 
