@@ -31,6 +31,12 @@ class FrontConfig:
         0, "prompt and answer tokens of one API key in a minute; 0: no limit"
     )
     max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
+    max_connections: int = option(1024, "open at a time, of HTTP and of gRPC each")
+    allowed_hosts: str = option(
+        "",
+        "names, comma-separated, that HTTP may be called by besides loopback's and the served "
+        "address; *: any; none: any off loopback",
+    )
     log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
     log_level: str = option("info", "the least that is logged", LOG_LEVELS)
     otlp_endpoint: str = option(
@@ -71,6 +77,8 @@ class FrontConfig:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if not 1 <= self.max_message_mib <= 1024:
             raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
+        if self.max_connections < 1:
+            raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.drain_timeout >= 0:
@@ -84,7 +92,15 @@ class FrontConfig:
             tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
         keys = ApiKeys.load(Path(self.api_keys)) if self.api_keys else NO_KEYS
         size = self.max_message_mib * 2**20
-        return Access(tls, self.api_key, self.insecure, keys, size)
+        return Access(
+            tls,
+            self.api_key,
+            self.insecure,
+            keys,
+            max_message_bytes=size,
+            max_connections=self.max_connections,
+            allowed_hosts=tuple(filter(None, map(str.strip, self.allowed_hosts.split(",")))),
+        )
 
     @property
     def limits(self) -> RateLimits:
