@@ -3,7 +3,7 @@
 Owns the deadline of a body. Knows no JSON. One event loop's thread.
 Invariants: nothing of a body is read before its reader asks for it, not even where the client waits
 for leave to send it; what is read is never inflated; a body that nobody asked for is not drained
-beyond _SKIMMED_BYTES, but ends its connection.
+without a bound, but ends its connection.
 """
 
 import asyncio
@@ -20,6 +20,9 @@ _BYTES_PER_SECOND = 1 << 16
 # Clients that send a short body before they listen hear why it was refused.
 _SKIMMED_BYTES = 1 << 18
 _SKIM_SECONDS = 1.0
+_CALLER_SKIM_SECONDS = 10.0
+
+_MAY_SEND = web.RequestKey("may_send", bool)
 
 
 async def read_body(request: web.Request) -> list[bytes]:
@@ -44,6 +47,7 @@ async def read_body(request: web.Request) -> list[bytes]:
                 pieces.append(piece)
                 deadline.reschedule(begun + _GRACE_SECONDS + received / _BYTES_PER_SECOND)
     except TimeoutError as error:
+        request[_MAY_SEND] = False
         raise HttpRefusal(
             408, "slow_body", f"the body stopped after {received} bytes: send it faster"
         ) from error
@@ -73,13 +77,20 @@ async def refuse_encodings(
 async def end_with_unread_bodies(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """The outermost: closes a connection whose body nobody has read."""
+    """The outermost: closes a connection whose body nobody has read, once it was answered."""
     response = await handler(request)
     if not request.content.is_eof() and not response.prepared:
         response.force_close()
+        await response.prepare(request)
+        await response.write_eof()
         if not _waits_for_leave(request):
             await _skim(request)
     return response
+
+
+def may_send(request: web.Request) -> None:
+    """The caller was let in: of a body that is too large, more is read before it is cut off."""
+    request[_MAY_SEND] = True
 
 
 def _waits_for_leave(request: web.Request) -> bool:
@@ -87,10 +98,13 @@ def _waits_for_leave(request: web.Request) -> bool:
 
 
 async def _skim(request: web.Request) -> None:
+    most, seconds = _SKIMMED_BYTES, _SKIM_SECONDS
+    if request.get(_MAY_SEND):
+        most, seconds = 2 * request.client_max_size, _CALLER_SKIM_SECONDS
     skimmed = 0
     try:
-        async with asyncio.timeout(_SKIM_SECONDS):
-            while skimmed < _SKIMMED_BYTES and not request.content.is_eof():
+        async with asyncio.timeout(seconds):
+            while skimmed < most and not request.content.is_eof():
                 skimmed += len(await request.content.readany())
     except (TimeoutError, web.RequestPayloadError):
         return

@@ -8,7 +8,6 @@ is read before.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -16,7 +15,7 @@ from aiohttp.typedefs import Middleware
 from .access import LOOPBACK_ONLY, Access
 from .caller import ANYBODY, Caller
 from .http_access import http_caller, require_key
-from .http_body import end_with_unread_bodies, leave_later, refuse_encodings
+from .http_body import end_with_unread_bodies, leave_later, may_send, refuse_encodings
 from .http_connections import HttpConnections
 from .http_errors import HttpRefusal, openai_errors
 from .http_hosts import require_host
@@ -160,10 +159,12 @@ def _let_in(
             connections.let_in(request.transport)
         if request.path.startswith(_CHARGED):
             admit(caller)
+            may_send(request)
         return await handler(request)
 
     return count
 
 
 def _reading_later(route: web.RouteDef) -> web.RouteDef:
-    return replace(route, kwargs={**route.kwargs, "expect_handler": leave_later})
+    kwargs = {**route.kwargs, "expect_handler": leave_later}
+    return web.RouteDef(route.method, route.path, route.handler, kwargs)
