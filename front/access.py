@@ -11,7 +11,8 @@ from .tls import ServerTls
 class Access:
     """tls: None serves plain text, which only loopback gets unless `insecure`. api_key: callers of
     gRPC and HTTP must bear it, or one of more_keys; where there are none all may ask, as
-    `keyless`. max_message_bytes: of one message or body."""
+    `keyless`. max_message_bytes: of one message or body. max_connections: of HTTP, and of gRPC.
+    allowed_hosts: names that HTTP may be called by besides the address that it serves."""
 
     tls: ServerTls | None = None
     api_key: str = field(default="", repr=False)
@@ -19,6 +20,8 @@ class Access:
     more_keys: ApiKeys = NO_KEYS
     max_message_bytes: int = 32 * 2**20
     keyless: Caller = ANYBODY
+    max_connections: int = 1024
+    allowed_hosts: tuple[str, ...] = ()
 
     @property
     def keys(self) -> ApiKeys:

@@ -3,25 +3,28 @@
 Owns the compiled template. Does not know sessions or requests. Immutable after load; any thread.
 Invariants: special tokens come from the template only, never from a message; what `continuation`
 returns depends on the new messages alone, so a log of tokens only ever grows and its prefix stays
-cached.
+cached. A conversation is rendered once; its marks cost a bounded number of messages more.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .chat_message import ChatMessage, ChatTemplateError
-from .special_token_guard import SpecialTokenGuard, any_of
+from .long_text import matches
+from .message_ends import message_ends
+from .message_places import MessagePlaces, mark_loops
+from .special_token_guard import MARK_BEGIN, MARK_END, SpecialTokenGuard, any_of
 from .tokenizer import Tokenizer
 
-# Stands for an answer whose text does not matter; private-use characters, so that no template
-# trims it.
-_PROBE = "\ue000answer\ue001"
+# Stands for an answer whose text does not matter.
+_PROBE = f"{MARK_BEGIN}answer{MARK_END}"
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,13 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         try:
             self._template = environment.from_string(source)
+            self._marked = environment.from_string(mark_loops(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"chat_template does not compile: {error}") from error
         self._variables = variables
         self._tokenizer = tokenizer
         self._added = any_of(tokenizer.added_tokens)
+        self._longest = max(map(len, tokenizer.added_tokens), default=1)
 
     @staticmethod
     def load(model_dir: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -74,24 +79,30 @@ class ChatTemplate:
         *,
         open_answer: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        most: int | None = None,
     ) -> RenderedPrompt:
         """A whole conversation. open_answer: end with the opening of the assistant's turn.
 
-        tools: definitions as OpenAI's clients send them, for the template's `tools` variable.
+        tools: definitions as OpenAI's clients send them, for the template's `tools` variable. most:
+        tokens that are worth counting; more raise TooManyTokens.
         """
         guard = SpecialTokenGuard(messages, tools, self._tokenizer)
-        text = self._render(guard.messages, open_answer, guard.tools)
-        ends = set()
-        for count in range(1, len(messages) + 1):
-            try:
-                part = self._render(guard.messages[:count], False, guard.tools)
-            except ChatTemplateError:
-                continue  # templates may refuse a part of a conversation, which then has no mark
-            if text.startswith(part):
-                ends.add(len(part))
-        return self._encode(text, ends, guard)
+        places = MessagePlaces(guard.messages)
+        text, ends = places.read(
+            self._render(guard.messages, open_answer, guard.tools, self._marked, places.variables())
+        )
 
-    def continuation(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
+        def part(count: int) -> str | None:
+            try:
+                return self._render(guard.messages[:count], False, guard.tools)
+            except ChatTemplateError:
+                return None  # templates may refuse a part of a conversation, which has no mark
+
+        return self._encode(text, message_ends(guard.messages, text, ends, part), guard, most)
+
+    def continuation(
+        self, messages: Sequence[ChatMessage], most: int | None = None
+    ) -> RenderedPrompt:
         """What `messages` add to a conversation whose last turn is closed, whatever it was."""
         guard = self._guard(messages)
         closing = self._after_answer([], False)
@@ -100,7 +111,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 "messages: the chat template rewrites earlier turns: send the whole conversation"
             )
-        return self._encode(text[len(closing) :], {len(text) - len(closing)}, guard)
+        return self._encode(text[len(closing) :], {len(text) - len(closing)}, guard, most)
 
     def answer_opening(self) -> list[int]:
         """Tokens that open the assistant's turn after a closed one."""
@@ -128,25 +139,39 @@ class ChatTemplate:
         return after
 
     def _render(
-        self, messages: list[dict[str, Any]], open_answer: bool, tools: Sequence[Any] = ()
+        self,
+        messages: list[dict[str, Any]],
+        open_answer: bool,
+        tools: Sequence[Any] = (),
+        template: jinja2.Template | None = None,
+        calls: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
+        """template, calls: the marked one and what it calls, in the place of the checkpoint's."""
         try:
-            return self._template.render(
+            return (template or self._template).render(
                 messages=messages,
                 add_generation_prompt=open_answer,
                 # Templates ask whether there are any tools by asking whether there is a list.
                 tools=list(tools) or None,
                 **self._variables,
+                **calls,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
 
-    def _encode(self, text: str, ends: set[int], guard: SpecialTokenGuard) -> RenderedPrompt:
+    def _encode(
+        self, text: str, ends: set[int], guard: SpecialTokenGuard, most: int | None = None
+    ) -> RenderedPrompt:
         token_ids: list[int] = []
         marks = []
         position = 0
-        for special in self._added.finditer(text):
-            token_ids += self._tokenizer.encode(guard.restore(text[position : special.start()]))
+
+        def add(plain: str) -> None:
+            left = None if most is None else most - len(token_ids)
+            token_ids.extend(self._tokenizer.encode(guard.restore(plain), left))
+
+        for special in matches(self._added, text, self._longest):
+            add(text[position : special.start()])
             if special.start() in ends:
                 marks.append(len(token_ids))
             token_ids.append(self._tokenizer.added_tokens[special.group()])
@@ -154,7 +179,7 @@ class ChatTemplate:
             if position in ends and position == len(text):
                 marks.append(len(token_ids))
         if position < len(text):
-            token_ids += self._tokenizer.encode(guard.restore(text[position:]))
+            add(text[position:])
             if len(text) in ends:
                 marks.append(len(token_ids))
         return RenderedPrompt(token_ids, tuple(sorted(set(marks) - {0})))

@@ -57,6 +57,12 @@ class FrontConfig:
     )
     max_watchers: int = option(64, "streams of events at a time; 0: no limit")
     max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
+    max_connections: int = option(1024, "open at a time, of HTTP and of gRPC each")
+    allowed_hosts: str = option(
+        "",
+        "names, comma-separated, that HTTP may be called by besides loopback's and the served "
+        "address; *: any; none: any off loopback",
+    )
     log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
     log_level: str = option("info", "the least that is logged", LOG_LEVELS)
     otlp_endpoint: str = option(
@@ -102,6 +108,8 @@ class FrontConfig:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if not 1 <= self.max_message_mib <= 1024:
             raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
+        if self.max_connections < 1:
+            raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.drain_timeout >= 0:
@@ -116,7 +124,16 @@ class FrontConfig:
         keys = ApiKeys.load(Path(self.api_keys)) if self.api_keys else NO_KEYS
         keys = keys.sharing() if self.share_cache else keys
         size = self.max_message_mib * 2**20
-        return Access(tls, self.api_key, self.insecure, keys, size, self._keyless)
+        return Access(
+            tls,
+            self.api_key,
+            self.insecure,
+            keys,
+            max_message_bytes=size,
+            keyless=self._keyless,
+            max_connections=self.max_connections,
+            allowed_hosts=tuple(filter(None, map(str.strip, self.allowed_hosts.split(",")))),
+        )
 
     @property
     def _keyless(self) -> Caller:

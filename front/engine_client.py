@@ -156,6 +156,11 @@ class EngineClient:
         """Why the engine has died; None while it lives."""
         return None if self._lost is None else self._lost.message
 
+    def admit(self, caller: Caller) -> None:
+        """Count one request against what its caller may ask for: before anything of it is read.
+        Raises RateLimited."""
+        self._limits.admit_request(caller)
+
     async def generate(
         self, submit: Submit, origin: Origin = NOWHERE
     ) -> AsyncGenerator[TokenOut | Finished, None]:
@@ -171,7 +176,7 @@ class EngineClient:
                 f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
             )
         with self._requests.held(caller):
-            self._limits.admit(caller, len(submit.prompt))
+            self._limits.admit_prompt(caller, len(submit.prompt))
             submit = replace(submit, request_id=self._names.take(caller, submit.request_id))
             self._begin(submit.request_id, origin)
             stream = self._streams[submit.request_id] = _Stream(self._queue_limit)

@@ -209,6 +209,14 @@ class RateLimited(FrontError):
         self.retry_after = retry_after
 
 
+class Busy(FrontError):
+    """As many prompts wait to be read as the node allows."""
+
+    status = grpc.StatusCode.UNAVAILABLE
+    kind = "busy"
+    retry = Retry.LATER
+
+
 class RequestAborted(FrontError):
     """Somebody else ended the request, and the API has no finish reason for it."""
 

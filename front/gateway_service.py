@@ -67,6 +67,7 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     ) -> AsyncIterator[pb.GenerateResponse]:
         async with refusals(context):
             origin = grpc_origin(self._keys, context)
+            self._engine.admit(origin.caller)
             asked = read_gateway_request(request, self._model, origin.tenant)
             request_id = asked.submit.request_id
             answer = GatewayAnswer(

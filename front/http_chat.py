@@ -1,18 +1,21 @@
-"""POST /v1/chat/completions. Lives on the event loop's thread."""
+"""POST /v1/chat/completions. Lives on the event loop's thread; bodies are read on the codec's."""
+
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from aiohttp import web
 
-from .chat_message import ChatTemplateError
+from .chat_renderer import ChatRenderer
 from .chat_reply import ChatReply
 from .chat_template import RenderedPrompt
 from .engine_client import EngineClient
-from .errors import InvalidRequest
-from .http_generation import ServedModel, answer, read_prompt_request
+from .http_body import read_body
+from .http_generation import PromptRequest, ServedModel, answer, read_prompt_request
 from .openai_messages import read_chat_messages, read_tools
 from .openai_reply import ReplyHead
-from .openai_sampling import check_alternatives, read_options
-from .request_fields import RequestFields, read_fields
+from .openai_sampling import AnswerOptions, check_alternatives, read_options
+from .request_fields import RequestFields, check_is_json, read_fields
 from .text_codec import TextCodec
 from .tool_call_scanner import ToolCallScanner
 
@@ -23,7 +26,17 @@ class ChatHandler:
         self._model = model
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        fields = await read_fields(request)
+        check_is_json(request)
+        body = await read_body(request)
+        model = self._model
+        asked = await model.codec.work.run(partial(self._read, request, body))
+        return await answer(request, self._engine, model, *asked)
+
+    def _read(
+        self, request: web.Request, body: Sequence[bytes]
+    ) -> tuple[PromptRequest, AnswerOptions, ChatReply]:
+        """On any thread."""
+        fields = read_fields(body)
         model = self._model
         model.check_name(fields)
         rendered = render_chat(fields, model.codec, open_answer=True)
@@ -39,13 +52,11 @@ class ChatHandler:
             model.codec.tokenizer,
             top if fields.flag("logprobs") else None,
         )
-        return await answer(request, self._engine, model, prompt, options, shape)
+        return prompt, options, shape
 
 
 def render_chat(fields: RequestFields, codec: TextCodec, *, open_answer: bool) -> RenderedPrompt:
     """`messages` and `tools` through the checkpoint's template."""
-    messages, tools = read_chat_messages(fields), read_tools(fields)
-    try:
-        return codec.require_template().prompt(messages, open_answer=open_answer, tools=tools)
-    except ChatTemplateError as error:
-        raise InvalidRequest(str(error)) from error
+    return ChatRenderer(codec).conversation(
+        read_chat_messages(fields), open_answer=open_answer, tools=read_tools(fields)
+    )

@@ -1,16 +1,20 @@
-"""POST /v1/completions. Lives on the event loop's thread."""
+"""POST /v1/completions. Lives on the event loop's thread; bodies are read on the codec's."""
 
-import numpy as np
+from collections.abc import Sequence
+from functools import partial
+
 from aiohttp import web
 
 from ..engine.messages import Tokens
+from .chat_renderer import ChatRenderer
 from .completion_reply import CompletionReply
 from .engine_client import EngineClient
 from .errors import InvalidField
-from .http_generation import ServedModel, answer, read_prompt_request
+from .http_body import read_body
+from .http_generation import PromptRequest, ServedModel, answer, read_prompt_request
 from .openai_reply import ReplyHead
-from .openai_sampling import check_alternatives, read_options
-from .request_fields import RequestFields, read_fields
+from .openai_sampling import AnswerOptions, check_alternatives, read_options
+from .request_fields import RequestFields, check_is_json, read_fields
 from .request_reader import check_vocabulary, to_tokens
 from .text_codec import TextCodec
 
@@ -24,7 +28,17 @@ class CompletionHandler:
         self._model = model
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        fields = await read_fields(request)
+        check_is_json(request)
+        body = await read_body(request)
+        model = self._model
+        asked = await model.codec.work.run(partial(self._read, request, body))
+        return await answer(request, self._engine, model, *asked)
+
+    def _read(
+        self, request: web.Request, body: Sequence[bytes]
+    ) -> tuple[PromptRequest, AnswerOptions, CompletionReply]:
+        """On any thread."""
+        fields = read_fields(body)
         model = self._model
         model.check_name(fields)
         tokens = read_prompt(fields, model.codec)
@@ -33,8 +47,7 @@ class CompletionHandler:
         top = fields.integer("logprobs")
         check_alternatives("logprobs", top or 0, options)
         head = ReplyHead(f"cmpl-{prompt.request_id}", model.name)
-        shape = CompletionReply(head, model.codec.tokenizer, top)
-        return await answer(request, self._engine, model, prompt, options, shape)
+        return prompt, options, CompletionReply(head, model.codec.tokenizer, top)
 
 
 def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
@@ -43,7 +56,7 @@ def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         (prompt,) = prompt
     if isinstance(prompt, str):
-        return np.array(codec.require_tokenizer().encode(prompt), dtype=np.int32)
+        return ChatRenderer(codec).text("prompt", prompt)
     if not isinstance(prompt, list) or any(isinstance(item, str | list) for item in prompt):
         raise InvalidField("prompt", "must be one string or one list of token ids")
     tokens = to_tokens("prompt", prompt)

@@ -1,14 +1,17 @@
 """GET /v1/models and POST /tokenize: what is served, and how it reads text."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from .http_body import read_body
 from .http_chat import render_chat
 from .http_completions import read_prompt
 from .http_errors import HttpRefusal
 from .http_generation import ServedModel
-from .request_fields import read_fields
+from .request_fields import check_is_json, read_fields
 
 
 class ModelHandlers:
@@ -28,16 +31,9 @@ class ModelHandlers:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """`prompt` as completions take it, or `messages` as chats do."""
-        fields = await read_fields(request)
-        self._model.check_name(fields)
-        codec = self._model.codec
-        if fields.get("messages") is None:
-            tokens = read_prompt(fields, codec).tolist()
-        else:
-            opened = fields.get("add_generation_prompt") is None or fields.flag(
-                "add_generation_prompt"
-            )
-            tokens = render_chat(fields, codec, open_answer=opened).token_ids
+        check_is_json(request)
+        body = await read_body(request)
+        tokens = await self._model.codec.work.run(partial(_tokens, self._model, body))
         return web.json_response(
             {"count": len(tokens), "max_model_len": self._model.max_tokens, "tokens": tokens}
         )
@@ -50,3 +46,15 @@ class ModelHandlers:
             "owned_by": "tasuki",
             "max_model_len": self._model.max_tokens,
         }
+
+
+def _tokens(model: ServedModel, body: Sequence[bytes]) -> list[int]:
+    """On any thread."""
+    fields = read_fields(body)
+    model.check_name(fields)
+    codec = model.codec
+    if fields.get("messages") is None:
+        tokens: list[int] = read_prompt(fields, codec).tolist()
+        return tokens
+    opened = fields.get("add_generation_prompt") is None or fields.flag("add_generation_prompt")
+    return render_chat(fields, codec, open_answer=opened).token_ids

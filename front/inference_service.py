@@ -1,5 +1,7 @@
 """tasuki.v1.Inference: one-shot requests, each with its whole prompt."""
 
+from functools import partial
+
 from ..engine.messages import Submit
 from ..proto import inference_pb2 as pb
 from ..proto import inference_pb2_grpc as pb_grpc
@@ -28,7 +30,8 @@ class InferenceService(pb_grpc.InferenceServicer):
             # Gateways give up on streams whose headers wait for the first token.
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
             origin = grpc_origin(self._keys, context)
-            tokens, marks = read_prompt(request, self._codec)
+            self._engine.admit(origin.caller)
+            tokens, marks = await self._codec.work.run(partial(read_prompt, request, self._codec))
             submit = Submit(
                 request_id=request_id,
                 prompt=tokens,

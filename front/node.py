@@ -206,6 +206,7 @@ class Node:
                 self._routes,
                 lambda: self.engine.lost,
                 self._config.access,
+                admit=self.engine.admit,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
             )
 

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from .chat_message import ChatMessage, ToolCall
-from .errors import InvalidField
-from .json_depth import MAX_DEPTH, nested_too_deeply
+from .chat_renderer import MAX_MESSAGES, MAX_TOOLS
+from .errors import InvalidField, PromptTooLong
+from .json_bounds import MAX_DEPTH, holds_too_many_values, nested_too_deeply
 from .request_fields import RequestFields
 
 # OpenAI's newer name for what templates call system.
@@ -19,12 +20,18 @@ def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
     messages = fields.items("messages")
     if not messages:
         raise InvalidField("messages", "is empty: send at least one message")
+    if len(messages) > MAX_MESSAGES:
+        raise PromptTooLong(
+            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
+        )
     return [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
 
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
     """The definitions as they came; none where tool_choice is "none"."""
     tools = fields.items("tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
@@ -78,6 +85,8 @@ def _tool_call(call: Any, place: str) -> ToolCall:
         raise InvalidField(f"{place}.function", "must be an object with a name")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
+        if holds_too_many_values(arguments.encode()):
+            raise InvalidField(f"{place}.function.arguments", "holds too many values")
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:

@@ -2,8 +2,9 @@
 
 Owns an allowance a caller, by name, which refills evenly and never holds more than one minute's
 worth. Does not know keys, transports or engines. One event loop's thread.
-Invariants: a refused request costs nothing; a prompt is paid for before it is computed, its answer
-as it is written, so that a long answer may leave a debt that later requests wait for.
+Invariants: a request is paid for before anything of it is read, its prompt before it is computed,
+its answer as it is written, so that a long answer may leave a debt that later requests wait for.
+What an allowance refuses takes nothing from it.
 """
 
 from collections.abc import Callable
@@ -59,28 +60,29 @@ class RateLimits:
         self._requests = _Rate(requests_per_minute, clock)
         self._tokens = _Rate(tokens_per_minute, clock)
 
-    def admit(self, caller: Caller, prompt_tokens: int) -> None:
-        """Take one request and its prompt from the caller's allowance. Raises RateLimited, with
-        the seconds after which it would be admitted, and PromptTooLong."""
+    def admit_request(self, caller: Caller) -> None:
+        """Take one request from the caller's allowance, whatever it will ask. Raises RateLimited,
+        with the seconds after which it would be admitted."""
+        self._take(self._requests, caller, 1, "requests")
+
+    def admit_prompt(self, caller: Caller, tokens: int) -> None:
+        """Take a prompt from the caller's allowance. Raises RateLimited as above, PromptTooLong."""
         per_minute = self._tokens.per_minute
-        if per_minute and prompt_tokens > per_minute:
+        if per_minute and tokens > per_minute:
             raise PromptTooLong(
-                f"prompt has {prompt_tokens} tokens, and {per_minute} are allowed a minute: send "
-                "less"
+                f"prompt has {tokens} tokens, and {per_minute} are allowed a minute: send less"
             )
-        for rate, amount, unit in (
-            (self._requests, 1, "requests"),
-            (self._tokens, prompt_tokens, "tokens"),
-        ):
-            seconds = rate.seconds_until(caller, amount)
-            if seconds > 0:
-                raise RateLimited(
-                    f"{caller.name} has used its {rate.per_minute} {unit} a minute: ask again in "
-                    f"{seconds:.1f} s",
-                    seconds,
-                )
-        self._requests.spend(caller, 1)
-        self._tokens.spend(caller, prompt_tokens)
+        self._take(self._tokens, caller, tokens, "tokens")
+
+    def _take(self, rate: _Rate, caller: Caller, amount: int, unit: str) -> None:
+        seconds = rate.seconds_until(caller, amount)
+        if seconds > 0:
+            raise RateLimited(
+                f"{caller.name} has used its {rate.per_minute} {unit} a minute: ask again in "
+                f"{seconds:.1f} s",
+                seconds,
+            )
+        rate.spend(caller, amount)
 
     def answered(self, caller: Caller) -> None:
         """One token of an answer."""

@@ -1,18 +1,18 @@
 """A JSON request's fields by name and type, or InvalidField with the name and the mend.
 
-Pure but for reading the body. A field that is null counts as absent, as OpenAI's clients mean it.
+Pure; any thread. A field that is null counts as absent, as OpenAI's clients mean it.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from .errors import InvalidField, InvalidRequest
 from .http_errors import HttpRefusal
-from .json_depth import MAX_DEPTH, nested_too_deeply
+from .json_bounds import MAX_DEPTH, MAX_VALUES, holds_too_many_values, nested_too_deeply
 
 
 class RequestFields:
@@ -67,17 +67,22 @@ class RequestFields:
         return RequestFields(value or {})
 
 
-async def read_fields(request: web.Request) -> RequestFields:
-    """The body, which must be a JSON object that says it is JSON: a web page cannot send that to
-    another origin unasked."""
+def check_is_json(request: web.Request) -> None:
+    """A body must say that it is JSON: a web page cannot send that to another origin unasked."""
     if request.content_type != "application/json":
         raise HttpRefusal(415, "not_json", "send the body with Content-Type: application/json")
-    body = await request.read()
+
+
+def read_fields(pieces: Sequence[bytes]) -> RequestFields:
+    """Of a body, which must be a JSON object. Raises InvalidRequest."""
+    body = b"".join(pieces)
+    if holds_too_many_values(body):
+        raise InvalidRequest(f"body holds over {MAX_VALUES} values: send less")
     try:
         values = json.loads(body, parse_constant=_no_constant)
-        if b"\\ud" in body.lower():
+        if b"\\ud" in body or b"\\uD" in body:
             # Half a surrogate pair is JSON, but no text.
-            json.dumps(values, ensure_ascii=False).encode()
+            _check_text(values)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"body is not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -85,6 +90,19 @@ async def read_fields(request: web.Request) -> RequestFields:
     if nested_too_deeply(values):
         raise InvalidRequest(f"body is nested too deeply: use at most {MAX_DEPTH} levels")
     return RequestFields(values)
+
+
+def _check_text(value: Any) -> None:
+    """Raises UnicodeEncodeError."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            key.encode()
+            _check_text(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_text(item)
 
 
 def _no_constant(name: str) -> None:

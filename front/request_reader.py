@@ -1,7 +1,7 @@
 """Reads the fields of a request from proto messages, or refuses it with the field and the mend.
 
-Pure functions of the message and the checkpoint's codec; the engine checks again what depends on
-its arena.
+Pure functions of the message and the checkpoint's codec, whose threads run what may take long; the
+engine checks again what depends on its arena.
 """
 
 import math
@@ -17,8 +17,8 @@ from ..engine.messages import RequestId, Tokens
 from ..model.sampling import SamplingParams
 from ..proto import inference_pb2 as pb
 from .asked_sampling import asked_sampling
-from .chat_message import ChatMessage, ChatTemplateError
-from .chat_template import RenderedPrompt
+from .chat_message import ChatMessage
+from .chat_renderer import MAX_MESSAGES, ChatRenderer
 from .errors import InvalidRequest, PromptTooLong
 from .text_codec import TextCodec
 
@@ -30,7 +30,9 @@ def read_prompt(request: pb.GenerateRequest, codec: TextCodec) -> tuple[Tokens, 
     """The whole prompt, int32 [T], and its marks, ascending."""
     kind = request.WhichOneof("input")
     if kind == "messages":
-        rendered = _render_conversation(request.messages, codec)
+        rendered = ChatRenderer(codec).conversation(
+            read_messages(request.messages), open_answer=True
+        )
         tokens, marks = np.array(rendered.token_ids, dtype=np.int32), rendered.marks
     else:
         tokens, marks = read_plain_input(request, codec), ()
@@ -48,7 +50,7 @@ def read_plain_input(
 ) -> Tokens:
     """int32 [T] of `text` or `token_ids`, empty where neither is set."""
     if request.WhichOneof("input") == "text":
-        return np.array(codec.require_tokenizer().encode(request.text), dtype=np.int32)
+        return ChatRenderer(codec).text("text", request.text)
     return read_token_ids("token_ids", request.token_ids.ids, codec)
 
 
@@ -61,6 +63,10 @@ def read_token_ids(field: str, ids: Sequence[int], codec: TextCodec) -> Tokens:
 def read_messages(messages: pb.Messages) -> list[ChatMessage]:
     if not messages.items:
         raise InvalidRequest("messages is empty: send at least one message")
+    if len(messages.items) > MAX_MESSAGES:
+        raise PromptTooLong(
+            f"messages has {len(messages.items)}: send at most {MAX_MESSAGES}, or join some"
+        )
     return [ChatMessage(item.role, item.content) for item in messages.items]
 
 
@@ -118,14 +124,6 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
             "answer: "
             "send less"
         )
-
-
-def _render_conversation(messages: pb.Messages, codec: TextCodec) -> RenderedPrompt:
-    template = codec.require_template()
-    try:
-        return template.prompt(read_messages(messages), open_answer=True)
-    except ChatTemplateError as error:
-        raise InvalidRequest(str(error)) from error
 
 
 def to_tokens(field: str, ids: Sequence[object]) -> Tokens:

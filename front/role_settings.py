@@ -20,6 +20,7 @@ FIXED = frozenset(
         *("api_key", "api_keys", "share_cache", "max_message_mib"),
         *("requests_per_minute", "tokens_per_minute"),
         *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
+        *("max_connections", "allowed_hosts"),
         *("tls_cert", "tls_key", "tls_client_ca", "insecure", "gateway"),
         # Where the node is, and whom it trusts with prompts and memory.
         *("bind", "http_bind", "handover_bind", "name", "advertise", "etcd", "etcd_prefix"),

@@ -36,6 +36,12 @@ _OPTIONS = (
     # Finds clients that vanished without a word.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Strangers hold a connection no longer than they use it, nor much of this node while they do.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_concurrent_streams", 4096),
+    ("grpc.max_metadata_size", 16 * 2**10),
+    ("grpc.absolute_max_metadata_size", 32 * 2**10),
 )
 
 # What a loop that has died, or stands, may cost whoever ends its server.
@@ -119,6 +125,7 @@ async def start_server(
     limits = (
         ("grpc.max_receive_message_length", access.max_message_bytes),
         ("grpc.max_send_message_length", access.max_message_bytes),
+        ("grpc.max_allowed_incoming_connections", access.max_connections),
     )
     server = grpc.aio.server(interceptors=interceptors, options=(*_OPTIONS, *limits))
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]

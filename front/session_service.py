@@ -1,6 +1,6 @@
 """tasuki.v1.Session: conversations that send only what is new."""
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -10,18 +10,12 @@ from ..proto import inference_pb2_grpc as pb_grpc
 from .answer_stream import REQUEST_ID_KEY, write_tokens
 from .api_keys import NO_KEYS, ApiKeys
 from .caller import Caller
-from .chat_message import ChatTemplateError
+from .chat_renderer import ChatRenderer
 from .engine_client import EngineClient
-from .errors import CallContext, InvalidField, InvalidRequest, refusals
+from .errors import CallContext, InvalidField, InvalidRequest, SessionBusy, refusals
 from .origin import grpc_origin
-from .request_reader import (
-    check_length,
-    read_messages,
-    read_plain_input,
-    read_request_id,
-    read_sampling,
-    read_token_ids,
-)
+from .request_reader import check_length, read_request_id, read_sampling
+from .session_input import read_session_input
 from .session_store import Session, SessionStore, Tail
 from .tenant import TENANT_KEY, salt_of
 from .text_codec import TextCodec
@@ -57,15 +51,25 @@ class SessionService(pb_grpc.SessionServicer):
         self, request: pb.SessionAppendRequest, context: CallContext
     ) -> pb.SessionAppendResponse:
         async with refusals(context):
-            session = self._store.idle(self._caller(context), request.session_id)
+            caller = self._caller(context)
+            self._engine.admit(caller)
+            tail = self._store.idle(caller, request.session_id).tail
+            added = await self._codec.work.run(
+                partial(read_session_input, request, tail, self._codec)
+            )
+            # Others had their turn meanwhile.
+            session = self._store.idle(caller, request.session_id)
+            if session.tail is not tail:
+                raise SessionBusy(
+                    "session_id has changed while this was read: append one thing after the other"
+                )
             before = session.log.length
-            match request.WhichOneof("input"):
-                case "messages":
-                    self._append_messages(session, request.messages)
-                case "answer":
-                    self._append_answer(session, request.answer.ids)
-                case _:
-                    self._append_tokens(session, request)
+            tokens, marks = added.behind(session.log)
+            check_length("session", before + len(tokens), self._codec)
+            if added.tail is Tail.ANSWER:
+                self._open_answer(session)
+            session.log.append(tokens, marks)
+            session.tail = added.tail
         log = session.log
         return pb.SessionAppendResponse(
             appended_tokens=log.length - before, total_tokens=log.length
@@ -73,9 +77,10 @@ class SessionService(pb_grpc.SessionServicer):
 
     async def Generate(self, request: pb.SessionGenerateRequest, context: CallContext) -> None:
         async with refusals(context):
+            origin = grpc_origin(self._keys, context)
+            self._engine.admit(origin.caller)
             request_id = read_request_id(request.request_id)
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-            origin = grpc_origin(self._keys, context)
             sampling = read_sampling(request.sampling, self._codec)
             with self._store.turn(origin.caller, request.session_id) as turn:
                 session = turn.session
@@ -117,51 +122,10 @@ class SessionService(pb_grpc.SessionServicer):
     def _caller(self, context: CallContext) -> Caller:
         return grpc_origin(self._keys, context).caller
 
-    def _append_tokens(self, session: Session, request: pb.SessionAppendRequest) -> None:
-        tokens = read_plain_input(request, self._codec)
-        if not len(tokens):
-            raise InvalidRequest("input is empty: send text, token_ids or messages")
-        check_length("session", session.log.length + len(tokens), self._codec)
-        session.log.append(tokens)
-        session.tail = Tail.TOKENS
-
-    def _append_answer(self, session: Session, ids: Sequence[int]) -> None:
-        """As if the turn had been generated here."""
-        tokens = read_token_ids("answer", ids, self._codec)
-        if not len(tokens):
-            raise InvalidRequest("answer is empty: leave out a turn that answered nothing")
-        check_length("session", session.log.length + len(tokens), self._codec)
-        self._open_answer(session)
-        session.log.append(tokens)
-        session.tail = Tail.ANSWER
-
-    def _append_messages(self, session: Session, messages: pb.Messages) -> None:
-        template = self._codec.require_template()
-        log = session.log
-        try:
-            closing: list[int] = []
-            if session.tail is Tail.EMPTY:
-                rendered = template.prompt(read_messages(messages), open_answer=False)
-            else:
-                rendered = template.continuation(read_messages(messages))
-            if session.tail is Tail.ANSWER:
-                closing = template.answer_closing()
-                if closing and log.ends_with(closing[0]):
-                    closing = closing[1:]
-        except ChatTemplateError as error:
-            raise InvalidRequest(str(error)) from error
-        added = np.array(closing + rendered.token_ids, dtype=np.int32)
-        check_length("session", log.length + len(added), self._codec)
-        log.append(added, tuple(len(closing) + mark for mark in rendered.marks))
-        session.tail = Tail.MESSAGES
-
     def _open_answer(self, session: Session) -> None:
         """Messages need the opening of the assistant's turn; it is taken back with the turn."""
         if session.tail is Tail.EMPTY:
             raise InvalidRequest("session has no tokens: append text, token_ids or messages first")
         if session.tail is Tail.MESSAGES:
-            try:
-                opening = self._codec.require_template().answer_opening()
-            except ChatTemplateError as error:
-                raise InvalidRequest(str(error)) from error
+            opening = ChatRenderer(self._codec).answer_opening()
             session.log.append(np.array(opening, dtype=np.int32))

@@ -1,17 +1,27 @@
 """Hides the names of added tokens in what clients send while a chat template runs.
 
 Owns the marks that stand for them. Knows neither templates nor token ids. One rendering, one guard.
-Invariant: no string that a client sent reaches the template with a name in it, wherever it stands:
-content, tool results, tool definitions, arguments. In an assistant's own words only special tokens
-count, since the others (<think>, <tool_call>) are text that the model itself wrote.
+Invariants: no string that a client sent reaches the template with a name in it, wherever it stands:
+content, tool results, tool definitions, arguments; nor with MARK_BEGIN in it, which is hidden like
+a name, so that every mark in a rendered text is one that this node put there. In an assistant's own
+words only special tokens count, since the others (<think>, <tool_call>) are text that the model
+itself wrote.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .chat_message import ROLES, ChatMessage, ChatTemplateError
+from .long_text import substituted
 from .tokenizer import Tokenizer
+
+# Private-use characters, which no template trims or looks for.
+MARK_BEGIN = "\ue000"
+MARK_END = "\ue001"
+
+_HIDDEN = re.compile(f"{MARK_BEGIN}([0-9]+){MARK_END}")
+_LONGEST_MARK = 24
 
 
 class SpecialTokenGuard:
@@ -28,15 +38,11 @@ class SpecialTokenGuard:
                 raise ChatTemplateError(
                     f"messages[{index}].role is {message.role!r}: use one of {', '.join(ROLES)}"
                 )
-        shown = [message.variables() for message in messages]
-        serial = 0
-        while any(f"\ue000{serial}:" in text for text in _strings([shown, *tools])):
-            serial += 1
-        self._serial = serial
         self._hidden: list[str] = []
-        self._mark = re.compile(f"\ue000{serial}:([0-9]+)\ue001")
-        added = any_of(tokenizer.added_tokens)
-        special = any_of(tokenizer.special_tokens)
+        self._marks: dict[str, str] = {}
+        self._longest = max(map(len, [*tokenizer.added_tokens, MARK_BEGIN]))
+        added = any_of([*tokenizer.added_tokens, MARK_BEGIN])
+        special = any_of([*tokenizer.special_tokens, MARK_BEGIN])
         self.messages: list[dict[str, Any]] = [
             {
                 **self._hide(
@@ -46,17 +52,19 @@ class SpecialTokenGuard:
                     message["content"], special if message["role"] == "assistant" else added
                 ),
             }
-            for message in shown
+            for message in (message.variables() for message in messages)
         ]
         self.tools: list[Any] = [self._hide(tool, added) for tool in tools]
 
     def restore(self, text: str) -> str:
-        return self._mark.sub(lambda match: self._hidden[int(match.group(1))], text)
+        return substituted(
+            _HIDDEN, lambda match: self._hidden[int(match.group(1))], text, _LONGEST_MARK
+        )
 
     def _hide(self, value: Any, names: "re.Pattern[str]") -> Any:
         """A copy with every name in it, keys included, replaced by a mark."""
         if isinstance(value, str):
-            return names.sub(self._replace, value)
+            return substituted(names, self._replace, value, self._longest)
         if isinstance(value, Mapping):
             return {self._hide(key, names): self._hide(item, names) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -64,23 +72,14 @@ class SpecialTokenGuard:
         return value
 
     def _replace(self, match: "re.Match[str]") -> str:
-        self._hidden.append(match.group())
-        return f"\ue000{self._serial}:{len(self._hidden) - 1}\ue001"
+        name = match.group()
+        if name not in self._marks:
+            self._marks[name] = f"{MARK_BEGIN}{len(self._hidden)}{MARK_END}"
+            self._hidden.append(name)
+        return self._marks[name]
 
 
 def any_of(names: Iterable[str]) -> "re.Pattern[str]":
     """Matches the longest of the names at a place; nothing where there are none."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)

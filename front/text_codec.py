@@ -1,12 +1,13 @@
 """What a front knows about one checkpoint: its tokenizer, chat template, vocabulary size and
-context."""
+context; and the threads that its text is worked on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .chat_template import ChatTemplate
 from .errors import InvalidRequest
 from .tokenizer import IncrementalDetokenizer, Tokenizer
+from .work_threads import WorkThreads
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class TextCodec:
     max_tokens: int
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
+    work: WorkThreads = field(default_factory=WorkThreads, repr=False, compare=False)
 
     @staticmethod
     def load(model_dir: Path, vocab_size: int, max_tokens: int) -> "TextCodec":
@@ -39,6 +41,12 @@ class TextCodec:
                 "messages: this checkpoint has no chat template: send text or token_ids"
             )
         return self.template
+
+    @property
+    def most_characters(self) -> int:
+        """More than that fit the context in no way, whichever tokens they become."""
+        longest = 1 if self.tokenizer is None else self.tokenizer.longest_token
+        return self.max_tokens * longest
 
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)

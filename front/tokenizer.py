@@ -7,6 +7,7 @@ its like), whatever the text says; only the chat template may place those, throu
 
 import codecs
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,21 @@ def _alphabet() -> Mapping[str, int]:
 
 _BYTE_OF_CHARACTER = _alphabet()
 
+# Below it, encoding takes a millisecond or two.
+_LONG_TEXT = 1 << 12
+
 
 class TokenizerError(ValueError):
     """tokenizer.json cannot be used; the message names the file and the mend."""
+
+
+class TooManyTokens(ValueError):
+    """A text has more tokens than are worth counting."""
+
+    def __init__(self, tokens: int) -> None:
+        """tokens: as far as they were counted."""
+        super().__init__(f"{tokens} tokens")
+        self.tokens = tokens
 
 
 class Tokenizer:
@@ -57,8 +70,11 @@ class Tokenizer:
         self._bytes = _bytes_by_id(vocabulary, source)
         for content, token in self.added_tokens.items():
             self._bytes[token] = b"" if content in self.special_tokens else content.encode()
+        self.longest_token = max(map(len, self._bytes.values()), default=1)
         model["vocab"] = vocabulary
         plain = {**specification, "model": model, "added_tokens": [], "post_processor": None}
+        # One text is one thread's: without it a batch of one would begin a pool of them.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
         except Exception as error:  # the library raises bare Exception
@@ -82,9 +98,19 @@ class Tokenizer:
             raise TokenizerError(f"{path} is not a JSON object: copy the file again")
         return Tokenizer(specification, str(path))
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text. Names of special tokens in it are text like any other."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Ids of plain text. Names of special tokens in it are text like any other. most: tokens
+        that are worth making a list of; more raise TooManyTokens."""
+        if not text:
+            return []
+        if len(text) < _LONG_TEXT:
+            encoded = self._plain.encode(text, add_special_tokens=False)
+        else:
+            # A batch leaves the interpreter to other threads meanwhile; one text alone does not.
+            (encoded,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
+        if most is not None and len(encoded) > most:
+            raise TooManyTokens(len(encoded))
+        return list(encoded.ids)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of an answer, special tokens left out, broken UTF-8 as U+FFFD."""

@@ -92,7 +92,11 @@ def running_http(
         async def start() -> HttpServer:
             routes = openai_routes(front.client, model)
             return await start_http_server(
-                "127.0.0.1:0", routes, lambda: front.client.lost, config.access
+                "127.0.0.1:0",
+                routes,
+                lambda: front.client.lost,
+                config.access,
+                admit=front.client.admit,
             )
 
         server = asyncio.run_coroutine_threadsafe(start(), front.loop).result(10)

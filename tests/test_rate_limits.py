@@ -38,35 +38,35 @@ class Clock:
 def test_requests_refill_evenly_and_each_caller_has_its_own() -> None:
     clock = Clock()
     limits = RateLimits(2, 0, clock)
-    limits.admit(ANN, 1000)
-    limits.admit(ANN, 1000)
+    limits.admit_request(ANN)
+    limits.admit_request(ANN)
     with pytest.raises(RateLimited, match="ann has used its 2 requests a minute") as caught:
-        limits.admit(ANN, 1)
+        limits.admit_request(ANN)
     assert caught.value.retry_after == pytest.approx(30.0)
-    limits.admit(BEN, 1)
+    limits.admit_request(BEN)
     clock.now += 29.9
     with pytest.raises(RateLimited):
-        limits.admit(ANN, 1)
+        limits.admit_request(ANN)
     clock.now += 0.2
-    limits.admit(ANN, 1)
+    limits.admit_request(ANN)
 
 
 def test_an_answer_is_paid_for_too_and_leaves_a_debt() -> None:
     clock = Clock()
     limits = RateLimits(0, 600, clock)
-    limits.admit(ANN, 500)
+    limits.admit_prompt(ANN, 500)
     for _ in range(200):
         limits.answered(ANN)
     with pytest.raises(RateLimited) as caught:
-        limits.admit(ANN, 100)
+        limits.admit_prompt(ANN, 100)
     assert caught.value.retry_after == pytest.approx(20.0)
     clock.now += caught.value.retry_after
-    limits.admit(ANN, 100)
+    limits.admit_prompt(ANN, 100)
 
 
 def test_what_no_minute_can_hold_is_not_worth_a_retry() -> None:
     with pytest.raises(PromptTooLong, match="601 tokens, and 600 are allowed a minute"):
-        RateLimits(0, 600, Clock()).admit(ANN, 601)
+        RateLimits(0, 600, Clock()).admit_prompt(ANN, 601)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 100)), max_size=60))
@@ -78,10 +78,10 @@ def test_no_minute_ever_admits_more_than_two_allowances(asked: list[tuple[float,
     for pause, tokens in asked:
         clock.now += pause
         try:
-            limits.admit(ANN, tokens)
+            limits.admit_prompt(ANN, tokens)
         except RateLimited as error:
             clock.now += error.retry_after + 1e-6
-            limits.admit(ANN, tokens)
+            limits.admit_prompt(ANN, tokens)
         admitted.append((clock.now, tokens))
     for at, _ in admitted:
         within = sum(tokens for when, tokens in admitted if at <= when < at + 60.0)

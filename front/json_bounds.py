@@ -1,0 +1,65 @@
+"""How much and how deep JSON from outside may nest, so that building it costs what its bytes cost.
+
+Pure; any thread. Counts in slices, between which other threads get their turn.
+"""
+
+from typing import Any
+
+MAX_DEPTH = 64
+MAX_VALUES = 1 << 20
+"""As many as a prompt of a million token ids needs."""
+
+_SLICE = 1 << 18
+_QUOTE, _BACKSLASH = b'"', b"\\"
+
+
+def holds_too_many_values(body: bytes) -> bool:
+    """Whether the JSON in `body` has over MAX_VALUES commas, objects and lists, before any of it is
+    built. What is no JSON is only counted as if it were."""
+    if _separators(body, 0, len(body)) <= MAX_VALUES:
+        return False
+    # Too many, unless they are letters of strings.
+    values = position = 0
+    while values <= MAX_VALUES:
+        quote = body.find(_QUOTE, position)
+        values += _separators(body, position, len(body) if quote < 0 else quote)
+        if quote < 0:
+            break
+        position = _string_end(body, quote + 1)
+    return values > MAX_VALUES
+
+
+def nested_too_deeply(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _separators(body: bytes, begin: int, end: int) -> int:
+    return sum(
+        body.count(letter, at, min(at + _SLICE, end))
+        for at in range(begin, end, _SLICE)
+        for letter in (b",", b"[", b"{")
+    )
+
+
+def _string_end(body: bytes, position: int) -> int:
+    """Behind the quote that ends a string whose text begins at `position`."""
+    while True:
+        quote = body.find(_QUOTE, position)
+        if quote < 0:
+            return len(body)
+        before = body[position:quote]
+        escapes = len(before) - len(before.rstrip(_BACKSLASH))
+        position = quote + 1
+        if escapes % 2 == 0:
+            return position
