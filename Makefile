@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cpp_cache/include/*.h cpp_cache/include/*/*.h cpp_cache/src/*.cpp cpp_cache/src/*.h)
 
 SECONDS ?= 3600
+SAMPLE ?= 150
 TRACES ?= ../shared/traces
 
-.PHONY: demo test goldens load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto
+.PHONY: demo test goldens load clients clients-ci docs ray-test soak soak-cache sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -47,6 +48,11 @@ soak-cache: $(VENV)/dev-installed
 goldens: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.clients.install goldens
 	build/clients/goldens/bin/python -m scripts.goldens $(GOLDENS_ARGS)
+
+# Small wrong changes, one at a time, in a copy of the tree: do the tests next to each notice? A seeded
+# sample, which goes on where it was stopped; needs doctest-dev.
+mutate: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.mutate --seconds $(SECONDS) --sample $(SAMPLE) $(if $(SEED),--seed $(SEED))
 
 # Many conversations at once on a pair: no turn may be lost and memory stays flat.
 load: $(VENV)/dev-installed
