@@ -34,7 +34,7 @@ _CACHE = (
     *(UNIT_TESTS, "test_tree_behaviour", "test_tree_policy", "test_cache_failures"),
     *("test_slot_reuse", "test_tree_state_machine"),
 )
-_ENGINE = ("test_engine", "test_scheduler_failures", "test_engine_pipeline", "test_bad_input")
+_ENGINE = ("test_engine", "test_scheduler_failures", "test_engine_pipeline")
 _AUTH = ("test_rate_limits", "test_http_server", "test_front_server")
 
 PYTHON = (
@@ -67,7 +67,7 @@ PYTHON = (
     Target("auth", "front.access", (*_AUTH, "test_tls")),
     Target("auth", "front.server", (*_AUTH, "test_tls")),
     Target("sampling", "sampler", ("test_model_sampler", "test_engine")),
-    Target("sampling", "sampling", ("test_model_sampler", "test_bad_input")),
+    Target("sampling", "sampling", ("test_model_sampler", "test_http_completions")),
     Target("sampling", "gumbel", ("test_model_sampler",)),
 )
 

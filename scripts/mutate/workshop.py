@@ -2,7 +2,7 @@
 
 Owns a folder under build/mutate and what runs in it. The copy stands on PYTHONPATH as the package,
 before the editable install, whose finder is hidden by an empty module of its name. Thread rule: one
-thread a workshop. Invariant: between trials the copy's sources are the checkout's.
+thread a workshop. Invariant: between trials the copy's sources and its extension are the checkout's.
 """
 
 import os
@@ -42,7 +42,9 @@ class Workshop:
         for finder in site.glob("_editable_*tasuki*.py"):
             (self._tree / finder.name).touch()
         self._suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        shutil.copy2(site / "tasuki/pycache" / f"_cpp_cache{self._suffix}", self._extension)
+        self._whole = site / "tasuki/pycache" / f"_cpp_cache{self._suffix}"
+        """The extension without a mutant."""
+        shutil.copy2(self._whole, self._extension)
 
     @property
     def _extension(self) -> Path:
@@ -63,6 +65,7 @@ class Workshop:
             status = self._verdict(aim.target, aim.is_cpp, patience)
         finally:
             file.write_bytes(source)
+            shutil.copy2(self._whole, self._extension)
         return status, time.monotonic() - begun
 
     def _baseline(self, aim: Aim) -> float:
