@@ -2,7 +2,7 @@
 
 Owns a folder under build/mutate and what runs in it. The copy stands on PYTHONPATH as the package,
 before the editable install, whose finder is hidden by an empty module of its name. Thread rule: one
-thread a workshop. Invariant: between trials the copy's sources and its extension are the checkout's.
+thread a workshop. Invariant: between trials sources and extension of the copy are the checkout's.
 """
 
 import os
@@ -34,7 +34,9 @@ class Workshop:
         """The copy of the checkout."""
         self._cpp_build = folder / "cpp"
         self._baselines: dict[tuple[str, ...], float] = {}
-        shutil.rmtree(self._tree, ignore_errors=True)
+        # The build too: what a mutant left in it is younger than the copied sources.
+        for stale in (self._tree, self._cpp_build):
+            shutil.rmtree(stale, ignore_errors=True)
         for path in tracked(root):
             (self.place / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / path, self.place / path)
