@@ -8,8 +8,9 @@ from scripts.mutate.campaign import drawn
 from scripts.mutate.equivalents import equivalents
 from scripts.mutate.mutant import Mutant, Status
 from scripts.mutate.results import Results, Verdict, digest_of_tests
-from scripts.mutate.targets import UNIT_TESTS, Target, aims
+from scripts.mutate.targets import Target, aims
 from scripts.mutate.workshop import Workshop
+from scripts.package_copy import CPP_TESTS
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,7 +82,7 @@ def test_every_target_stands_for_mutants_and_for_tests_that_are_there() -> None:
         source = (ROOT / aim.path).read_bytes()
         assert aim.mutant.edit.applied(source) != source
         assert all((ROOT / run).exists() for run in aim.target.runs), aim.target
-        assert (UNIT_TESTS in aim.target.tests) <= aim.is_cpp
+        assert (CPP_TESTS in aim.target.tests) <= aim.is_cpp
     assert {aim.target.area for aim in found} == {
         *("fences", "digests", "allocation", "admission", "auth", "sampling")
     }

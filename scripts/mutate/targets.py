@@ -4,21 +4,18 @@ A file is named by the end of its module's name, long enough to be the only one,
 move. A row may name a part of a file, which then has those tests instead of the file's.
 """
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.mutate import cpp_source, python_source
 from scripts.mutate.mutant import Mutant
-
-UNIT_TESTS = "cpp_cache_tests"
-"""Of C++: the doctest program, run before the tests in Python."""
+from scripts.package_copy import CPP_TESTS, tracked
 
 
 @dataclass(frozen=True)
 class Target:
     """area: as in the table of results. name: a module's, or a symbol's in it. tests: names of
-    files in tests/, in the order in which they are tried."""
+    files in tests/, in the order in which they are tried; CPP_TESTS, the program in C++, first."""
 
     area: str
     name: str
@@ -26,12 +23,12 @@ class Target:
 
     @property
     def runs(self) -> list[str]:
-        return [f"tests/{test}.py" for test in self.tests if test != UNIT_TESTS]
+        return [f"tests/{test}.py" for test in self.tests if test != CPP_TESTS]
 
 
 _FENCES = ("test_fence", "test_severing", "test_clocks", "test_transfer_path")
 _CACHE = (
-    *(UNIT_TESTS, "test_tree_behaviour", "test_tree_policy", "test_cache_failures"),
+    *(CPP_TESTS, "test_tree_behaviour", "test_tree_policy", "test_cache_failures"),
     *("test_slot_reuse", "test_tree_state_machine"),
 )
 _ENGINE = ("test_engine", "test_scheduler_failures", "test_engine_pipeline")
@@ -72,8 +69,8 @@ PYTHON = (
 )
 
 CPP = (
-    Target("digests", "row_sums", (UNIT_TESTS, "test_digest")),
-    Target("digests", "row_digester", (UNIT_TESTS, "test_digest")),
+    Target("digests", "row_sums", (CPP_TESTS, "test_digest")),
+    Target("digests", "row_digester", (CPP_TESTS, "test_digest")),
     Target("allocation", "slab_allocator", _CACHE),
     Target("allocation", "leasing", _CACHE),
     Target("allocation", "matcher", _CACHE),
@@ -93,14 +90,6 @@ class Aim:
     @property
     def is_cpp(self) -> bool:
         return self.path.suffix == ".cpp"
-
-
-def tracked(root: Path) -> list[Path]:
-    """What git knows or would add, relative to the root."""
-    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    done = subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
-    paths = [Path(name) for name in done.stdout.split("\0") if name]
-    return [path for path in paths if (root / path).is_file()]
 
 
 def aims(root: Path) -> list[Aim]:
