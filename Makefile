@@ -6,9 +6,10 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(wildcard cp
 
 SECONDS ?= 3600
 REQUESTS ?= 10000
+SAMPLE ?= 150
 TRACES ?= ../shared/traces
 
-.PHONY: demo test goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto
+.PHONY: demo test goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -52,6 +53,20 @@ soak-cache: $(VENV)/dev-installed
 goldens: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.clients.install goldens
 	build/clients/goldens/bin/python -m scripts.goldens $(GOLDENS_ARGS)
+
+# What strangers, tenants and rogue peers do to a pair of real daemons: a table of attacks, exit status 1
+# on a finding; SEED=... draws the same again. 600 seconds unless SECONDS says otherwise.
+attack: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.attack --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(if $(SEED),--seed $(SEED))
+
+# The C++ part under ASan and UBSan: its unit tests, then random lives of the tree. Needs doctest-dev.
+sanitize: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.sanitize --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(if $(SEED),--seed $(SEED))
+
+# Small wrong changes, one at a time, in a copy of the tree: do the tests next to each notice? A seeded
+# sample, which goes on where it was stopped; needs doctest-dev.
+mutate: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.mutate --seconds $(SECONDS) --sample $(SAMPLE) $(if $(SEED),--seed $(SEED))
 
 # Many conversations at once on a pair: no turn may be lost and memory stays flat.
 load: $(VENV)/dev-installed

@@ -104,6 +104,11 @@ class Node:
         return self._running
 
     @property
+    def exit_status(self) -> int | None:
+        """None while its process lives, whether or not anybody asked it to end."""
+        return self._daemon.exit_status
+
+    @property
     def http_address(self) -> str:
         address = self._daemon.http_address
         assert address is not None, "started without --http-bind"
@@ -136,6 +141,17 @@ class Node:
         killed = time.monotonic()
         assert self._ended() == -signal.SIGKILL
         return killed
+
+    def put_down(self) -> None:
+        """SIGKILL where it still lives, and no word about how it ended. Idempotent."""
+        if self._running:
+            if self._daemon.exit_status is None:
+                os.kill(self.pid, signal.SIGKILL)
+            self._running = False
+            if self.address:
+                self.client.close()
+                self._admin.close()
+            self._daemon.stop()
 
     def ask_to_stop(self) -> None:
         self._daemon.ask_to_stop()

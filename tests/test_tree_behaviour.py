@@ -329,3 +329,21 @@ def test_a_lease_inside_a_run_is_still_met_after_a_split() -> None:
     causes = tree.match(computing).causes
     assert (causes.never_checkpointed, causes.in_flight) == (128, 100)
     tree.release(lease)
+
+
+@pytest.mark.parametrize("shared", [64, 65, 128])
+def test_a_prompt_that_leaves_before_what_a_lease_remembers_meets_nothing_of_it(
+    shared: int,
+) -> None:
+    """A lease knows by heart only the tokens behind the path that it stands on."""
+    tree, run = make_tree(), text(192)
+    serve(tree, run)
+    standing = np.concatenate([run, text(100, seed=1)])
+    lease = tree.lease_receive(standing, capacity_tokens=320, working_slots=1)
+    assert lease is not None and lease.cached_tokens == 192
+    # Where the lease's own first tokens would stand if they were taken for the path's.
+    other = np.concatenate([run[:shared], standing[192 : 192 + 200 - shared]])
+    causes = tree.match(other).causes
+    assert (causes.in_flight, causes.never_checkpointed) == (0, shared // 64 * 64)
+    tree.release(lease)
+    tree.check_integrity()

@@ -86,6 +86,37 @@ def test_the_same_stream_gets_the_same_decisions(policy: str) -> None:
     assert sum(outcomes[0][0]) > 0
 
 
+def test_recency_takes_a_state_on_probation_before_an_older_one_until_it_is_used() -> None:
+    """A slab holds one slot: three states fill the arena with the page of each in the fourth."""
+
+    def leave(tree: HybridTree, page: int, kind: CheckpointKind) -> None:
+        tokens = prompt(page, page)
+        lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
+        assert lease is not None
+        tree.publish(lease, 2 * PAGE_TOKENS, lease.working_slots[0], kind)
+        tree.release(lease)
+
+    def known(tree: HybridTree, page: int) -> int:
+        return tree.match(prompt(page, page)).usable_tokens
+
+    for used in (False, True):
+        tree = tree_of("lru", slabs=6)
+        leave(tree, 1, CheckpointKind.TURN_END)
+        leave(tree, 2, CheckpointKind.INTERIOR)
+        if used:
+            tokens = prompt(2, 2)
+            resumed = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=0)
+            assert resumed is not None and resumed.cow_source_slot is not None
+            tree.release(resumed)
+        page = 10
+        while min(known(tree, 1), known(tree, 2)):
+            leave(tree, page, CheckpointKind.TURN_END)
+            page += 1
+        evicted, kept = (1, 2) if used else (2, 1)
+        assert (known(tree, evicted), known(tree, kept)) == (0, 2 * PAGE_TOKENS), used
+        tree.check_integrity()
+
+
 def test_value_keeps_what_is_used_often_where_recency_loses_it() -> None:
     """A prefix comes back every fourth request; between, strangers pass that never return."""
     saved = {}

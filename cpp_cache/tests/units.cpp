@@ -59,6 +59,21 @@ TEST_CASE("LruPolicy: worthless KV, then the least recently used, ties by id") {
   CHECK_FALSE(policy.victim());
 }
 
+TEST_CASE("LruPolicy: a state on probation goes before an older one that is not") {
+  LruPolicy policy;
+  const EvictionItem old_state{EvictionKind::kCheckpoint, 1, NodeId{5}, std::nullopt};
+  const EvictionItem tried_tail{EvictionKind::kTail, 8, NodeId{6}, TailId{1}, true};
+  const EvictionItem tried_state{EvictionKind::kCheckpoint, 9, NodeId{4}, std::nullopt, true};
+  const EvictionItem leaf{EvictionKind::kLeafPages, 10, NodeId{7}, std::nullopt};
+  for (const auto& item : {old_state, tried_state, tried_tail, leaf}) policy.add(item);
+  for (const auto& item : {leaf, tried_tail, tried_state, old_state}) {
+    CHECK(policy.victim() == item);
+    CHECK(policy.contains(item));
+    policy.remove(item);
+  }
+  CHECK_FALSE(policy.victim());
+}
+
 TEST_CASE("GhostList is bounded in number and in tokens") {
   GhostList ghosts(2);
   const Ghost first{1, NodeId{1}, std::nullopt};
@@ -94,6 +109,21 @@ TEST_CASE("RadixTree: a split keeps id, state and pins on the deeper part") {
   tree.unpin(node, LeaseId{1});
   CHECK(tree.pinned_pages() == 0);
   tree.check(3);
+}
+
+TEST_CASE("A lease tells no token before those it keeps") {
+  HybridTree tree(small_arena());
+  const auto tokens = prompt({1, 2, 3});
+  serve(tree, tokens, 192);
+  const LeaseId id =
+      tree.lease_receive(prompt({1, 2, 3, 4}), "", terms(prompt({1, 2, 3, 4}))).value();
+  const Lease& lease = tree.lease_of(id);
+  CHECK(lease.first_kept == 192);
+  CHECK(lease.run(192, 193).front() == 4);
+  CHECK_THROWS_AS(lease.run(191, 193), IntegrityError);
+  CHECK_THROWS_AS(lease.run(200, 199), IntegrityError);
+  CHECK_THROWS_AS(lease.run(192, lease.tokens() + 1), IntegrityError);
+  CHECK(tree.match(prompt({1, 9}), "", std::nullopt).causes.in_flight == 0);
 }
 
 TEST_CASE("common_tokens compares as memory and stops at the first difference") {

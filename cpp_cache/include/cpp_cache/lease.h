@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "cpp_cache/errors.h"
 #include "cpp_cache/ids.h"
 #include "cpp_cache/match.h"
 #include "cpp_cache/node.h"
@@ -54,8 +56,12 @@ struct Lease {
   std::int64_t capacity_tokens() const {
     return static_cast<std::int64_t>(pages.size()) * kPageTokens;
   }
-  // REQUIRES: first_kept <= from <= to <= tokens().
+  // Throws IntegrityError unless first_kept <= from <= to <= tokens(): it reads memory.
   Tokens run(std::int64_t from, std::int64_t to) const {
+    if (from < first_kept || to < from || to > tokens()) {
+      throw IntegrityError("lease " + std::to_string(raw(id)) + " does not keep the tokens from " +
+                           std::to_string(from) + " to " + std::to_string(to));
+    }
     return Tokens(kept).subspan(static_cast<std::size_t>(from - first_kept),
                                 static_cast<std::size_t>(to - from));
   }

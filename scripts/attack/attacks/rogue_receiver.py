@@ -1,0 +1,169 @@
+"""A decode node that breaks the rules, at the prefill node: broken metadata under fresh names, odd
+tickets and grants, aborts of what is another's."""
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import grpc
+import numpy as np
+from tasuki.client.embedded import embedded_model
+from tasuki.engine.build import build_parts
+from tasuki.engine.config import EngineConfig
+from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.transports.nixl import NixlTransport
+
+from scripts.attack.attack import Attempt
+from scripts.attack.crowd import at_once
+from scripts.attack.drawing import examples, messages
+from scripts.attack.grpc_call import judge
+from tests.test_rogue_receiver import SLABS, Rogue
+
+_ROOM_SECONDS = 10.0
+_GENERATION = 7
+
+
+class Stranger(Rogue):
+    """A rogue that may be hung up on, and that speaks of others' rooms."""
+
+    def _beat(self) -> None:
+        with contextlib.suppress(grpc.RpcError, AssertionError):
+            super()._beat()
+
+    def abort(self, room: int) -> None:
+        """Under its own connection, whosever the room is."""
+        request = pb.AbortRequest(room=room, generation=_GENERATION, connection_id=self._connection)
+        self.stub.Abort(request, timeout=_ROOM_SECONDS)
+
+
+def rogue_receiver(attempt: Attempt) -> None:
+    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
+    layout = build_parts(config).layout
+    rogues = [Stranger(attempt.world.prefill, layout) for _ in range(2)]
+    try:
+        for _ in attempt.rounds():
+            _metadata(attempt, rogues[0])
+            _rooms(attempt, rogues[0])
+            _foreign_abort(attempt, *rogues)
+    except grpc.RpcError as error:
+        # What the prefill node's end did to its peers; the world tells of the end itself.
+        attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
+    finally:
+        for rogue in rogues:
+            rogue.close()
+
+
+def _metadata(attempt: Attempt, rogue: Rogue) -> None:
+    for _ in range(4):
+        # NIXL refuses what it does not know only under a name that it does not know.
+        fresh = NixlTransport("rogue")
+        memory = np.zeros(1 << 16, dtype=np.uint8)
+        fresh.register(memory.ctypes.data, memory.size)
+        try:
+            rogue.connect(
+                damaged(fresh.metadata(), attempt.rng), attempt.rng.choice((SLABS, 2**40))
+            )
+            attempt.tally.note("connected")
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise
+            judge(error.code(), error.details() or "", "Connect", attempt.tally)
+        finally:
+            fresh.close()
+
+
+def damaged(metadata: bytes, rng: random.Random) -> bytes:
+    """One place of it changed, most often in the part that UCX reads."""
+    found = bytearray(metadata)
+    mark = metadata.find(b"UCX|")
+    match rng.randrange(6):
+        case 0 if mark >= 0:
+            found[mark + 13] ^= 1 << rng.randrange(8)
+        case 1:
+            del found[rng.randrange(len(found)) :]
+        case 2:
+            found += bytes(rng.randrange(256) for _ in range(40))
+        case 3:
+            found = bytearray(b'{"address": %d, "size": 1e400}\n' % rng.choice((-1, 2**64)))
+        case _:
+            for _ in range(rng.choice((1, 1, 4))):
+                found[rng.randrange(max(mark, 0), len(found))] = rng.randrange(256)
+    return bytes(found)
+
+
+def _rooms(attempt: Attempt, rogue: Rogue) -> None:
+    tickets = examples(messages(pb.Ticket.DESCRIPTOR), attempt.rng, 6)
+    answers = examples(messages(pb.ReceiverMessage.DESCRIPTOR), attempt.rng, 12)
+    reserves = []
+    for ticket in tickets:
+        reserve = rogue.reserve()
+        odd = {field.name: value for field, value in ticket.ListFields() if field.name != "room"}
+        odd.get("sampling", pb.Sampling()).max_new_tokens = 1
+        for name in attempt.rng.sample(sorted(odd), min(2, len(odd))):
+            reserve.reserve.ticket.ClearField(name)
+            reserve.reserve.ticket.MergeFrom(pb.Ticket(**{name: odd[name]}))
+        reserves.append(reserve)
+    talks = [
+        partial(_talk, attempt, rogue, [reserve, *attempt.rng.sample(answers, 2)])
+        for reserve in reserves
+    ]
+    at_once(6, talks, attempt.until)
+
+
+def _talk(attempt: Attempt, rogue: Rogue, said: list[pb.ReceiverMessage]) -> str:
+    """Say it, then hang up; how the room ended."""
+    last = ""
+
+    def requests() -> Iterator[pb.ReceiverMessage]:
+        for message in said:
+            yield message
+            time.sleep(0.05)
+
+    try:
+        for message in rogue.stub.Transfer(requests(), timeout=_ROOM_SECONDS):
+            last = message.WhichOneof("message") or "nothing"
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            raise
+        judge(error.code(), error.details() or "", f"Transfer {said}"[:500], attempt.tally)
+        return error.code().name
+    attempt.tally.note(f"ended by {last}")
+    return last
+
+
+def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> None:
+    """A room ends well although another peer aborts it by its number."""
+    reserve = victim.reserve()
+    grant = pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3)
+    heard: list[pb.SenderMessage] = []
+
+    def requests() -> Iterator[pb.ReceiverMessage]:
+        yield reserve
+        deadline = time.monotonic() + _ROOM_SECONDS
+        while not _heard(heard, "accepted") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        try:
+            stranger.abort(reserve.reserve.ticket.room)
+            attempt.tally.note("foreign abort answered")
+        except grpc.RpcError as error:
+            judge(error.code(), error.details() or "", "a foreign Abort", attempt.tally)
+        yield pb.ReceiverMessage(grant=grant)
+        while not victim.hears(heard) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    try:
+        for message in victim.stub.Transfer(requests(), timeout=2 * _ROOM_SECONDS):
+            heard.append(message)
+    except grpc.RpcError as error:
+        judge(error.code(), error.details() or "", "a room that a stranger aborts", attempt.tally)
+    if not _heard(heard, "accepted"):
+        attempt.tally.note("not accepted")
+    elif not _heard(heard, "done"):
+        said = [message.WhichOneof("message") for message in heard]
+        attempt.tally.finding(f"a stranger's Abort ended a room: {said}")
+
+
+def _heard(messages_: list[pb.SenderMessage], kind: str) -> bool:
+    return any(message.WhichOneof("message") == kind for message in messages_)

@@ -1,0 +1,36 @@
+"""Every attack, in the order in which they are tried: those that need no luck first."""
+
+from scripts.attack.attack import Attack
+from scripts.attack.attacks.bombs import gzip_bombs, json_bombs, long_conversations
+from scripts.attack.attacks.floods import (
+    cancel_storm,
+    host_tricks,
+    session_flood,
+    unread_streams,
+)
+from scripts.attack.attacks.grpc_fuzz import grpc_fuzz
+from scripts.attack.attacks.http_fuzz import http_fuzz
+from scripts.attack.attacks.raw_http import raw_http
+from scripts.attack.attacks.rogue_prefill import rogue_prefill
+from scripts.attack.attacks.rogue_receiver import rogue_receiver
+from scripts.attack.attacks.scopes import foreign_requests, forged_keys, scope_walk
+from scripts.attack.attacks.slow_clients import slow_clients
+
+ATTACKS = (
+    Attack("forged keys", forged_keys),
+    Attack("scope walk", scope_walk),
+    Attack("foreign requests and sessions", foreign_requests),
+    Attack("host tricks", host_tricks),
+    Attack("session flood", session_flood),
+    Attack("gzip bombs", gzip_bombs),
+    Attack("JSON bombs", json_bombs),
+    Attack("long conversations", long_conversations),
+    Attack("HTTP fuzz", http_fuzz),
+    Attack("raw HTTP", raw_http),
+    Attack("gRPC fuzz", grpc_fuzz),
+    Attack("slow and idle clients", slow_clients),
+    Attack("unread streams", unread_streams),
+    Attack("cancel storm", cancel_storm),
+    Attack("rogue receiver", rogue_receiver),
+    Attack("rogue prefill node", rogue_prefill),
+)

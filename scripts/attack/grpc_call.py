@@ -1,0 +1,110 @@
+"""One gRPC call as an attacker makes it, and what its status says of the server.
+
+Every call has a deadline. INTERNAL, UNKNOWN and a deadline that passed are findings, whatever was
+asked.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from scripts.attack.tally import Tally
+
+CALL_SECONDS = 60.0
+ENDS_A_NODE = ("Drain", "ChangeRole")
+"""Methods after which, well answered, a node takes no requests."""
+_HEARD = 200
+"""Messages of a stream after which we hang up."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """path: /service/method. arity: as grpc.Channel names it."""
+
+    path: str
+    arity: str
+    request: Any
+    response: Any
+
+    @property
+    def service(self) -> str:
+        return self.path.split("/")[1]
+
+    @property
+    def name(self) -> str:
+        return self.path.split("/")[2]
+
+
+def methods(module: ModuleType) -> list[Method]:
+    """Of each service of a .proto file's stubs."""
+    return [
+        Method(
+            f"/{service.full_name}/{method.name}",
+            f"{'stream' if method.client_streaming else 'unary'}_"
+            f"{'stream' if method.server_streaming else 'unary'}",
+            GetMessageClass(method.input_type),
+            GetMessageClass(method.output_type),
+        )
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    ]
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+def ask(
+    channel: grpc.Channel,
+    method: Method,
+    requests: Iterable[Any],
+    key: str,
+    tally: Tally,
+    seconds: float = CALL_SECONDS,
+) -> tuple[grpc.StatusCode, list[Any]]:
+    """How it ended, as the tally has noted, and what was heard. Endless streams are left."""
+    sent = list(requests)
+    call = getattr(channel, method.arity)(
+        method.path,
+        request_serializer=lambda message: (
+            message if isinstance(message, bytes) else message.SerializeToString()
+        ),
+        response_deserializer=method.response.FromString,
+    )
+    asked: Any = iter(sent) if method.arity.startswith("stream") else sent[0]
+    heard: list[Any] = []
+    try:
+        answer = call(asked, timeout=seconds, metadata=bearer(key))
+        if method.arity.endswith("_unary"):
+            heard.append(answer)
+        else:
+            heard += _some(answer)
+        code = grpc.StatusCode.OK
+    except grpc.RpcError as error:
+        code = error.code()
+        judge(code, error.details() or "", f"{method.path} {_short(sent)}", tally)
+        return code, heard
+    tally.note(code.name)
+    return code, heard
+
+
+def judge(code: grpc.StatusCode, details: str, told: str, tally: Tally) -> None:
+    tally.note(code.name)
+    if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+        tally.finding(f"{code.name} {details[:200]!r} of {told}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        tally.finding(f"no end in time: {told}")
+
+
+def _some(stream: Any) -> Iterator[Any]:
+    yield from itertools.islice(stream, _HEARD)
+    stream.cancel()
+
+
+def _short(sent: list[Any]) -> str:
+    return " ".join(" ".join(str(message).split())[:300] for message in sent[:2])

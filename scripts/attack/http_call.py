@@ -1,0 +1,80 @@
+"""One HTTP call as an attacker makes it, and what its end says of the server.
+
+Every call has a deadline. A status of 500, or no end at all, is a finding, whatever was asked.
+"""
+
+import http.client
+import json
+import socket
+from dataclasses import dataclass, field
+
+from scripts.attack.tally import Tally
+
+CALL_SECONDS = 60.0
+_JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class HttpCall:
+    """key: sent as a bearer's; none where it is empty. body: bytes as they are."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+    key: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def posting(path: str, body: object, key: str = "") -> "HttpCall":
+        return HttpCall("POST", path, json.dumps(body).encode(), key, dict(_JSON))
+
+    def told(self) -> str:
+        body = "" if self.body is None else f" {self.body[:300]!r} of {len(self.body)} bytes"
+        return f"{self.method} {self.path} {self.headers}{body}"
+
+
+def ask(address: str, call: HttpCall, tally: Tally) -> int | None:
+    """The status, which the tally has noted; None where the server hung up without one."""
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=CALL_SECONDS)
+    headers = {**call.headers}
+    if call.key:
+        headers["Authorization"] = f"Bearer {call.key}"
+    try:
+        connection.request(call.method, call.path, call.body, headers)
+        reply = connection.getresponse()
+        content = reply.read()
+    except TimeoutError:
+        tally.finding(f"no end within {CALL_SECONDS:.0f} s: {call.told()}")
+        tally.note("hung")
+        return None
+    except (OSError, http.client.HTTPException):
+        tally.note("closed")
+        return None
+    finally:
+        connection.close()
+    judge(reply.status, content, call.told(), tally)
+    return reply.status
+
+
+def judge(status: int, content: bytes, told: str, tally: Tally) -> None:
+    tally.note(str(status))
+    # An answer that is streamed tells what goes wrong later in its events.
+    if status == 500 or b'"type": "internal"' in content or b'"code": "internal"' in content:
+        tally.finding(f"{status} {content[-200:]!r} of {told}")
+
+
+def raw(address: str, sent: bytes, seconds: float) -> bytes:
+    """What comes back of bytes that need not be HTTP, within `seconds`; empty: nothing."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=seconds) as connection:
+        heard = b""
+        try:
+            connection.sendall(sent)
+            while chunk := connection.recv(65536):
+                heard += chunk
+                if len(heard) > 2**20:
+                    break
+        except (TimeoutError, ConnectionError):
+            pass
+        return heard

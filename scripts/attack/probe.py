@@ -1,0 +1,86 @@
+"""Asks a node's /health again and again while it is attacked, and watches its memory.
+
+Owns a thread. Invariant: how long a node was silent is told in processor time of its event loop's
+thread, so that a busy machine is no finding; only a silence beyond all reason counts by the clock.
+"""
+
+import http.client
+import os
+import threading
+import time
+from pathlib import Path
+
+_INTERVAL = 0.1
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Probe:
+    """Between start() and stop(). pid: the daemon's, whose first thread runs its event loop."""
+
+    def __init__(self, address: str, pid: int, patience: float) -> None:
+        """patience: seconds of the clock after which a silence is a finding by itself."""
+        self._address = address
+        self._pid = pid
+        self._patience = patience
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.answers = 0
+        self.refused = 0
+        self.worst_busy = 0.0
+        """The most processor time that the loop took while one probe waited, seconds."""
+        self.worst_wait = 0.0
+        """The longest that one probe waited, seconds of the clock."""
+        self.most_memory = 0
+        """Resident bytes."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._ask()
+            except (OSError, http.client.HTTPException):
+                self.refused += 1
+            except ProcessLookupError:
+                return
+            self._over.wait(_INTERVAL)
+
+    def _ask(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        self.most_memory = max(self.most_memory, resident(self._pid))
+        busy, began = loop_seconds(self._pid), time.monotonic()
+        connection = http.client.HTTPConnection(host, int(port), timeout=self._patience)
+        try:
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+            self.worst_wait = max(self.worst_wait, time.monotonic() - began)
+            self.worst_busy = max(self.worst_busy, loop_seconds(self._pid) - busy)
+        if status == 200:
+            self.answers += 1
+        else:
+            self.refused += 1
+
+
+def loop_seconds(pid: int) -> float:
+    """Processor time of the process's first thread so far; 0 where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def resident(pid: int) -> int:
+    """Bytes; 0 where the process is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except OSError:
+        return 0

@@ -1,0 +1,185 @@
+"""The daemons under attack: a prefill and a decode node with keys of every scope.
+
+Owns processes. Does not know what they suffer. Thread rule: one thread starts, checks and mends;
+any may call the nodes. Invariant: after mend() both nodes run, take requests and have met.
+"""
+
+import http.client
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from tasuki.client.verdict import TIE_MARGIN
+from tasuki.proto import inference_pb2 as pb
+
+from scripts.attack.probe import Probe, resident
+from scripts.attack.tally import Tally
+from tests.daemons import Node, asked, flags, kept_address, random_prompt, until
+
+OWNER = "owner-key"
+"""Of --api-key: every scope."""
+KEYS = {
+    "ann": ("ann-key", "caller"),
+    "bob": ("bob-key", "caller"),
+    "counter": ("metrics-key", "metrics"),
+    "door": ("gateway-key", "gateway"),
+    "chief": ("operator-key", "operator"),
+}
+ANN, BOB = KEYS["ann"][0], KEYS["bob"][0]
+STRANGERS = ("ann-key", "metrics-key", "gateway-key", "", "forged", "ann")
+"""Who are no operators: keys, none, and some that are none."""
+
+MOST_SESSIONS = 64
+MOST_BUSY_SECONDS = 1.5
+"""Processor time of the event loop that one probe may wait for."""
+MOST_SILENT_SECONDS = 60.0
+MOST_KEPT_BYTES = 300 * 2**20
+"""By which a node may be larger after one attack."""
+MOST_HELD_BYTES = 900 * 2**20
+"""By which it may be larger during one."""
+_REST_SECONDS = 60.0
+_QUESTIONS = (40, 300)
+
+
+class World:
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        keys = Path(self._folder.name) / "keys"
+        keys.write_text("".join(f"{name} {key} {scope}\n" for name, (key, scope) in KEYS.items()))
+        self.access = ("--api-key", OWNER, "--api-keys", str(keys))
+        http_bind = ("--http-bind", "127.0.0.1:0")
+        self.flags = (*flags(arena_mib=32), *self.access, "--prefill-chunk-tokens", "64")
+        small = (*self.flags, "--max-sessions", str(MOST_SESSIONS))
+        self.prefill = Node("prefill", *small, *http_bind, bind=kept_address()).wait_ready()
+        target = ("--prefill", self.prefill.address)
+        self.decode = Node("decode", *small, *http_bind, *target, bind=kept_address()).wait_ready()
+        self._asked_again = 0
+        self.mend(Tally())
+        self.right = [self._draw(length) for length in _QUESTIONS]
+
+    @property
+    def nodes(self) -> tuple[Node, Node]:
+        return self.prefill, self.decode
+
+    @contextmanager
+    def watched(self, tally: Tally) -> Iterator[None]:
+        """Attack inside; what must hold during and afterwards is judged at the end."""
+        before = {node: resident(node.pid) for node in self.nodes}
+        words = {node: node.last_words for node in self.nodes}
+        probes = {
+            node: Probe(node.http_address, node.pid, MOST_SILENT_SECONDS) for node in self.nodes
+        }
+        for probe in probes.values():
+            probe.start()
+        try:
+            yield
+        finally:
+            for probe in probes.values():
+                probe.stop()
+        self.mend(tally)
+        for node, name in ((self.prefill, "prefill"), (self.decode, "decode")):
+            self._judge(tally, name, node, probes[node], before[node])
+            if any("Traceback" in line for line in _since(words[node], node.last_words)):
+                tally.finding(f"{name}: a traceback in its log: {node.last_words[-1]}")
+        self._ask_again(tally)
+
+    def _judge(self, tally: Tally, name: str, node: Node, probe: Probe, before: int) -> None:
+        if probe.worst_busy > MOST_BUSY_SECONDS:
+            tally.finding(
+                f"{name}: /health waited for {probe.worst_busy:.1f} s of the loop's processor time"
+            )
+        if probe.worst_wait > MOST_SILENT_SECONDS or not probe.answers:
+            tally.finding(
+                f"{name}: /health answered {probe.answers} times, {probe.refused} not, the "
+                f"slowest after {probe.worst_wait:.1f} s"
+            )
+        held, kept = probe.most_memory - before, resident(node.pid) - before
+        if held > MOST_HELD_BYTES or kept > MOST_KEPT_BYTES:
+            tally.finding(f"{name}: {held >> 20} MiB more in the attack, {kept >> 20} after it")
+        try:
+            node.assert_at_rest(_REST_SECONDS)
+        except AssertionError as error:
+            tally.finding(f"{name}: not at rest: {error}")
+
+    def mend(self, tally: Tally) -> None:
+        """What died or refuses requests is a finding, and starts anew."""
+        for name, node in (("prefill", self.prefill), ("decode", self.decode)):
+            trouble = _trouble(node)
+            if trouble is None:
+                continue
+            tally.finding(f"{name}: {trouble}")
+            node.put_down()
+            node.start_again()
+        until(self._met, "the nodes do not find each other", 60.0)
+
+    def _met(self) -> bool:
+        (node,) = self.decode.stats().prefill_nodes
+        return bool(node.state == pb.PREFILL_NODE_STATE_CONNECTED)
+
+    def _draw(self, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A prompt and its answer, far from any near tie."""
+        for seed in range(20):
+            prompt = random_prompt(length, seed)
+            answer = asked(self.decode, prompt, b"right", 24).result()
+            if min(answer.margins) > TIE_MARGIN:
+                return prompt, tuple(answer.token_ids)
+        raise AssertionError(f"no prompt of {length} tokens without a near tie")
+
+    def _ask_again(self, tally: Tally) -> None:
+        """Cached and not, the answers are those of before."""
+        self._asked_again += 1
+        for salt in (b"right", f"anew {self._asked_again}".encode()):
+            for prompt, tokens in self.right:
+                try:
+                    answer = asked(self.decode, prompt, salt, 24).result()
+                except Exception as error:
+                    tally.finding(f"a right request is refused afterwards: {error}")
+                    continue
+                if tuple(answer.token_ids) != tokens:
+                    tally.finding(f"another answer than before: {len(prompt)} tokens, {salt!r}")
+
+    def channel(self, node: Node) -> grpc.Channel:
+        """A connection of its own."""
+        return grpc.insecure_channel(node.address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for node in (self.decode, self.prefill):
+            node.put_down()
+        self._folder.cleanup()
+
+
+def _since(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
+    """Lines of `now` that are not the end of `before`."""
+    for shared in range(min(len(before), len(now)), 0, -1):
+        if before[-shared:] == now[:shared]:
+            return now[shared:]
+    return now
+
+
+def _trouble(node: Node) -> str | None:
+    """Why it takes no requests; None where it does."""
+    status = node.exit_status
+    if status is not None:
+        return f"ended with {status}: {' | '.join(node.last_words[-3:])}"
+    host, _, port = node.http_address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=MOST_SILENT_SECONDS)
+    try:
+        connection.request("GET", "/ready")
+        ready = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as problem:
+        return f"does not answer: {problem}"
+    finally:
+        connection.close()
+    return None if ready == 200 else f"/ready says {ready}"

@@ -1,0 +1,67 @@
+"""One small wrong change of one place in the source, and what became of it.
+
+Pure. Invariant: a key names a symbol, an operator and how many of that operator stand before it in
+the symbol, so that it holds while the symbol's text does, whichever file the symbol lives in.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Bytes [start, end) of a file become `text`. symbol: what they belong to; scope: that symbol's
+    whole source."""
+
+    symbol: str
+    operator: str
+    start: int
+    end: int
+    text: str
+    scope: str
+
+    def applied(self, source: bytes) -> bytes:
+        return source[: self.start] + self.text.encode() + source[self.end :]
+
+    def shown(self, source: bytes) -> str:
+        before = " ".join(source[self.start : self.end].decode().split())
+        after = " ".join(self.text.split())
+        return f"{_short(before)} -> {_short(after) or 'nothing'}"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    key: str
+    edit: Edit
+
+    @property
+    def scope_digest(self) -> str:
+        """Of the symbol as it stands: what is known of a mutant holds for that text only."""
+        return hashlib.sha256(self.edit.scope.encode()).hexdigest()[:16]
+
+
+class Status(Enum):
+    CAUGHT = "caught"
+    TIMEOUT = "timeout"
+    """The tests did not end: caught too, and slowly."""
+    SURVIVED = "survived"
+    EQUIVALENT = "equivalent"
+    """It survived, and docs/testing.md says why no test could tell."""
+    INVALID = "invalid"
+    """It does not compile: no mutant."""
+
+
+def numbered(edits: list[Edit]) -> list[Mutant]:
+    """Mutants with their keys, in the order of the source."""
+    seen: dict[tuple[str, str], int] = {}
+    mutants = []
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end, edit.operator)):
+        ordinal = seen.get((edit.symbol, edit.operator), 0)
+        seen[edit.symbol, edit.operator] = ordinal + 1
+        mutants.append(Mutant(f"{edit.symbol} {edit.operator} {ordinal}", edit))
+    return mutants
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

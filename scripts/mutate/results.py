@@ -1,0 +1,66 @@
+"""What is known of mutants, a JSON line each, so that a run goes on where the last one ended.
+
+Owns the file. Thread rule: any thread, one lock. Invariant: a verdict counts only for the symbol's
+text that it was given for, and a survivor's only for the tests that it survived.
+"""
+
+import hashlib
+import json
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scripts.mutate.mutant import Status
+from scripts.mutate.targets import Aim
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """scope, tests: digests of the symbol's text and of the tests' files."""
+
+    key: str
+    area: str
+    change: str
+    status: str
+    seconds: float
+    scope: str
+    tests: str
+
+
+class Results:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._verdicts: dict[str, Verdict] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            for line in path.read_text().splitlines():
+                verdict = Verdict(**json.loads(line))
+                self._verdicts[verdict.key] = verdict
+
+    def known(self, aim: Aim, tests: str) -> Status | None:
+        verdict = self._verdicts.get(aim.mutant.key)
+        if verdict is None or verdict.scope != aim.mutant.scope_digest:
+            return None
+        status = Status(verdict.status)
+        return None if status is Status.SURVIVED and verdict.tests != tests else status
+
+    def add(self, verdict: Verdict) -> None:
+        with self._lock:
+            self._verdicts[verdict.key] = verdict
+            with self._path.open("a") as file:
+                file.write(f"{json.dumps(asdict(verdict))}\n")
+
+    def __getitem__(self, key: str) -> Verdict:
+        return self._verdicts[key]
+
+
+def digest_of_tests(root: Path, aim: Aim) -> str:
+    """Of the target's test files, C++ ones included where they matter."""
+    paths = [root / run for run in aim.target.runs]
+    if aim.is_cpp:
+        paths += sorted((root / "cpp_cache/tests").glob("*"))
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]

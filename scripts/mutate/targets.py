@@ -1,0 +1,132 @@
+"""What is mutated, and which tests should notice: those next to it, which take seconds.
+
+A file is named by the end of its module's name, long enough to be the only one, so that it may
+move. A row may name a part of a file, which then has those tests instead of the file's.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.mutate import cpp_source, python_source
+from scripts.mutate.mutant import Mutant
+from scripts.package_copy import CPP_TESTS, tracked
+
+
+@dataclass(frozen=True)
+class Target:
+    """area: as in the table of results. name: a module's, or a symbol's in it. tests: names of
+    files in tests/, in the order in which they are tried; CPP_TESTS, the program in C++, first."""
+
+    area: str
+    name: str
+    tests: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[str]:
+        return [f"tests/{test}.py" for test in self.tests if test != CPP_TESTS]
+
+
+_FENCES = ("test_fence", "test_severing", "test_clocks", "test_transfer_path")
+_CACHE = (
+    *(CPP_TESTS, "test_tree_behaviour", "test_tree_policy", "test_cache_failures"),
+    *("test_slot_reuse", "test_tree_state_machine"),
+)
+_ENGINE = ("test_engine", "test_scheduler_failures", "test_engine_pipeline")
+_AUTH = ("test_rate_limits", "test_http_server", "test_front_server")
+
+PYTHON = (
+    Target("fences", "fence", _FENCES),
+    Target("fences", "transfer.writer_fence", (*_FENCES, "test_handover_services")),
+    Target("fences", "writer_life", (*_FENCES, "test_return_path")),
+    Target("fences", "leases", ("test_receiver_connections", *_FENCES)),
+    Target("fences", "severing", _FENCES),
+    Target(
+        "fences", "receiver_connections", ("test_receiver_connections", "test_handover_services")
+    ),
+    Target("digests", "transfer.digest", ("test_digest", "test_transfer_parts")),
+    Target("digests", "transfer.descriptors", ("test_transfer_parts", "test_transfer_path")),
+    Target(
+        "allocation",
+        "prefix_cache",
+        ("test_slot_reuse", "test_cache_failures", "test_tree_policy", "test_engine"),
+    ),
+    Target("allocation", "arena", ("test_slot_reuse", "test_tree_policy", "test_engine")),
+    Target("allocation", "pycache.layout", ("test_transfer_parts", "test_slot_reuse")),
+    Target("admission", "admission", (*_ENGINE, "test_rates", "test_pulls")),
+    Target("admission", "scheduler", _ENGINE),
+    Target("admission", "engine.engine.Engine._refusal", (*_ENGINE, "test_memory_plan")),
+    Target("admission", "memory_plan", ("test_memory_plan",)),
+    Target("auth", "api_keys", _AUTH),
+    Target("auth", "caller", _AUTH),
+    Target("auth", "http_access", _AUTH),
+    Target("auth", "grpc_access", (*_AUTH, "test_front_service")),
+    Target("auth", "rate_limits", _AUTH),
+    Target("auth", "front.access", (*_AUTH, "test_tls")),
+    Target("auth", "front.server", (*_AUTH, "test_tls")),
+    Target("sampling", "sampler", ("test_model_sampler", "test_engine")),
+    Target("sampling", "sampling", ("test_model_sampler", "test_http_completions")),
+    Target("sampling", "gumbel", ("test_model_sampler",)),
+)
+
+CPP = (
+    Target("digests", "row_sums", (CPP_TESTS, "test_digest")),
+    Target("digests", "row_digester", (CPP_TESTS, "test_digest")),
+    Target("allocation", "slab_allocator", _CACHE),
+    Target("allocation", "leasing", _CACHE),
+    Target("allocation", "matcher", _CACHE),
+    Target("allocation", "lru_policy", _CACHE),
+    Target("allocation", "residency", _CACHE),
+)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One mutant with where it is and what should notice it."""
+
+    target: Target
+    path: Path
+    mutant: Mutant
+
+    @property
+    def is_cpp(self) -> bool:
+        return self.path.suffix == ".cpp"
+
+
+def aims(root: Path) -> list[Aim]:
+    """Every mutant of every target, in the order of the tables and of the sources."""
+    paths = [path for path in tracked(root) if path.parts[0] not in ("tests", "scripts", "bench")]
+    found = []
+    for targets, suffix, reader in (
+        (PYTHON, ".py", python_source.mutants_of),
+        (CPP, ".cpp", cpp_source.mutants_of),
+    ):
+        for target in targets:
+            path, module = _file_of(target.name, paths, suffix)
+            for mutant in reader((root / path).read_bytes(), module):
+                if _is_in(mutant.edit.symbol, target.name):
+                    found.append(Aim(target, path, mutant))
+    return found
+
+
+def _file_of(name: str, paths: list[Path], suffix: str) -> tuple[Path, str]:
+    """The one file whose module's name ends as `name` or the front part of it does."""
+    words = name.split(".")
+    for length in range(len(words), 0, -1):
+        end = tuple(words[:length])
+        fitting = [
+            path
+            for path in paths
+            if path.suffix == suffix
+            and path.with_suffix("").parts[-length:] == end
+            # Kernels have twins of the same name.
+            and "kernels" not in path.parts[:-1]
+        ]
+        if len(fitting) > 1:
+            raise ValueError(f"{name} is the name of {fitting}: write more of it")
+        if fitting:
+            return fitting[0], ".".join(end)
+    raise ValueError(f"no file of a module {name}: does scripts/mutate/targets.py name it right?")
+
+
+def _is_in(symbol: str, name: str) -> bool:
+    return symbol == name or symbol.startswith(f"{name}.")

@@ -1,0 +1,113 @@
+"""A copy of the checkout that imports as the package, beside the editable install.
+
+Owns a folder and what runs in it. The copy stands on PYTHONPATH, before the editable install, whose
+finder is hidden by an empty module of its name. The checkout is only read. Thread rule: one thread
+a copy. Invariant: what it starts has a deadline, and ends with all that it started.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CPP_TESTS = "cpp_cache_tests"
+"""The doctest program."""
+
+
+def tracked(root: Path) -> list[Path]:
+    """What git knows or would add, relative to the root."""
+    command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    done = subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
+    paths = [Path(name) for name in done.stdout.split("\0") if name]
+    return [path for path in paths if (root / path).is_file()]
+
+
+class PackageCopy:
+    def __init__(self, root: Path, folder: Path) -> None:
+        """root: the checkout. folder: what is in it is replaced, builds too: what was built of
+        other sources is younger than the copied ones."""
+        self._tree = folder / "tree"
+        self.place = self._tree / "tasuki"
+        """The copy of the checkout."""
+        self.cpp_build = folder / "cpp"
+        self.log = folder / "last.log"
+        """What the last command said."""
+        for stale in (self._tree, self.cpp_build):
+            shutil.rmtree(stale, ignore_errors=True)
+        for path in tracked(root):
+            (self.place / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / path, self.place / path)
+        site = Path(sysconfig.get_paths()["purelib"])
+        for finder in site.glob("_editable_*tasuki*.py"):
+            (self._tree / finder.name).touch()
+        self._name = f"_cpp_cache{sysconfig.get_config_var('EXT_SUFFIX')}"
+        self._installed = site / "tasuki" / "pycache" / self._name
+        self.load_installed()
+
+    def load_installed(self) -> None:
+        """The extension is the checkout's again."""
+        shutil.copy2(self._installed, self.place / "pycache" / self._name)
+
+    def configure(self, *definitions: str) -> bool:
+        """The C++ part's build, and whether that was possible. definitions: for cmake."""
+        return not self.run(
+            (
+                *("cmake", "-G", "Ninja", "-S", str(self.place / "cpp_cache")),
+                *("-B", str(self.cpp_build), "-DSKBUILD=ON", "-DTASUKI_TESTS=ON"),
+                # Debug: without optimization at link time a file is built within seconds.
+                *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1 -g1"),
+                *(f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={_pybind11()}"),
+                *definitions,
+            ),
+            300.0,
+        )
+
+    def build(self) -> bool:
+        """The extension, which the copy then loads, and the tests in C++; whether it compiles."""
+        command = ("cmake", "--build", str(self.cpp_build), "-j1")
+        if self.run((*command, "--target", "_cpp_cache", CPP_TESTS), 1800.0) != 0:
+            return False
+        shutil.copy2(self.cpp_build / self._name, self.place / "pycache" / self._name)
+        return True
+
+    def run(
+        self, command: Sequence[str], seconds: float, more: Mapping[str, str] | None = None
+    ) -> int | None:
+        """The exit status; None where it did not end in time. more: of its environment."""
+        beside = str(Path(sys.executable).parent)
+        environment = {
+            **os.environ,
+            "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(self._tree),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            **(more or {}),
+        }
+        with self.log.open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.place,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                return process.wait(max(seconds, 1.0))
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+
+def _pybind11() -> str:
+    import pybind11
+
+    return str(pybind11.get_cmake_dir())

@@ -1,0 +1,76 @@
+"""`make sanitize SECONDS=600`: the C++ part under ASan and UBSan, in a build of its own.
+
+Its unit tests first; then, in Python, random calls at the binding and random lives of the tree
+against its oracle, each round a seed of its own. Exit status 1 on the first report. The seed is
+drawn and printed.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from scripts.package_copy import CPP_TESTS, PackageCopy
+
+_ROOT = Path(__file__).parents[1]
+_BUILD_SECONDS = 900.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.sanitize", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="once all is built")
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
+    print(f"sanitize: seed {seed}", flush=True)
+    copy = PackageCopy(_ROOT, _ROOT / "build" / "sanitize")
+    if not (copy.configure("-DTASUKI_SANITIZE=address,undefined") and copy.build()):
+        return _failed(copy, "the build")
+    if copy.run((str(copy.cpp_build / CPP_TESTS),), _BUILD_SECONDS) != 0:
+        return _failed(copy, "the unit tests")
+    print("unit tests: no report", flush=True)
+    seconds = {"bench.cache.fuzz": options.seconds / 4, "scripts.soak_cache": options.seconds / 2}
+    for module, share in seconds.items():
+        begun = time.monotonic()
+        command = (
+            *(sys.executable, "-m", module),
+            *("--seconds", str(share), "--seed", str(seed)),
+        )
+        # A round that was begun is ended; what holds the memory of all rounds is slow.
+        if copy.run(command, 3 * share + 300.0, _preloaded()) != 0:
+            return _failed(copy, module)
+        last = copy.log.read_text(errors="replace").splitlines()[-1:]
+        print(
+            f"{module}, {time.monotonic() - begun:.0f} s: no report; {' '.join(last)}", flush=True
+        )
+    print(f"sanitize: nothing found, seed {seed}", flush=True)
+    return 0
+
+
+def _preloaded() -> dict[str, str]:
+    """Python itself is not sanitized: the runtimes come before it, and its leaks are not ours."""
+    libraries = [_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    return {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    }
+
+
+def _library(name: str) -> str:
+    done = subprocess.run(
+        ("c++", f"-print-file-name={name}"), check=True, stdout=subprocess.PIPE, text=True
+    )
+    return str(Path(done.stdout.strip()).resolve())
+
+
+def _failed(copy: PackageCopy, what: str) -> int:
+    print(copy.log.read_text(errors="replace")[-6000:])
+    print(f"sanitize: {what} failed; all of it is in {copy.log}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
