@@ -28,6 +28,9 @@ class Opened(LayerBarrier):
     def wait(self, layer: int) -> bool:
         return layer < self._layers
 
+    def close(self) -> None:
+        self._layers = 0
+
 
 class Slow(Qwen35Model):
     """Keeps its stream busy long after its calls have returned, and only then writes `written`."""
