@@ -10,7 +10,6 @@ from tasuki.engine.early_step import EarlyStep, EarlySteps
 from tasuki.model.batch import SequenceSlice
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.sampling import SamplingParams
-from tasuki.model.triton_operators import TritonBackend
 from tasuki.transfer.barrier import LayerBarrier
 
 from tests.gpu.shapes import parts_of
@@ -51,6 +50,9 @@ class Slow(Qwen35Model):
 
 @pytest.mark.parametrize("how", ["shut", "broke"])
 def test_a_step_that_is_given_up_has_ended_once_its_kernels_have(how: str) -> None:
+    # Nowhere else: where there is no GPU, other tests choose Triton's interpreter before it is imported.
+    from tasuki.model.triton_operators import TritonBackend
+
     config = EngineConfig(model="dense", dtype="float32", device="cuda", arena_mib=64)
     parts = parts_of("dense", config)
     device = parts.arena.bytes.device
