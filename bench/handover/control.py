@@ -64,9 +64,8 @@ class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return handler
         inner = handler.stream_stream
 
-        async def counted(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            async for answer in inner(self._each(name, messages), context):
-                yield answer
+        async def counted(messages: AsyncIterator[Any], context: Any) -> None:
+            await inner(self._each(name, messages), context)
 
         return grpc.stream_stream_rpc_method_handler(
             counted, handler.request_deserializer, handler.response_serializer

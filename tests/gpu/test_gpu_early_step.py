@@ -50,7 +50,7 @@ class Slow(Qwen35Model):
 
 @pytest.mark.parametrize("how", ["shut", "broke"])
 def test_a_step_that_is_given_up_has_ended_once_its_kernels_have(how: str) -> None:
-    # Nowhere else: where there is no GPU, other tests choose Triton's interpreter before it is imported.
+    # Here and not above: without a GPU other tests choose Triton's interpreter before its import.
     from tasuki.model.triton_operators import TritonBackend
 
     config = EngineConfig(model="dense", dtype="float32", device="cuda", arena_mib=64)
