@@ -126,6 +126,10 @@ boards: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.grafana
 	$(BIN)/python -m tasuki.dashboard.metrics_reference > docs/metrics.md
 
+# /health of a real node while the worst bodies are posted; exit status 1 over 50 ms. For a quiet machine.
+quiet-health: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.quiet_health
+
 # Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
 kernels: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.compile_kernels

@@ -6,7 +6,7 @@ Owns what came so far. Knows no HTTP. One answer, one thread.
 from typing import Any
 
 from .openai_reply import ReplyHead
-from .openai_usage import token_text
+from .openai_usage import json_logprob, token_text
 from .text_answer import Ending, Piece
 from .tokenizer import Tokenizer
 
@@ -35,8 +35,8 @@ class CompletionReply:
         text, _ = token_text(piece.token.token, self._tokenizer)
         logprobs: dict[str, list[Any]] = {
             "tokens": [text],
-            "token_logprobs": [piece.token.logprob],
-            "top_logprobs": [{text: piece.token.logprob} if self._top else {}],
+            "token_logprobs": [json_logprob(piece.token.logprob)],
+            "top_logprobs": [{text: json_logprob(piece.token.logprob)} if self._top else {}],
             "text_offset": [self._offset],
         }
         self._offset += len(text)

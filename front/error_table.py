@@ -52,7 +52,8 @@ _TAIL = """
 | UNIMPLEMENTED | gRPC itself: a service that is none of ours | never |
 | RESOURCE_EXHAUSTED | gRPC itself: a message over 32 MiB | never |
 | DEADLINE_EXCEEDED, CANCELLED | the caller's deadline or cancellation | as the caller likes |
-| HTTP 404, 405, 413, 415 | no such path, model or method; a body too large; not JSON | never |
+| HTTP 404, 405, 413, 415 | no such path or method; a body too large; not JSON, or encoded | never |
+| HTTP 408, 421 | a body that stops on its way; a `Host` that is not served here | never |
 
 Between nodes (`tasuki.handover.v1`) a decode node mends what fails by itself: see
 `docs/hand-over.md`.

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions. Lives on the event loop's thread; bodies are read on the codec's."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -33,7 +32,7 @@ class ChatHandler:
         return await answer(request, self._engine, model, *asked)
 
     def _read(
-        self, request: web.Request, body: Sequence[bytes]
+        self, request: web.Request, body: list[bytes]
     ) -> tuple[PromptRequest, AnswerOptions, ChatReply]:
         """On any thread."""
         fields = read_fields(body)

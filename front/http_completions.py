@@ -1,6 +1,5 @@
 """POST /v1/completions. Lives on the event loop's thread; bodies are read on the codec's."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from aiohttp import web
@@ -35,7 +34,7 @@ class CompletionHandler:
         return await answer(request, self._engine, model, *asked)
 
     def _read(
-        self, request: web.Request, body: Sequence[bytes]
+        self, request: web.Request, body: list[bytes]
     ) -> tuple[PromptRequest, AnswerOptions, CompletionReply]:
         """On any thread."""
         fields = read_fields(body)

@@ -1,6 +1,5 @@
 """GET /v1/models and POST /tokenize: what is served, and how it reads text."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +47,7 @@ class ModelHandlers:
         }
 
 
-def _tokens(model: ServedModel, body: Sequence[bytes]) -> list[int]:
+def _tokens(model: ServedModel, body: list[bytes]) -> list[int]:
     """On any thread."""
     fields = read_fields(body)
     model.check_name(fields)

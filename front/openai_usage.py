@@ -4,6 +4,7 @@
 told as `prompt_tokens_details.hybrid` to those who ask with the header `x-tasuki-hit: 1`.
 """
 
+import math
 from typing import Any
 
 from aiohttp import web
@@ -41,8 +42,13 @@ def token_text(token: int, tokenizer: Tokenizer | None) -> tuple[str, list[int]]
 
 def chat_logprob(token: m.TokenOut, tokenizer: Tokenizer | None, top: int) -> dict[str, Any]:
     text, content = token_text(token.token, tokenizer)
-    entry = {"token": text, "logprob": token.logprob, "bytes": content}
+    entry = {"token": text, "logprob": json_logprob(token.logprob), "bytes": content}
     return {**entry, "top_logprobs": [entry] * top}
+
+
+def json_logprob(logprob: float) -> float:
+    """JSON has no NaN and no infinity; OpenAI's own stand-in for a token that cannot be."""
+    return logprob if math.isfinite(logprob) else -9999.0
 
 
 def _hybrid(hit: m.HitBreakdown) -> dict[str, Any]:

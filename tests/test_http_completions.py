@@ -1,6 +1,7 @@
 """POST /v1/completions over a scripted engine: prompts of each kind, logprobs, streams."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,21 @@ def test_without_a_tokenizer_token_ids_still_work() -> None:
         ):
             reply = http.post(path, body)
             assert reply.status == 400 and "tokenizer.json" in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf")])
+def test_no_answer_holds_what_json_has_no_word_for(
+    http: HttpFront, monkeypatch: pytest.MonkeyPatch, logprob: float
+) -> None:
+    deliver = http.engine.deliver
+
+    def garbled(message: m.Outbox) -> None:
+        if isinstance(message, m.TokenOut):
+            message = replace(message, logprob=logprob)
+        deliver(message)
+
+    monkeypatch.setattr(http.engine, "deliver", garbled)
+    asked = {"temperature": 0, "logprobs": 1}
+    told = http.complete(**asked).body + http.complete(**asked, stream=True).body
+    told += http.chat(temperature=0, logprobs=True, top_logprobs=1).body
+    assert b"-9999.0" in told and b"NaN" not in told and b"Infinity" not in told
