@@ -19,6 +19,7 @@ from .http_body import end_with_unread_bodies, leave_later, may_send, refuse_enc
 from .http_connections import HttpConnections
 from .http_errors import HttpRefusal, openai_errors
 from .http_hosts import require_host
+from .http_log import HttpLog
 from .server import BindError, join_address, parse_bind, require_callers_known
 from .version import package_version
 
@@ -126,6 +127,7 @@ async def start_http_server(
         application,
         handler_cancellation=True,
         access_log=None,
+        logger=HttpLog(),
         shutdown_timeout=last_writes_seconds,
         auto_decompress=False,
         keepalive_timeout=_KEEP_ALIVE_SECONDS,

@@ -82,6 +82,14 @@ def test_an_identical_prompt_hits_the_last_page_boundary() -> None:
     assert engine.tokens("a") == engine.tokens("b")
 
 
+def test_a_prompt_is_admitted_with_the_slots_that_it_works_in_and_no_other() -> None:
+    engine = lone()
+    engine.post(submit("a", prompt(30), max_new_tokens=4))
+    engine.step()
+    assert engine.engine._cache.stats().slots.working == 2
+    engine.run()
+
+
 def test_a_branch_gets_a_checkpoint_where_the_second_request_left_the_first() -> None:
     engine = lone()
     shared = prompt(128, seed=9)

@@ -16,6 +16,7 @@ from tasuki.transfer.fence import (
     ProcessIdentity,
     WriterDead,
 )
+from tasuki.transfer.writer_life import WriterLife
 
 CHILD = """
 import sys
@@ -84,3 +85,24 @@ def test_a_lease_expires_only_after_renewals_stopped() -> None:
     assert not expired.holds()
     now[0] = 1001.1
     assert expired.holds()
+
+
+def test_a_writer_that_can_be_watched_has_two_ways_to_be_known_gone() -> None:
+    own = ProcessIdentity.own()
+    for process, ways in (
+        (own, [WriterDead, LeaseExpired]),
+        (replace(own, boot_id="another host"), [LeaseExpired]),
+    ):
+        now = [10.0]
+        writer = WriterLife(process, 1.0, 0.5, 0.0, clock=lambda now=now: now[0])
+        evidence = writer.evidence()
+        assert [type(item) for item in evidence] == ways
+        now[0] = 100.0
+        assert not any(item.holds() for item in evidence), "it is still answered"
+        writer.answering()
+        writer.lose()
+        now[0] = 200.0
+        writer.answering()
+        assert evidence[-1].holds(), "an answer after the loss would have been none"
+        now[0] = 101.5
+        assert not evidence[-1].holds(), "to the end of lease and retries"

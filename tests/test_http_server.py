@@ -1,12 +1,14 @@
 """The HTTP server and what every route shares: probes, keys, refusals, clients that leave."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tasuki.engine import messages as m
 from tasuki.front.caller import ANYBODY
+from tasuki.front.http_log import HttpLog
 from tasuki.front.http_server import start_http_server
 from tasuki.front.server import BindError
 from tasuki.front.text_codec import TextCodec
@@ -202,3 +204,23 @@ def test_bad_binds_are_refused(bind: str) -> None:
 def test_a_port_that_is_taken_is_refused(http: HttpFront) -> None:
     with pytest.raises(BindError, match="is the port taken"):
         asyncio.run(start_http_server(http.server.address, (), lambda: None))
+
+
+def test_a_stranger_cannot_fill_the_log_with_heads_that_are_no_http(
+    http: HttpFront, caplog: pytest.LogCaptureFixture
+) -> None:
+    heads = (
+        b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nBad Header: \x00\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+    )
+    with caplog.at_level("INFO"):
+        for head in heads:
+            with socket.create_connection(("127.0.0.1", http.server.port), timeout=10) as client:
+                client.sendall(head)
+                assert client.recv(12)[9:] == b"400"
+    assert not caplog.records, caplog.text
+    with caplog.at_level("INFO"):
+        HttpLog().exception("ours", exc_info=ValueError("a defect"))
+    assert "a defect" in caplog.text

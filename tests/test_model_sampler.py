@@ -1,9 +1,12 @@
 """Tokens drawn: determinism in (seed, position), support, and the distribution itself."""
 
+import hashlib
 import math
 
+import numpy as np
 import pytest
 import torch
+from tasuki.model.gumbel import gumbel, noise_key
 from tasuki.model.sampler import sample, stop_ids
 from tasuki.model.sampling import SamplingParams
 
@@ -53,6 +56,55 @@ def test_same_seed_and_position_same_token_whatever_the_batch() -> None:
     for row in reversed(range(8)):
         (alone,) = sample(logits[row : row + 1], [params[row]], [positions[row]])
         assert alone.token == together[row].token
+
+
+def mixed(word: int) -> int:
+    word = ((word ^ (word >> 16)) * 0x7FEB352D) % 2**32
+    word = ((word ^ (word >> 15)) * 0x846CA68B) % 2**32
+    return word ^ (word >> 16)
+
+
+def naive_gumbel(seed: int, position: int, token: int) -> float:
+    digest = hashlib.sha256(str(seed).encode()).digest()
+    first, second = (int.from_bytes(digest[i : i + 4], "little") for i in (0, 4))
+    by_position = mixed((position ^ first) % 2**32)
+    again = mixed((by_position + second) % 2**32)
+    word = mixed((mixed(token ^ by_position) + again) % 2**32)
+    # A float32 holds 24 of the word's 32 bits.
+    uniform = min((float(np.float32(word)) + 0.5) / 2**32, 1 - 2.0**-24)
+    return -math.log(-math.log1p(-uniform))
+
+
+@pytest.mark.parametrize("seed", [0, 1, -7, 2**63 - 1])
+def test_the_noise_is_its_naive_twins_and_its_keys_are_words_of_32_bits(seed: int) -> None:
+    assert all(-(2**31) <= word < 2**31 for word in noise_key(seed))
+    for position in (0, 1, 5000):
+        noise = gumbel(noise_key(seed), position, 300).tolist()
+        twin = [naive_gumbel(seed, position, token) for token in range(300)]
+        assert noise == pytest.approx(twin, abs=1e-4)
+
+
+def test_the_likeliest_alone_is_what_top_k_1_leaves_whatever_top_p() -> None:
+    flat = torch.tensor([[0.0, 0.1, 0.05, 0.02, 0.01, 0.0]])
+    for top_p in (1.0, 0.999):
+        params = SamplingParams(temperature=5.0, top_k=1, top_p=top_p)
+        assert set(draw_many(params, 50, flat)) == {1}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"top_k": -1}, {"top_k": 2**31}, {"max_new_tokens": 0}, {"top_p": 0.0}),
+        *({"top_p": 1.0001}, {"top_p": math.nan}, {"temperature": -1.0}),
+        *({"temperature": math.nan}, {"temperature": 101.0}, {"temperature": 1e-6}),
+    ],
+    ids=str,
+)
+def test_what_no_draw_can_mean_is_refused_by_its_name(field: dict[str, float]) -> None:
+    (name,) = field
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        SamplingParams(**field)  # type: ignore[arg-type]
+    SamplingParams(max_new_tokens=1, top_k=2**31 - 1, top_p=1.0, temperature=100.0)
 
 
 def test_seed_and_position_both_matter() -> None:

@@ -15,7 +15,7 @@ from tasuki.front.api_keys import ApiKeyError, ApiKeys
 from tasuki.front.caller import ANYBODY, CERTIFIED, Caller, Scope
 from tasuki.front.config import FrontConfig
 from tasuki.front.errors import PromptTooLong, RateLimited
-from tasuki.front.rate_limits import RateLimits
+from tasuki.front.rate_limits import RateLimits, no_limits
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 
@@ -33,6 +33,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_without_limits_nothing_is_too_much() -> None:
+    limits = no_limits()
+    for _ in range(100):
+        limits.admit_request(ANN)
+    limits.admit_prompt(ANN, 2**40)
 
 
 def test_requests_refill_evenly_and_each_caller_has_its_own() -> None:

@@ -62,6 +62,7 @@ def test_a_renewal_counts_from_when_its_beat_was_sent(monkeypatch: pytest.Monkey
             )
             node = NodeIdentity.new("decode", "loopback", pair.target.transport, pair.target.slabs)
             name = await connections.add(node, lease_seconds=LEASE)
+            assert connections.writer(name) is not None and connections.writer("gone") is None
             answers = Answers()
             beats = connections.beats(name, aiter(answers))
             beat = await anext(beats)

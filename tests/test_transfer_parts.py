@@ -102,8 +102,12 @@ def test_pieces_go_past_two_gigabytes() -> None:
     "piece", [(-1, 0, 1), (0, -1, 1), (100, 0, 1), (0, 200, 1), (99, 0, 2), (0, 0, 0)]
 )
 def test_bounds_name_the_piece(piece: tuple[int, int, int]) -> None:
+    # The shortest and the longest that are inside, at either end.
+    for fine in ((0, 0, 100), (0, 0, 1), (99, 199, 1)):
+        check_bounds(np.array([fine]), 100, 200)
+        with pytest.raises(OutOfBounds, match="piece 1"):
+            check_bounds(np.array([fine, piece]), 100, 200)
     fine = (0, 0, 100)
-    check_bounds(np.array([fine]), 100, 200)
     with pytest.raises(OutOfBounds, match="piece 1"):
         check_bounds(np.array([fine, piece]), 100, 200)
 

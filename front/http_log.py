@@ -1,0 +1,25 @@
+"""What aiohttp logs of its own: heads that are no HTTP only where somebody looks closer.
+
+Anybody may send such a head, without a key: a traceback each would let a stranger fill the log.
+Thread rule: any thread.
+"""
+
+import logging
+from typing import Any
+
+from aiohttp.http_exceptions import HttpProcessingError
+
+log = logging.getLogger(__name__)
+
+
+class HttpLog(logging.LoggerAdapter[logging.Logger]):
+    """For aiohttp's server. Invariant: what is no client's fault is logged whole."""
+
+    def __init__(self) -> None:
+        super().__init__(log)
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self.debug("a head that is no HTTP: %s", exc_info.message[:200])
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **more)
