@@ -1,5 +1,6 @@
 """The three fences: each opens on its own evidence and on nothing else."""
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ from tasuki.transfer.fence import (
     ProcessIdentity,
     WriterDead,
 )
+from tasuki.transfer.outgoing import Drain
+from tasuki.transfer.writer_fence import LastResorts, WriterFence
 from tasuki.transfer.writer_life import WriterLife
 
 CHILD = """
@@ -106,3 +109,64 @@ def test_a_writer_that_can_be_watched_has_two_ways_to_be_known_gone() -> None:
         assert evidence[-1].holds(), "an answer after the loss would have been none"
         now[0] = 101.5
         assert not evidence[-1].holds(), "to the end of lease and retries"
+
+
+def test_a_writer_that_acknowledges_nothing_is_given_up_and_its_connection_severed() -> None:
+    """Without our answers its lease runs out; before that nothing is free."""
+
+    async def scenario() -> None:
+        lost: list[float] = []
+        severed: list[FenceReason] = []
+        now = [10.0]
+
+        async def sever(reason: FenceReason) -> None:
+            severed.append(reason)
+
+        def give_up() -> None:
+            lost.append(now[0])
+            now[0] += 100.0
+
+        async def ask() -> None:
+            await asyncio.Event().wait()
+
+        expired = LeaseExpired(lambda: lost[0] if lost else None, 5.0, clock=lambda: now[0])
+        fence = WriterFence(3, [expired], 0.0, LastResorts(0.05, give_up, sever))
+        assert not fence.answered
+        reason = await asyncio.wait_for(fence.hold(ask), 30)
+        assert reason is FenceReason.LEASE_EXPIRED
+        assert len(lost) == 1 and severed == [FenceReason.LEASE_EXPIRED]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("drain", "reason"),
+    [
+        (Drain.DRAINED, FenceReason.DRAIN_ACKNOWLEDGED),
+        (Drain.FORCED, FenceReason.LEASE_EXPIRED),
+    ],
+)
+def test_what_the_writer_says_opens_the_fence_and_ends_the_asking(
+    drain: Drain, reason: FenceReason
+) -> None:
+    async def scenario() -> None:
+        severed: list[FenceReason] = []
+        asked: list[str] = []
+
+        async def sever(told: FenceReason) -> None:
+            severed.append(told)
+
+        fence = WriterFence(3, [], 0.0, LastResorts(60.0, lambda: asked.append("up"), sever))
+
+        async def ask() -> None:
+            fence.acknowledge(drain)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                asked.append("cancelled")
+
+        assert await asyncio.wait_for(fence.hold(ask), 30) is reason
+        await asyncio.sleep(0)
+        assert fence.answered and severed == [reason] and asked == ["cancelled"]
+
+    asyncio.run(scenario())

@@ -83,6 +83,41 @@ def test_a_renewal_counts_from_when_its_beat_was_sent(monkeypatch: pytest.Monkey
     asyncio.run(scenario())
 
 
+def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None:
+    async def scenario() -> None:
+        with loopback_pair() as pair:
+            lost: list[str] = []
+            connections = ReceiverConnections(
+                epoch=b"epoch",
+                sender=pair.sender,
+                beat_seconds=0.02,
+                silence_seconds=0.2,
+                on_lost=lost.append,
+                on_drained=lambda drained: None,
+                retry_seconds=0.0,
+                settle_seconds=0.0,
+            )
+            beating, silent = [
+                await connections.add(
+                    NodeIdentity.new(name, "loopback", pair.target.transport, pair.target.slabs),
+                    lease_seconds=LEASE,
+                )
+                for name in ("beating", "silent")
+            ]
+            answers = Answers()
+            beats = connections.beats(beating, aiter(answers))
+            async with asyncio.timeout(30):
+                async for beat in beats:
+                    answers.say(beat.sequence)
+                    if silent not in connections:
+                        break
+            assert lost == [silent] and beating in connections
+            await beats.aclose()
+            assert lost == [silent, beating]
+
+    asyncio.run(scenario())
+
+
 def leases(now: list[float]) -> WriterLeases:
     held = WriterLeases(LEASE, lambda: now[0])
     held.add("peer", ENDPOINT, slabs=1)

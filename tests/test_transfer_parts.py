@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.contract import Contract, ContractMismatch, diff
-from tasuki.transfer.descriptors import check_bounds, merge_runs, window_pieces
+from tasuki.transfer.descriptors import check_bounds, layer_bytes, merge_runs, window_pieces
 from tasuki.transfer.digest import WindowDigester
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, PlanError
 from tasuki.transfer.rendezvous import Rendezvous, Side
@@ -96,6 +96,15 @@ def test_pieces_go_past_two_gigabytes() -> None:
     assert pieces[0, 0] == page * layout.block_bytes > 2**27
     far = window_pieces(layout, header, [page * 1000], [page], None, 0)
     assert far[0, 0] == 1000 * page * layout.block_bytes > 2**32
+
+
+def test_a_layer_sends_its_pages_or_its_state() -> None:
+    layout = small_layout()
+    full, gdn = (layout.layer_kinds.index(kind) for kind in (LayerKind.FULL, LayerKind.GDN))
+    for carries in (False, True):
+        assert layer_bytes(layout, full, 3, carries) == 3 * layout.block_bytes
+    assert layer_bytes(layout, gdn, 3, True) == layout.state_layer_bytes
+    assert layer_bytes(layout, gdn, 3, False) == 0
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,18 @@ PYTHON = (
     Target(
         "allocation",
         "prefix_cache",
-        ("test_slot_reuse", "test_cache_failures", "test_tree_policy", "test_engine"),
+        (
+            *("test_slot_reuse", "test_cache_failures", "test_tree_policy", "test_engine"),
+            "test_tree_view",
+        ),
     ),
-    Target("allocation", "arena", ("test_slot_reuse", "test_tree_policy", "test_engine")),
-    Target("allocation", "pycache.layout", ("test_transfer_parts", "test_slot_reuse")),
-    Target("admission", "admission", (*_ENGINE, "test_rates", "test_pulls")),
+    Target(
+        "allocation", "arena", ("test_arena", "test_slot_reuse", "test_tree_policy", "test_engine")
+    ),
+    Target(
+        "allocation", "pycache.layout", ("test_arena", "test_transfer_parts", "test_slot_reuse")
+    ),
+    Target("admission", "admission", ("test_arena", *_ENGINE, "test_rates", "test_pulls")),
     Target("admission", "scheduler", _ENGINE),
     Target("admission", "engine.engine.Engine._refusal", (*_ENGINE, "test_memory_plan")),
     Target("admission", "memory_plan", ("test_memory_plan",)),
