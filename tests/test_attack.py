@@ -23,7 +23,7 @@ from scripts.attack.tally import Tally
 def test_two_minutes_of_attacks_find_nothing() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"attack: seed {seed}")
-    rows = run(ATTACKS, 120.0, seed, say=print)
+    rows = run(ATTACKS, 100.0, seed, say=print)
     print(table(rows))
     assert [row.attack for row in rows] == [attack.name for attack in ATTACKS]
     assert all(row.tries for row in rows), "an attack that tries nothing finds nothing"

@@ -40,7 +40,7 @@ _LENGTHS = ("max_tokens", "max_completion_tokens")
 def http_fuzz(attempt: Attempt) -> None:
     rng, world = attempt.rng, attempt.world
     for _ in attempt.rounds():
-        odd = examples(odd_json | st.just(...), rng, 60)
+        odd = examples(odd_json | st.just(...), rng, 24)
         calls = [_call(rng, value) for value in odd]
         at_once(
             4,

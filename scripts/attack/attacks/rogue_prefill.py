@@ -10,14 +10,20 @@ from typing import Any
 
 import grpc
 import numpy as np
+from tasuki.client.embedded import embedded_model
+from tasuki.engine.build import build_parts
+from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.node_identity import metadata_checksum
 from tasuki.transfer.transports.nixl import NixlTransport
 
 from scripts.attack.attack import Attempt
 from scripts.attack.attacks.rogue_receiver import damaged
 from scripts.attack.drawing import examples, messages
 from tests.daemons import Node, asked
+from tests.test_rogue_receiver import SLABS
 
 _BEATS = 8
 _ODD_LEASES = (0.0, -1.0, 0.2, 1e30, float("nan"))
@@ -26,8 +32,11 @@ _ODD_LEASES = (0.0, -1.0, 0.2, 1e30, float("nan"))
 class RogueNode(handover_pb2_grpc.HandoverServicer):
     """Every answer is drawn. Thread rule: gRPC's threads, one lock around the drawing."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, layout: CacheLayout) -> None:
         self._rng = rng
+        self._memory = np.zeros(SLABS * layout.slab_bytes, dtype=np.uint8)
+        self._transport = NixlTransport("rogue")
+        self._transport.register(self._memory.ctypes.data, self._memory.size)
         self._lock = threading.Lock()
         self._drawn = {
             "connect": examples(messages(pb.ConnectResponse.DESCRIPTOR), rng, 30),
@@ -39,25 +48,23 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
     def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectResponse:
         with self._lock:
             self.connects += 1
-            transport = NixlTransport("rogue")
-            memory = np.zeros(1 << 16, dtype=np.uint8)
-            transport.register(memory.ctypes.data, memory.size)
-            metadata = transport.metadata()
-            transport.close()
             rng = self._rng
-            if rng.random() < 0.3:
+            if rng.random() < 0.2:
                 return rng.choice(self._drawn["connect"])
-            if rng.random() < 0.5:
+            is_right = rng.random() < 0.7
+            metadata = self._transport.metadata()
+            if not is_right:
                 metadata = damaged(metadata, rng)
             node = pb.Node(
                 name="rogue",
                 epoch=rng.randbytes(16),
                 transport="nixl",
                 transport_metadata=metadata,
-                slabs=rng.choice((0, 4, 2**40)),
+                transport_checksum=metadata_checksum(metadata),
+                slabs=SLABS if is_right else rng.choice((0, SLABS, 2**40)),
                 process=pb.Process(boot_id="", pid=rng.choice((0, 1, 2**31))),
             )
-            lease = rng.choice(_ODD_LEASES)
+            lease = 1.0 if is_right else rng.choice(_ODD_LEASES)
             connected = pb.Connected(node=node, connection_id="rogue", lease_seconds=lease)
             return pb.ConnectResponse(connected=connected)
 
@@ -83,12 +90,16 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
             yield message
             time.sleep(0.05)
 
+    def close(self) -> None:
+        self._transport.close()
+
     def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         return pb.AbortResponse(drain=self._rng.choice((0, 1, 2, 77)))
 
 
 def rogue_prefill(attempt: Attempt) -> None:
-    rogue = RogueNode(attempt.rng)
+    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
+    rogue = RogueNode(attempt.rng, build_parts(config).layout)
     server = grpc.server(ThreadPoolExecutor(32))
     handover_pb2_grpc.add_HandoverServicer_to_server(rogue, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -113,4 +124,5 @@ def rogue_prefill(attempt: Attempt) -> None:
             last = " | ".join(victim.last_words[-2:])
             attempt.tally.finding(f"the decode node ended with {victim.exit_status}: {last}")
         victim.put_down()
-        server.stop(0)
+        server.stop(0).wait()
+        rogue.close()

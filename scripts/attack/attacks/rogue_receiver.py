@@ -41,18 +41,20 @@ class Stranger(Rogue):
 def rogue_receiver(attempt: Attempt) -> None:
     config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
     layout = build_parts(config).layout
-    rogues = [Stranger(attempt.world.prefill, layout) for _ in range(2)]
-    try:
-        for _ in attempt.rounds():
-            _metadata(attempt, rogues[0])
-            _rooms(attempt, rogues[0])
-            _foreign_abort(attempt, *rogues)
-    except grpc.RpcError as error:
-        # What the prefill node's end did to its peers; the world tells of the end itself.
-        attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
-    finally:
-        for rogue in rogues:
-            rogue.close()
+    for _ in attempt.rounds():
+        # What it breaks in a round may have cost it its connection.
+        strangers = [Stranger(attempt.world.prefill, layout) for _ in range(2)]
+        try:
+            _foreign_abort(attempt, *strangers)
+            _metadata(attempt, strangers[0])
+            _rooms(attempt, strangers[0])
+        except grpc.RpcError as error:
+            # What the prefill node's end did to its peers; the world tells of the end itself.
+            attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
+            return
+        finally:
+            for stranger in strangers:
+                stranger.close()
 
 
 def _metadata(attempt: Attempt, rogue: Rogue) -> None:
@@ -62,10 +64,10 @@ def _metadata(attempt: Attempt, rogue: Rogue) -> None:
         memory = np.zeros(1 << 16, dtype=np.uint8)
         fresh.register(memory.ctypes.data, memory.size)
         try:
-            rogue.connect(
+            reply = rogue.connect(
                 damaged(fresh.metadata(), attempt.rng), attempt.rng.choice((SLABS, 2**40))
             )
-            attempt.tally.note("connected")
+            attempt.tally.note(reply.WhichOneof("result") or "nothing")
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise
@@ -159,8 +161,11 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
     except grpc.RpcError as error:
         judge(error.code(), error.details() or "", "a room that a stranger aborts", attempt.tally)
     if not _heard(heard, "accepted"):
+        # Severing what an earlier rogue was granted breaks every connection, this one's too.
         attempt.tally.note("not accepted")
-    elif not _heard(heard, "done"):
+    elif _heard(heard, "done"):
+        attempt.tally.note("done all the same")
+    else:
         said = [message.WhichOneof("message") for message in heard]
         attempt.tally.finding(f"a stranger's Abort ended a room: {said}")
 
