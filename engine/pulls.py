@@ -5,7 +5,8 @@ Owns the leases that are granted to pulls and the quarantines of those lost. A p
 room but outlives it: whoever asked may leave, what lands is cached all the same. Emits what the
 prefill node acts on; each method is one event, and messages of pulls that are over are dropped.
 Invariants: a request pulls at most once; what was granted becomes the tree's only after every
-window was verified, and is free again otherwise only after its writer's fence.
+window was verified, and is free again otherwise only after its writer's fence; of one room's number there is
+one pull at a time.
 """
 
 from collections import deque
@@ -50,7 +51,11 @@ class Pulls:
         is no reason to wait. REQUIRES: the request waits and pulled nothing yet."""
         assert request.ticket is not None
         request.pull_tried = True
-        tokens = request.ticket.offered
+        room, tokens = request.ticket.room, request.ticket.offered
+        # A pull outlives its room, whose number is the peer's to choose: until that pull is over
+        # and fenced, what is told of the number is told of it.
+        if room in self._live or room in self._quarantined:
+            return False
         try:
             lease = self._cache.lease_receive(
                 request.prompt[:tokens],
@@ -63,7 +68,6 @@ class Pulls:
             return False
         if lease is None:
             return False
-        room = request.ticket.room
         self._live[room] = _Pull(request, lease, tokens)
         request.move(Pulling())
         first = lease.shared_pages

@@ -158,6 +158,33 @@ def test_a_room_that_ends_leaves_its_pull_to_end_by_itself(prefill: Lone, lost: 
     assert prefill.stats().pages["tree"] == (0 if lost else 4)
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["live", "quarantined"])
+def test_a_number_whose_pull_is_not_over_is_not_pulled_for_again(prefill: Lone, lost: bool) -> None:
+    """Else a peer that names its rooms alike would leave what the first was granted held for ever,
+    or have one pull's pages published by the other's word."""
+    first, second = prompt_of(300, 1), prompt_of(300, 2)
+    prefill.post(reserve(first, 200))
+    prefill.run()
+    prefill.post(m.PrefillEnd(ROOM))
+    if lost:
+        prefill.post(m.PullLost(ROOM))
+    prefill.post(reserve(second, 200))
+    prefill.run()
+    assert len(said(prefill, m.PullWanted)) == 1
+    assert len(said(prefill, m.PrefillAccepted)) == 1, "it is computed instead"
+    if not lost:
+        prefill.post(m.PullLost(ROOM))
+    assert prefill.stats().pages["quarantined"] == 4
+    prefill.post(m.PullFenced(ROOM))
+    assert prefill.stats().pages["quarantined"] == 0
+    prefill.post(m.PrefillEnd(ROOM))
+    prefill.assert_at_rest()
+    # The number is good again.
+    prefill.post(reserve(prompt_of(300, 3), 200))
+    prefill.run()
+    assert len(said(prefill, m.PullWanted)) == 2
+
+
 def test_too_little_to_gain_is_not_pulled(prefill: Lone) -> None:
     prefill.post(reserve(prompt_of(300), 31))
     prefill.run()

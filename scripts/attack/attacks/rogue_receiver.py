@@ -29,8 +29,10 @@ class Stranger(Rogue):
     """A rogue that may be hung up on, and that speaks of others' rooms."""
 
     def _beat(self) -> None:
+        self.is_beating = True
         with contextlib.suppress(grpc.RpcError, AssertionError):
             super()._beat()
+        self.is_beating = False
 
     def abort(self, room: int) -> None:
         """Under its own connection, whosever the room is."""
@@ -160,11 +162,11 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
             heard.append(message)
     except grpc.RpcError as error:
         judge(error.code(), error.details() or "", "a room that a stranger aborts", attempt.tally)
-    if not _heard(heard, "accepted"):
-        # Severing what an earlier rogue was granted breaks every connection, this one's too.
-        attempt.tally.note("not accepted")
-    elif _heard(heard, "done"):
+    if _heard(heard, "done"):
         attempt.tally.note("done all the same")
+    elif not (victim.is_beating and _heard(heard, "accepted")):
+        # Severing what an earlier rogue was granted breaks every connection, this one's too.
+        attempt.tally.note("cut off or not accepted")
     else:
         said = [message.WhichOneof("message") for message in heard]
         attempt.tally.finding(f"a stranger's Abort ended a room: {said}")
