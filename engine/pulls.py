@@ -5,8 +5,8 @@ Owns the leases that are granted to pulls and the quarantines of those lost. A p
 room but outlives it: whoever asked may leave, what lands is cached all the same. Emits what the
 prefill node acts on; each method is one event, and messages of pulls that are over are dropped.
 Invariants: a request pulls at most once; what was granted becomes the tree's only after every
-window was verified, and is free again otherwise only after its writer's fence; of one room's number there is
-one pull at a time.
+window was verified, and is free again otherwise only after its writer's fence; of one room's number
+there is one pull at a time.
 """
 
 from collections import deque

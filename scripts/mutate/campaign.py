@@ -1,8 +1,8 @@
 """A seeded sample of mutants, tried one after another by a few workshops.
 
 Owns the order: areas take turns, so that a large file does not crowd out the others. Thread rule: a
-thread a workshop; results are shared. Invariant: a seed's order of two mutants is
-the same whatever others there are.
+thread a workshop; results are shared. Invariant: a seed's order of two mutants
+is the same whatever others there are.
 """
 
 import hashlib
