@@ -34,7 +34,7 @@ class AtOnce:
     @contextmanager
     def held(self, caller: Caller) -> Iterator[None]:
         """One more, inside `with`. Raises the refusal."""
-        self._check(caller)
+        self.check(caller)
         self._held[caller.name] += 1
         try:
             yield
@@ -43,7 +43,8 @@ class AtOnce:
             if not self._held[caller.name]:
                 del self._held[caller.name]
 
-    def _check(self, caller: Caller) -> None:
+    def check(self, caller: Caller) -> None:
+        """Raises the refusal where the caller may hold no more now."""
         if self._is_capped(caller) and self._held[caller.name] >= self._per_key:
             raise self._refusal(
                 f"{caller.name} has {self._per_key} {self._what}, as many as one key may: end one "

@@ -158,7 +158,8 @@ class EngineClient:
 
     def admit(self, caller: Caller) -> None:
         """Count one request against what its caller may ask for: before anything of it is read.
-        Raises RateLimited."""
+        Raises RequestLimit, at no cost, and RateLimited."""
+        self._requests.check(caller)
         self._limits.admit_request(caller)
 
     async def generate(
