@@ -87,6 +87,9 @@ def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None
     async def scenario() -> None:
         with loopback_pair() as pair:
             lost: list[str] = []
+            broken: list[object] = []
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: broken.append(context))
             connections = ReceiverConnections(
                 epoch=b"epoch",
                 sender=pair.sender,
@@ -114,6 +117,9 @@ def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None
             assert lost == [silent] and beating in connections
             await beats.aclose()
             assert lost == [silent, beating]
+            # Whatever still looks after the two finds them gone.
+            await asyncio.sleep(0.1)
+            assert not broken
 
     asyncio.run(scenario())
 

@@ -1,5 +1,7 @@
 """Named lives of the tree: what it promises, one case each."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -347,3 +349,18 @@ def test_a_prompt_that_leaves_before_what_a_lease_remembers_meets_nothing_of_it(
     assert (causes.in_flight, causes.never_checkpointed) == (0, shared // 64 * 64)
     tree.release(lease)
     tree.check_integrity()
+
+
+def test_whatever_frees_room_counts_up_so_that_a_refusal_is_thought_over() -> None:
+    tree, prompt = make_tree(), text(192)
+    versions = [tree.room_version]
+    lease = tree.lease_receive(prompt, capacity_tokens=192, working_slots=1)
+    assert lease is not None
+    tree.grant(lease)
+    quarantine = tree.quarantine(lease)
+    versions.append(tree.room_version)
+    tree.free_quarantined(quarantine)
+    versions.append(tree.room_version)
+    serve(tree, prompt, 192)
+    versions.append(tree.room_version)
+    assert all(before < after for before, after in pairwise(versions)), versions

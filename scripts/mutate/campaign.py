@@ -5,6 +5,7 @@ thread a workshop; results are shared. Invariant: a seed's order of two mutants
 is the same whatever others there are.
 """
 
+import fcntl
 import hashlib
 import itertools
 import threading
@@ -17,7 +18,7 @@ from scripts.mutate.equivalents import equivalents
 from scripts.mutate.mutant import Status
 from scripts.mutate.results import Results, Verdict, digest_of_tests
 from scripts.mutate.targets import Aim
-from scripts.mutate.workshop import Workshop
+from scripts.mutate.workshop import BrokenWorkshop, Workshop
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
     lock = threading.Lock()
     sample: dict[str, Verdict | None] = {}
     errors: list[Exception] = []
+    alone = (campaign.folder / "lock").open("w")
+    try:
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BrokenWorkshop("another run works here: wait for it") from error
 
     def take() -> Aim | None:
         with lock:
@@ -98,6 +104,7 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
         thread.start()
     for thread in threads:
         thread.join()
+    alone.close()
     if errors:
         raise errors[0]
     tried = [verdict for verdict in sample.values() if verdict is not None]

@@ -14,7 +14,7 @@ from tasuki.client.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
-from tasuki.proto import handover_pb2_grpc
+from tasuki.proto import handover_pb2_grpc, inference_pb2
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.node_identity import metadata_checksum
 from tasuki.transfer.transports.nixl import NixlTransport
@@ -26,6 +26,8 @@ from tests.daemons import Node, asked
 from tests.test_rogue_receiver import SLABS
 
 _BEATS = 8
+_ASKS = 4
+_MEETING_SECONDS = 3.0
 _ODD_LEASES = (0.0, -1.0, 0.2, 1e30, float("nan"))
 
 
@@ -109,12 +111,15 @@ def rogue_prefill(attempt: Attempt) -> None:
     prompt, tokens = attempt.world.right[-1]
     try:
         for number, _ in enumerate(attempt.rounds()):
-            if victim.exit_status is not None:
-                break
-            answer = asked(victim, prompt, str(number).encode(), len(tokens)).result()
-            attempt.tally.note(f"answered, prefilled {answer.usage.prefilled_on}")
-            if tuple(answer.token_ids) != tokens:
-                attempt.tally.finding(f"another answer with a rogue prefill node, ask {number}")
+            for ask in range(_ASKS):
+                if victim.exit_status is not None:
+                    return
+                _wait_until_met(victim)
+                salt = f"{number}/{ask}".encode()
+                answer = asked(victim, prompt, salt, len(tokens)).result()
+                attempt.tally.note(f"answered, prefilled {answer.usage.prefilled_on}")
+                if tuple(answer.token_ids) != tokens:
+                    attempt.tally.finding(f"another answer with a rogue prefill node: {salt!r}")
         victim.assert_at_rest(60.0)
     except Exception as error:
         attempt.tally.finding(f"with a rogue prefill node: {error}"[:500])
@@ -126,3 +131,13 @@ def rogue_prefill(attempt: Attempt) -> None:
         victim.put_down()
         server.stop(0).wait()
         rogue.close()
+
+
+def _wait_until_met(victim: Node) -> None:
+    """For a while: what it is told may keep the two apart."""
+    ends = time.monotonic() + _MEETING_SECONDS
+    while time.monotonic() < ends:
+        (node,) = victim.stats().prefill_nodes
+        if node.state == inference_pb2.PREFILL_NODE_STATE_CONNECTED:
+            return
+        time.sleep(0.02)
