@@ -2,11 +2,13 @@
 
 import os
 import random
+import shlex
 
 import pytest
 
 from tests.listed_skips import OPTION, ListedSkips
 
+_SEED = "seed"
 _SEEDS = pytest.StashKey[dict[str, int]]()
 
 
@@ -27,8 +29,16 @@ def fresh_seed(request: pytest.FixtureRequest) -> int:
     """Another one in each run, which says at its end how to have this one again: SEED=..."""
     given = os.environ.get("SEED")
     seed = random.SystemRandom().randrange(2**32) if given is None else int(given)
-    request.config.stash[_SEEDS][request.node.nodeid] = seed
+    # On the report, which comes from a worker's process too.
+    request.node.user_properties.append((_SEED, seed))
     return seed
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
+    for name, value in report.user_properties:
+        if name == _SEED:
+            config.stash[_SEEDS][report.nodeid] = value
 
 
 def pytest_terminal_summary(
@@ -38,4 +48,4 @@ def pytest_terminal_summary(
     if seeds:
         terminalreporter.section("seeds")
     for test, seed in seeds.items():
-        terminalreporter.line(f"again: SEED={seed} .venv/bin/python -m pytest '{test}'")
+        terminalreporter.line(f"again: SEED={seed} .venv/bin/python -m pytest {shlex.quote(test)}")
