@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from tasuki.client.launcher import Daemon
+from tasuki.cli.launcher import Daemon
 
 SECONDS = 3.0
 _TAIL_LINES = 400

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tasuki.client.chat import Chat, ChatConfig
+from tasuki.cli.chat import Chat, ChatConfig
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.front.cli import PACKAGE
+from tasuki.utils.commands import PACKAGE
 
 from tests.front_fixtures import running_front, text_codec
 

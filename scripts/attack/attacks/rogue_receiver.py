@@ -9,11 +9,11 @@ from functools import partial
 
 import grpc
 import numpy as np
-from tasuki.client.embedded import embedded_model
+from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
-from tasuki.transfer.transports.nixl import NixlTransport
+from tasuki.transfer.transports.nixl.transport import NixlTransport
 
 from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
