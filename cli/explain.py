@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from tasuki.cli.recording.handover_chart import chart, pull_chart
 from tasuki.client.answer import read_usage
 from tasuki.client.session import Client
-from tasuki.dashboard.metrics.life_spans import seconds_by_state
+from tasuki.dashboard.metrics.life_spans import seconds_by_phase
 from tasuki.engine.messages import (
     Eviction,
     HitBreakdown,
-    LifeMark,
     LostState,
     PullReport,
+    RequestPhase,
     RouteReport,
     TransferReport,
     Usage,
@@ -75,7 +75,7 @@ def story(told: pb.ExplainResponse) -> list[str]:
         *_took([read_eviction(eviction) for eviction in told.took]),
         *(_transfer(usage.transfer) if usage.transfer else []),
         *(chart(timeline_from_wire(told.handover)) if told.HasField("handover") else []),
-        *_life([LifeMark(mark.state, mark.at_seconds) for mark in told.life]),
+        *_life(told.life),
     ]
 
 
@@ -160,9 +160,10 @@ def _worth(eviction: Eviction) -> str:
     return "" if eviction.score is None else f", held to be worth {eviction.score:.2e} a page"
 
 
-def _life(life: Sequence[LifeMark]) -> list[str]:
+def _life(life: Sequence[pb.LifeMark]) -> list[str]:
     if not life:
         return []
-    spans = seconds_by_state(life)
-    told = (f"{state} {1000 * seconds:.1f} ms" for state, seconds in spans.items() if seconds)
+    marks = ((mark.state, mark.at_seconds) for mark in life)
+    spans = seconds_by_phase(RequestPhase.WAITING.value, marks)
+    told = (f"{phase} {1000 * seconds:.1f} ms" for phase, seconds in spans.items() if seconds)
     return [f"  life     {', '.join(told)}"]

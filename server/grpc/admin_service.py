@@ -53,7 +53,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
             slabs=stats.slabs,
             tree=stats.tree,
             lost=stats.lost,
-            requests=stats.requests,
+            requests={phase.value: count for phase, count in stats.requests.items()},
             integrity=stats.integrity,
             sessions=0 if self._store is None else len(self._store),
             prefill_nodes=[node.message() for node in handover.prefill_nodes],
@@ -73,7 +73,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
         else:
             response.finished.CopyFrom(finished_message(end))
             response.life.extend(
-                pb.LifeMark(state=mark.state, at_seconds=mark.at) for mark in end.life
+                pb.LifeMark(state=mark.state.value, at_seconds=mark.at) for mark in end.life
             )
             response.took.extend(eviction_message(eviction) for eviction in story.took)
             transfer = end.usage.transfer
