@@ -16,6 +16,7 @@ from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
+from tasuki.proto.report_pb2 import TransferReport
 from tasuki.transfer import peer_values as told
 from tasuki.transfer.errors import PeerInvalid, TransferError
 from tasuki.transfer.fencing.writer_fence import WriterFence
@@ -94,7 +95,7 @@ class IncomingPull:
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue()
         self._machine = pull_receiver_machine()
         self._phases = PhaseClock()
-        self._report: pb.Report | None = None
+        self._report: TransferReport | None = None
         self._tasks = RoomTasks(
             f"pull-{grant.room}", lambda error: self._events.put_nowait(_Broke(error))
         )
