@@ -110,7 +110,6 @@ class Admission:
             salt=request.salt,
             capacity_tokens=request.length,
             working_slots=self._role.working_slots,
-            checkpoint_slots=0,
             cursor=request.cursor,
         )
         if lease is None:
@@ -142,7 +141,6 @@ class Admission:
             salt=request.salt,
             capacity_tokens=request.next_capacity,
             working_slots=self._role.working_slots,
-            checkpoint_slots=0,
             cursor=request.cursor,
         )
         if lease is None:

@@ -301,19 +301,17 @@ void bind_leasing(py::class_<HybridTree, TreePtr>& tree) {
   tree.def(
           "lease",
           [](const TreePtr& self, const py::object& tokens, const std::string& salt,
-             std::int64_t capacity_tokens, std::int64_t working_slots,
-             std::int64_t checkpoint_slots, OptionalInt cursor) {
-            const LeaseTerms terms{capacity_tokens, working_slots, checkpoint_slots,
-                                   cursor_id(cursor)};
+             std::int64_t capacity_tokens, std::int64_t working_slots, OptionalInt cursor) {
+            const LeaseTerms terms{capacity_tokens, working_slots, cursor_id(cursor)};
             return handle_of(self, self->lease(tokens_of(tokens), salt, terms));
           },
           "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
-          "checkpoint_slots"_a = 0, "cursor"_a = py::none())
+          "cursor"_a = py::none())
       .def(
           "lease_receive",
           [](const TreePtr& self, const py::object& tokens, const std::string& salt,
              std::int64_t capacity_tokens, std::int64_t working_slots, OptionalInt cursor) {
-            const LeaseTerms terms{capacity_tokens, working_slots, 0, cursor_id(cursor)};
+            const LeaseTerms terms{capacity_tokens, working_slots, cursor_id(cursor)};
             return handle_of(self, self->lease_receive(tokens_of(tokens), salt, terms));
           },
           "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,

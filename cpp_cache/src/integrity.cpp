@@ -65,7 +65,6 @@ void count_lease(Census& census, const Lease& lease) {
     if (lease.own[i]) census.hold(lease.pages[i], owner);
   }
   for (const SlotId slot : lease.working_slots) census.hold(slot, owner);
-  for (const SlotId slot : lease.spare_slots) census.hold(slot, Owner::kWorking);
   for (const SlotId slot : lease.destination_slots) census.hold(slot, Owner::kWorking);
 }
 

@@ -55,7 +55,6 @@ void HybridTree::validate(Tokens prompt, const LeaseTerms& terms) const {
   require_at_least("capacity_tokens", terms.capacity_tokens,
                    static_cast<std::int64_t>(prompt.size()));
   require_at_least("working_slots", terms.working_slots, 0);
-  require_at_least("checkpoint_slots", terms.checkpoint_slots, 0);
   check_possible(terms.capacity_tokens, terms.working_slots);
 }
 
@@ -151,9 +150,6 @@ std::optional<LeaseId> HybridTree::admit(Tokens prompt, std::string_view salt,
       if (!taken.empty()) lease.tail_copy = {*tail->page, taken.front()};
     }
   }
-  for (std::int64_t i = 0; i < terms.checkpoint_slots && make_room(0, 1, id); ++i) {
-    lease.spare_slots.push_back(allocator_.take_slot());
-  }
   leases_.emplace(id, std::move(lease));
   return id;
 }
@@ -241,7 +237,7 @@ std::optional<LeaseId> HybridTree::lease_to_send(Tokens prompt, std::string_view
                   .cached_tokens = found.match.usable_tokens,
                   .standing = found.usable,
                   .source = found.source};
-  const LeaseTerms nothing{found.usable.depth, 0, 0, std::nullopt};
+  const LeaseTerms nothing{found.usable.depth, 0, std::nullopt};
   return admit(prompt, salt, nothing, plan);
 }
 
@@ -267,15 +263,9 @@ void HybridTree::append(LeaseId id, Tokens tokens) {
 
 std::optional<SlotId> HybridTree::take_checkpoint_slot(LeaseId id) {
   Lease& lease = working(id, "take_checkpoint_slot");
-  SlotId slot{};
-  if (!lease.spare_slots.empty()) {
-    slot = lease.spare_slots.front();
-    lease.spare_slots.erase(lease.spare_slots.begin());
-  } else {
-    ++clock_;
-    if (!make_room(0, 1, id)) return std::nullopt;
-    slot = allocator_.take_slot();
-  }
+  ++clock_;
+  if (!make_room(0, 1, id)) return std::nullopt;
+  const SlotId slot = allocator_.take_slot();
   lease.destination_slots.push_back(slot);
   return slot;
 }
@@ -295,7 +285,6 @@ void HybridTree::release(LeaseId id) {
 void HybridTree::end_lease(LeaseId id) {
   ++room_version_;
   Lease& lease = live(id);
-  for (const SlotId slot : lease.spare_slots) allocator_.give_back(slot, Owner::kWorking);
   for (const SlotId slot : lease.destination_slots) allocator_.give_back(slot, Owner::kWorking);
   for (const StateRef& ref : lease.pinned_states) tree_.unpin_state(ref);
   tree_.unpin(lease.standing.node, id);

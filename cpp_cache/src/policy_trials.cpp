@@ -61,7 +61,7 @@ double PolicyTrials::serve(Trial& trial, const Served& served) {
   HybridTree& tree = *trial.tree;
   tree.advance_to(served.now_ms);
   const auto prompt = Tokens(served.tokens).first(static_cast<std::size_t>(served.prompt_tokens));
-  const LeaseTerms terms{static_cast<std::int64_t>(served.tokens.size()), 1, 0, std::nullopt};
+  const LeaseTerms terms{static_cast<std::int64_t>(served.tokens.size()), 1, std::nullopt};
   // A prompt that only the real arena can hold.
   if (terms.capacity_tokens > tree.capacity_tokens(1)) return 0;
   const auto id = tree.lease(prompt, served.salt, terms);

@@ -196,7 +196,7 @@ TEST_CASE("A page under a lease is never moved: its slab is left, another emptie
   for (const Token page : {1, 2, 3}) {
     const auto held = prompt({page, page + 10});
     // No page or slot of its own is left to it beside the match.
-    holders.push_back(tree.lease(held, "", {129, 0, 0, std::nullopt}).value());
+    holders.push_back(tree.lease(held, "", {129, 0, std::nullopt}).value());
   }
   const auto before = tree.lease_of(holders.front()).pages;
   const auto tokens = prompt({7}, 0);
@@ -220,7 +220,7 @@ TEST_CASE("A closed session's end goes first; an open fork of it keeps its worth
     HybridTree tree(config);
     const auto turn = [&](Token page, CursorId cursor) {
       const auto tokens = prompt({page, page}, 0);
-      const LeaseId lease = tree.lease(tokens, "", {128, 1, 0, cursor}).value();
+      const LeaseId lease = tree.lease(tokens, "", {128, 1, cursor}).value();
       tree.publish(lease, 128, tree.lease_of(lease).working_slots.front(),
                    CheckpointKind::kTurnEnd);
       tree.release(lease);

@@ -66,7 +66,7 @@ TEST_CASE("a child is found among however many") {
     HybridTree tree({count + 8, 4, 1, 64});
     for (Token head = 0; head < count; ++head) {
       const auto tokens = prompt({head}, 0);
-      const LeaseId lease = tree.lease(tokens, "", {kPageTokens, 0, 0, std::nullopt}).value();
+      const LeaseId lease = tree.lease(tokens, "", {kPageTokens, 0, std::nullopt}).value();
       tree.publish(lease, kPageTokens, std::nullopt, CheckpointKind::kMark);
       tree.release(lease);
     }

@@ -19,7 +19,7 @@ inline std::vector<Token> prompt(const std::vector<Token>& pages, std::int64_t p
 }
 
 inline LeaseTerms terms(const std::vector<Token>& tokens, std::int64_t slots = 1) {
-  return {static_cast<std::int64_t>(tokens.size()), slots, 0, std::nullopt};
+  return {static_cast<std::int64_t>(tokens.size()), slots, std::nullopt};
 }
 
 // A whole request that leaves a state at `boundary`.

@@ -46,7 +46,6 @@ namespace tasuki::cache {
 struct LeaseTerms {
   std::int64_t capacity_tokens;
   std::int64_t working_slots;
-  std::int64_t checkpoint_slots;  // best effort
   std::optional<CursorId> cursor;
 };
 

@@ -42,7 +42,6 @@ struct Lease {
   std::vector<bool> own{};  // by logical page
   std::int64_t shared_pages = 0;
   std::vector<SlotId> working_slots{};
-  std::vector<SlotId> spare_slots{};        // destinations not yet asked for
   std::vector<SlotId> destination_slots{};  // handed out by take_checkpoint_slot
   std::optional<CursorId> cursor{};
   std::int64_t turns = 0;                  // of its conversation before it, as far as is known
