@@ -124,7 +124,7 @@ screenshots: $(VENV)/dev-installed
 # Boards for Grafana and the reference of metrics, from the code.
 boards: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.grafana
-	$(BIN)/python -m tasuki.dashboard.metrics_reference > docs/metrics.md
+	$(BIN)/python -m tasuki.dashboard.metrics.metrics_reference > docs/metrics.md
 
 # /health of a real node while the worst bodies are posted; exit status 1 over 50 ms. For a quiet machine.
 quiet-health: $(VENV)/dev-installed

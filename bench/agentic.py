@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from ..engine.config import option
-from ..engine.messages import HitBreakdown
-from ..front.flags import parse_configs
+from tasuki.bench.measure.floors import measure_floors
+from tasuki.bench.measure.host import describe_host
+from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.report import Report, Row
+from tasuki.bench.measure.rig import Answer, Rig
+from tasuki.engine.messages import HitBreakdown
+from tasuki.utils.config.flags import parse_configs
+from tasuki.utils.config.options import option
+
 from .config import BenchConfig
 from .errors import BenchError
-from .floors import measure_floors
-from .host import describe_host
-from .model_floor import ModelFloor
-from .report import Report, Row
-from .rig import Answer, Rig
 from .workload import TURN_TARGETS
 
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
-from ..engine.config import EngineConfig, option
-from ..engine.memory_plan import MIB, MemoryPlan
-from ..engine.role import Role
-from ..model.config import ModelConfig
-from ..model.published import published_or_folder
+from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import published_or_folder
+from tasuki.utils.config.options import option
 
 _CPU_ARENA_MIB = 512
 

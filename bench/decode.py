@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from ..engine.config import option
-from ..front.flags import parse_configs
+from tasuki.bench.measure.floors import measure_floors
+from tasuki.bench.measure.host import describe_host
+from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.report import Report, Row
+from tasuki.bench.measure.rig import Answer, Rig
+from tasuki.utils.config.flags import parse_configs
+from tasuki.utils.config.options import option
+
 from .config import BenchConfig
 from .errors import BenchError
-from .floors import measure_floors
-from .host import describe_host
 from .idle import idle_between_steps
-from .model_floor import ModelFloor
-from .report import Report, Row
-from .rig import Answer, Rig
 from .transformers_peer import decode_seconds
 from .workload import DECODE_PEER_RATIO, DECODE_TARGETS, IDLE_BATCH, IDLE_SECONDS, Point
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tasuki.bench.cases.case import measure
+from tasuki.bench.cases.stage import Stage
+from tasuki.bench.measure.floors import measure_floors
+from tasuki.bench.measure.host import describe_host
+from tasuki.bench.measure.report import Report
+from tasuki.utils.config.flags import parse_config
+from tasuki.utils.config.options import option
 
-from ..engine.config import option
-from ..front.flags import parse_config
-from .cases.case import measure
-from .cases.stage import Stage
 from .errors import BenchError
-from .floors import measure_floors
-from .host import describe_host
-from .report import Report
 
 FAMILIES = (
     "gdn",

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..engine.config import option
-from ..front.flags import parse_configs
+from tasuki.bench.measure.floors import measure_floors
+from tasuki.bench.measure.host import describe_host
+from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.report import Report, Row
+from tasuki.bench.measure.rig import Rig
+from tasuki.utils.config.flags import parse_configs
+from tasuki.utils.config.options import option
+
 from .config import BenchConfig
-from .floors import measure_floors
-from .host import describe_host
-from .model_floor import ModelFloor
-from .report import Report, Row
-from .rig import Rig
 from .tick_cost import tick_cost
 from .transformers_peer import prefill_seconds
 from .workload import MOST_TICK_COST, PREFILL_PEER_RATIO, PREFILL_TARGETS

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-
-from ..engine.event_ticks import EventTicks
-from ..model.batch import Batch, SequenceSlice
-from ..model.hooks import LayerHooks, NullHooks
-from ..pycache.layout import PAGE_TOKENS
-from .rig import Rig
-from .timing import once_seconds
+from tasuki.bench.measure.rig import Rig
+from tasuki.bench.measure.timing import once_seconds
+from tasuki.engine.runner.layer_events import EventTicks
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.hooks import LayerHooks, NullHooks
+from tasuki.pycache.layout import PAGE_TOKENS
 
 _PAIRS = 15
 _WARMUPS = 2

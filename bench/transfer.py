@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from tasuki.bench.measure.floors import measure_floors
+from tasuki.bench.measure.host import describe_host
+from tasuki.bench.measure.report import Report, Row
+from tasuki.transfer.transports.nixl.transport import installed_package
+from tasuki.utils.config.flags import parse_configs
+from tasuki.utils.config.options import option
 
-from ..engine.config import option
-from ..front.flags import parse_configs
-from ..transfer.transports.nixl import installed_package
 from .config import BenchConfig
 from .errors import BenchError
-from .floors import measure_floors
-from .host import describe_host
-from .report import Report, Row
 
 _GPU_PARTS = ("blocks", "engine", "nodes")
 _CPU_PARTS = ("digest", "goodput", "control", "early", "wire")
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Iterator[Row | str]:
     if "blocks" in parts:
-        from .handover.blocks import block_rows
+        from tasuki.bench.handover.blocks import block_rows
 
         # NIXL's are what the others are for.
         for kind in dict.fromkeys([own.transport, *(["nixl"] if installed_package() else [])]):
@@ -75,23 +75,23 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
     if "engine" in parts or "nodes" in parts:
         yield from _model_rows(parts, config, own)
     if "digest" in parts:
-        from .handover.digest_rate import digest_rows
+        from tasuki.bench.handover.digest_rate import digest_rows
 
         yield from digest_rows()
     if "goodput" in parts:
-        from .handover.goodput import goodput_rows
+        from tasuki.bench.handover.goodput import goodput_rows
 
         yield from goodput_rows()
     if "control" in parts:
-        from .handover.control import control_rows
+        from tasuki.bench.handover.control import control_rows
 
         yield from control_rows()
     if "early" in parts:
-        from .handover.early import early_rows
+        from tasuki.bench.handover.early import early_rows
 
         yield from early_rows()
     if "wire" in parts:
-        from .handover.encoded import encoded_rows
+        from tasuki.bench.handover.encoded import encoded_rows
 
         yield from encoded_rows()
 
@@ -99,7 +99,7 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
 def _model_rows(
     parts: Sequence[str], config: BenchConfig, own: TransferConfig
 ) -> Iterator[Row | str]:
-    from .handover.gpu_rows import Workload, engine_rows, first_token_rows
+    from tasuki.bench.handover.gpu_rows import Workload, engine_rows, first_token_rows
 
     model = config.model_config()
     engine = config.engine_config()

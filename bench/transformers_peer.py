@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from tasuki.bench.measure.timing import median_seconds
+from tasuki.model.config import DenseShape, ModelConfig
 
-from ..model.config import DenseShape, ModelConfig
 from .errors import BenchError
-from .timing import median_seconds
 
 _STEPS = 16
 

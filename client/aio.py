@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.utils.tls import ClientTls
 
-from ..front.tls import ClientTls
-from ..proto import inference_pb2 as pb
-from ..proto import inference_pb2_grpc as pb_grpc
 from .answer import Answer, AnswerParts, Piece
 from .cache_events import EventBatch, EventParts
 from .channel import open_async_channel
@@ -20,7 +20,7 @@ from .conversation import Conversation
 from .errors import ClientError, client_error
 from .prompt import Prompt, SamplingOptions, generate_request
 from .retry import RetryPolicy, next_pause
-from .session_life import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
+from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
 Result = TypeVar("Result")
 AsyncCall = Any

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
-
-from ..engine.messages import (
+from tasuki.engine.messages import (
     FinishReason,
     HitBreakdown,
     PullReport,
@@ -15,8 +14,9 @@ from ..engine.messages import (
     TransferReport,
     Usage,
 )
-from ..front.loss_messages import read_lost
-from ..proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2 as pb
+from tasuki.server.grpc.cache_messages import read_lost
+
 from .errors import ClientError, client_error
 from .retry import RetryPolicy, next_pause
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2 as pb
 
 
 @dataclass(frozen=True)

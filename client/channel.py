@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grpc
-
-from ..front.tls import ClientTls
+from tasuki.utils.tls import ClientTls
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 2**20),

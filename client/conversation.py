@@ -6,7 +6,8 @@ only what the server confirmed is in it, so that a rebuilt session is exactly th
 
 from collections.abc import Iterator, Sequence
 
-from ..proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2 as pb
+
 from .prompt import Prompt
 
 

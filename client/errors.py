@@ -5,7 +5,7 @@ import grpc
 
 class ClientError(Exception):
     """A call was refused or lost. status: the gRPC status; kind: what programs may switch on
-    (docs of front/errors.py), None where the failure is not the server's. retry_after: seconds
+    (docs of server/errors.py), None where the failure is not the server's. retry_after: seconds
     after which the server would have it again, None where it did not say."""
 
     def __init__(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from ..proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2 as pb
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -3,13 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engine.config import option
-from ..front.etcd import Etcd
-from ..front.wire_options import WireOptions
-from ..transfer.peer_values import LONGEST_NAME, is_name
-from ..transfer.transports.choice import KINDS
-from .etcd_membership import EtcdMembership
-from .membership import FileMembership, FixedMembership, Membership, check_target
+from tasuki.server.discovery.etcd import Etcd
+from tasuki.server.discovery.etcd_membership import EtcdMembership
+from tasuki.server.discovery.membership import (
+    FileMembership,
+    FixedMembership,
+    Membership,
+    check_target,
+)
+from tasuki.transfer.peer_values import LONGEST_NAME, is_name
+from tasuki.transfer.precision.options import WireOptions
+from tasuki.transfer.transports.factory import KINDS
+from tasuki.utils.config.options import option
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ unless whoever started the node has said that its network is private.
 from dataclasses import dataclass
 
 import grpc
-
-from ..front.server import is_loopback
-from ..transfer.contract import Difference
-from .membership import MembershipError
+from tasuki.server.bind import is_loopback
+from tasuki.server.discovery.membership import MembershipError
+from tasuki.transfer.protocol.contract import Difference
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 2**20),

@@ -16,24 +16,24 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
-from ..engine import messages as m
-from ..transfer.contract import Contract
-from ..transfer.node_identity import NodeIdentity
-from ..transfer.node_progress import NodeProgress
-from ..transfer.receiver import Receiver
-from ..transfer.sender import Sender
-from ..transfer.severing import Severing
-from ..transfer.transports.base import Transport
-from ..transfer.writer_life import WriterLife
-from . import handover_wire as wire
-from .attempts import Attempts
+from tasuki.engine import messages as m
+from tasuki.server.discovery.membership import Membership
+from tasuki.transfer.fencing.connection_breaker import Severing
+from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.base import Transport
+
+from . import handover_messages as wire
 from .dialling import Dialling
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
-from .membership import Membership
-from .outgoing_pulls import OutgoingPulls
 from .prefill_link import PrefillConnection, PrefillLink
-from .prefill_links import PrefillLinks
+from .prefill_links import Attempts, PrefillLinks
+from .pull_senders import OutgoingPulls
 
 log = logging.getLogger(__name__)
 

@@ -16,31 +16,32 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from ..engine import messages as m
-from ..proto import handover_pb2 as pb
-from ..transfer import peer_values as told
-from ..transfer.destination import Destination
-from ..transfer.errors import DigestMismatch, PeerInvalid, TransferError
-from ..transfer.failpoints import Place, reach
-from ..transfer.fence import FenceReason
-from ..transfer.outgoing import Drain
-from ..transfer.progress_watch import ProgressWatch
-from ..transfer.protocol import (
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer import peer_values as told
+from tasuki.transfer.errors import DigestMismatch, PeerInvalid, TransferError
+from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.fencing.evidence import FenceReason
+from tasuki.transfer.liveness.progress_watch import ProgressWatch
+from tasuki.transfer.protocol.handover_states import (
     IllegalTransition,
     ReceiverEvent,
     ReceiverState,
     receiver_machine,
 )
-from ..transfer.receiver import Receiver
-from ..transfer.room_tasks import RoomTasks
-from ..transfer.timeline import Phase, PhaseClock
-from ..transfer.wire import drain_from_wire, windows_from_wire
-from . import handover_wire as wire
+from tasuki.transfer.protocol.messages import drain_from_wire, windows_from_wire
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms.room_tasks import RoomTasks
+from tasuki.transfer.timeline import Phase, PhaseClock
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import Drain
+
+from . import handover_messages as wire
+from .drain_request import DrainRequest
 from .handover_settings import HandoverSettings
-from .outgoing_pull import OutgoingPull, Say
 from .prefill_link import PrefillConnection, PrefillLink
+from .pull_sender import OutgoingPull, Say
 from .room_stream import RoomStream, StreamBroke
-from .writer_fence import DrainRequest
 
 log = logging.getLogger(__name__)
 

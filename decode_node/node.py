@@ -9,27 +9,28 @@ import asyncio
 from dataclasses import asdict, replace
 from functools import partial
 
-from ..engine.build import EngineParts, build_early_start, build_engine
-from ..engine.config import EngineConfig
-from ..engine.messages import EarlyStepEnded, Outbox
-from ..engine.role import Role
-from ..front.config import FrontConfig
-from ..front.gateway import gateway_of
-from ..front.handover_status import HandoverStatus
-from ..front.loop_thread import LoopThread
-from ..front.node import Node
-from ..front.openai_routes import openai_routes, served_model
-from ..front.progress_bar import progress_bar
-from ..front.role_change import RoleChange
-from ..front.services import front_services
-from ..front.text_codec import TextCodec
-from ..front.tls import ClientTls
-from ..front.trace_export import open_tracing
-from ..pycache.prefix_cache import FreshIds, leave_as_is
-from ..transfer.data_plane import DataPlane
-from ..transfer.hop_ends import HopEnds
-from ..transfer.room_deadlines import ReceiverDeadlines
-from ..transfer.steps import StepCounter
+from tasuki.engine.build import EngineParts, build_early_start, build_engine
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import EarlyStepEnded, Outbox
+from tasuki.engine.role import Role
+from tasuki.pycache.prefix_cache import FreshIds, leave_as_is
+from tasuki.server.config import FrontConfig
+from tasuki.server.daemon.node import Node
+from tasuki.server.grpc.services import front_services
+from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.role_change import RoleChange
+from tasuki.server.smg.factory import gateway_of
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.tracing.export import open_tracing
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines
+from tasuki.transfer.transfer_engine import HopEnds
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.utils.loops.loop_thread import LoopThread
+from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.tls import ClientTls
+
 from .config import DecodeConfig
 from .dialling import Dialling
 from .handover_client import HandoverClient
@@ -90,7 +91,11 @@ class DecodeNode:
             progress=progress_bar("decode graphs"),
         )
         gateway = gateway_of(
-            engine_config, front_config, parts.model_config, engine, codec.tokenizer
+            engine_config,
+            front_config,
+            parts.model_config,
+            engine.max_request_tokens,
+            codec.tokenizer,
         )
         self.front = Node(
             engine,
@@ -102,7 +107,9 @@ class DecodeNode:
             handover=self._handover,
             routes=partial(
                 openai_routes,
-                model=served_model(engine_config.model, front_config, engine, codec),
+                model=served_model(
+                    engine_config.model, front_config, engine.max_request_tokens, codec
+                ),
             ),
             status=self._status,
             about={"node": config.name, "role": "decode"},

@@ -15,28 +15,32 @@ import time
 from collections.abc import Callable
 
 import grpc
-
-from ..front.handover_status import PrefillNodeState, PrefillNodeStatus
-from ..proto import handover_pb2 as pb
-from ..proto import handover_pb2_grpc
-from ..transfer import peer_values as told
-from ..transfer.connecting import connect_within
-from ..transfer.contract import Contract, ContractMismatch, Difference
-from ..transfer.errors import PeerSilent, TransferError
-from ..transfer.fence import Evidence
-from ..transfer.node_identity import NodeIdentity
-from ..transfer.node_progress import NodeProgress, progress_from_wire, progress_to_wire
-from ..transfer.outgoing import Drain
-from ..transfer.sender import Sender
-from ..transfer.silence import Silence, unless_silent
-from ..transfer.wire import (
+from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import handover_pb2_grpc
+from tasuki.transfer import peer_values as told
+from tasuki.transfer.errors import PeerSilent, TransferError
+from tasuki.transfer.fencing.evidence import Evidence
+from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
+from tasuki.transfer.liveness.node_progress import (
+    NodeProgress,
+    progress_from_wire,
+    progress_to_wire,
+)
+from tasuki.transfer.liveness.silence import Silence, unless_silent
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Difference
+from tasuki.transfer.protocol.messages import (
     drain_from_wire,
     drain_to_wire,
     lease_from_wire,
     node_from_wire,
     node_to_wire,
 )
-from ..transfer.writer_life import WriterLife
+from tasuki.transfer.sending.connect import connect_within
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.windows.send_report import Drain
+
 from .dialling import Dialling
 from .handover_settings import HandoverSettings
 

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import grpc
-
-from ..proto import handover_pb2 as pb
-from ..transfer.failpoints import Place, reach
+from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.failpoints import Place, reach
 
 log = logging.getLogger(__name__)
 

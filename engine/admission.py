@@ -4,20 +4,21 @@ nothing."""
 import time
 from collections.abc import Callable
 
-from ..pycache.layout import PAGE_TOKENS
-from ..pycache.prefix_cache import HybridPrefixCache
-from ..transfer.unit_sizes import UnitSizes
-from .checkpoints import plan_checkpoints
+from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
+from tasuki.engine.handover.decode_side import TakeOver
+from tasuki.engine.handover.pull_receiver import Pulls
+from tasuki.engine.messages import Choice
+from tasuki.engine.routing.cost_learner import RateMeter
+from tasuki.engine.routing.cost_model import Rates, Verdict, where, whether_to_pull
+from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.transfer.windows.unit_sizes import UnitSizes
+
 from .config import EngineConfig
-from .eviction_ledger import EvictionLedger
-from .hit import breakdown
 from .messages import Outbox, PrefillAccepted, RouteReport
-from .pulls import Pulls
-from .rate_meter import RateMeter
-from .rates import Choice, Rates, Verdict, where, whether_to_pull
 from .request import AwaitingGrant, Prefilling, Progress, Request
 from .role import Role
-from .take_over import TakeOver
 
 
 class Admission:

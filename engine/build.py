@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tasuki.engine.handover.early_start import Barriers, EarlyStart
+from tasuki.engine.handover.early_step import EarlySteps
+from tasuki.engine.runner.base import HostRunner, Runner
+from tasuki.engine.scheduling.turn_end import read_tool_call_ids
+from tasuki.model.config import ModelConfig
+from tasuki.model.flops import PrefillFlops
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.layers import ModelWeights
+from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.prefix_cache import FreshIds, HybridPrefixCache, leave_as_is
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.unit_sizes import UnitSizes
+from tasuki.utils.progress import Progress, untold
 
-from ..model.checkpoint import load_weights
-from ..model.config import ModelConfig
-from ..model.prefill_cost import PrefillFlops
-from ..model.progress import Progress, untold
-from ..model.qwen3_5 import Qwen35Model
-from ..model.weights import ModelWeights
-from ..pycache.arena import Arena
-from ..pycache.layout import CacheLayout
-from ..pycache.prefix_cache import FreshIds, HybridPrefixCache, leave_as_is
-from ..transfer.sender import Sender
-from ..transfer.steps import StepCounter
-from ..transfer.unit_sizes import UnitSizes
 from .config import EngineConfig, EngineConfigError
-from .early_start import Barriers, EarlyStart
-from .early_step import EarlySteps
 from .engine import Engine
 from .role import Role
-from .runner import HostRunner, Runner
-from .turn_hint import read_tool_call_ids
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def build_model(config: ModelConfig, weights: ModelWeights) -> Qwen35Model:
     device = weights.embedding.device
     if device.type == "cpu":
         return Qwen35Model(config, weights)
-    from ..model.triton_operators import TritonBackend
+    from tasuki.model.backends.triton_backend import TritonBackend
 
     return Qwen35Model(config, weights, TritonBackend(config, weights.dtype, device))
 
@@ -152,7 +152,7 @@ def build_early_start(
     model = parts.model
     if parts.arena.bytes.device.type == "cpu":
         return EarlyStart(EarlySteps(model, parts.arena, on_end), barriers)
-    from ..model.triton_operators import TritonBackend
+    from tasuki.model.backends.triton_backend import TritonBackend
 
     # Of its own: forwards of one back end share streams.
     backend = TritonBackend(model.config, model.weights.dtype, parts.arena.bytes.device)
@@ -166,8 +166,8 @@ def build_runner(
     """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
     if parts.arena.bytes.device.type == "cpu":
         return HostRunner(parts.model, parts.arena, parts.steps)
-    from .device_runner import DeviceRunner
-    from .event_ticks import EventTicks
+    from tasuki.engine.runner.cuda_runner import DeviceRunner
+    from tasuki.engine.runner.layer_events import EventTicks
 
     return DeviceRunner(
         parts.model,

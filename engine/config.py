@@ -1,20 +1,8 @@
 """Everything that shapes an engine, fixed before it starts."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-
-def option(
-    default: Any,
-    text: str,
-    choices: tuple[str, ...] | None = None,
-    aliases: tuple[str, ...] = (),
-) -> Any:
-    """A dataclass field that is also a command-line flag. aliases: how other engines spell it."""
-    metadata: dict[str, Any] = {"help": text, "aliases": aliases}
-    if choices is not None:
-        metadata["choices"] = choices
-    return field(default=default, metadata=metadata)
+from tasuki.utils.config.options import option
 
 
 class EngineConfigError(ValueError):

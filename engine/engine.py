@@ -12,21 +12,29 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from ..model.sampler import Sampled, stop_ids
-from ..pycache._cpp_cache import ImpossibleRequest, IntegrityError
-from ..pycache.prefix_cache import HybridPrefixCache
-from ..transfer.sender import Sender
-from ..transfer.unit_sizes import UnitSizes
+from tasuki.engine.accounting.evictions import EvictionLedger
+from tasuki.engine.accounting.stats import stats_reply, tree_reply
+from tasuki.engine.accounting.step_timing import StepTimes
+from tasuki.engine.handover.decode_side import TakeOver
+from tasuki.engine.handover.early_start import EarlyStart
+from tasuki.engine.handover.prefill_side import HandOn
+from tasuki.engine.handover.pull_receiver import Pulls
+from tasuki.engine.handover.pull_sender import Offers
+from tasuki.engine.routing.cost_learner import RateMeter
+from tasuki.engine.runner.base import Flight, Runner
+from tasuki.engine.scheduling.queue_limit import QueueLimit
+from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.engine.scheduling.turn_end import keep_state, turn_hint
+from tasuki.model.ops.sampling.reference import Sampled, stop_ids
+from tasuki.pycache._cpp_cache import ImpossibleRequest, IntegrityError
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.windows.unit_sizes import UnitSizes
+
 from . import messages as m
 from .admission import Admission
 from .config import EngineConfig
-from .early_start import EarlyStart
-from .eviction_ledger import EvictionLedger
-from .hand_on import HandOn
-from .offers import Offers
-from .pulls import Pulls
-from .queue_limit import QueueLimit
-from .rate_meter import RateMeter
+from .forward_plan import Work
 from .request import (
     Aborted,
     Active,
@@ -38,14 +46,6 @@ from .request import (
     Request,
 )
 from .role import Role
-from .runner import Flight, Runner
-from .scheduler import Scheduler, Work
-from .stats import stats_reply
-from .step_times import StepTimes
-from .take_over import TakeOver
-from .tree_query import tree_reply
-from .turn_hint import turn_hint
-from .turns import keep_state
 
 log = logging.getLogger(__name__)
 

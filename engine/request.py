@@ -10,15 +10,14 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache._cpp_cache import CheckpointKind, Lease
+from tasuki.pycache.layout import PAGE_TOKENS
 
-from ..model.sampling import SamplingParams
-from ..pycache._cpp_cache import Lease
-from ..pycache.layout import PAGE_TOKENS
-from .checkpoints import PlannedCheckpoint
-from .life import LifeMark, marked
 from .messages import (
     Grant,
     HitBreakdown,
+    LifeMark,
     PullReport,
     RequestId,
     RoomId,
@@ -27,7 +26,16 @@ from .messages import (
     Tokens,
     ToldRoom,
     TransferReport,
+    marked,
 )
+
+
+@dataclass(frozen=True)
+class PlannedCheckpoint:
+    """The state after `position` tokens is to be kept."""
+
+    position: int
+    kind: CheckpointKind
 
 
 class IllegalMove(Exception):

@@ -1,9 +1,33 @@
-"""One forward's work as tensors: which tokens, which pages and slots they read and write."""
+"""One forward's work as tensors: which tokens, which pages and slots they read and write; a decode
+forward at fixed addresses, which a captured graph reads every time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """One token of each of B sequences, of which the first rows[0] count; all int32 on one device.
+
+    positions [B]: of this token. context_lens [B]: positions + 1, what its query sees. page_table
+    [B, pages]: by logical page, what is beyond a context is never read. read_slots, write_slots
+    [B]: no row reads what another writes. rows [1]. Rows past rows[0] may hold anything: operators
+    read and write nothing of the arena for them.
+    """
+
+    positions: Tensor
+    context_lens: Tensor
+    page_table: Tensor
+    read_slots: Tensor
+    write_slots: Tensor
+    rows: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.positions.shape[0]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout, LayerKind
 
 _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})

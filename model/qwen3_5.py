@@ -6,17 +6,17 @@ calls on one arena come from one thread.
 """
 
 import torch
+from tasuki.model.backends.base import Backend, Operators
+from tasuki.model.backends.torch_backend import TorchBackend
+from tasuki.model.ops.norm.reference import rms_norm
+from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
+from tasuki.pycache.arena import Arena
 from torch import Tensor
 from torch.nn import functional
 
-from ..pycache.arena import Arena
 from .batch import Batch
 from .config import ModelConfig
 from .hooks import LayerHooks
-from .operators import Backend, Operators
-from .ops.norm import rms_norm
-from .torch_operators import TorchBackend
-from .weights import GdnWeights, LayerWeights, ModelWeights
 
 
 class Qwen35Model:

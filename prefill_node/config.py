@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..engine.config import option
-from ..front.wire_options import WireOptions
-from ..transfer.peer_values import LONGEST_NAME, is_name
-from ..transfer.transports.choice import KINDS
+from tasuki.transfer.peer_values import LONGEST_NAME, is_name
+from tasuki.transfer.precision.options import WireOptions
+from tasuki.transfer.transports.factory import KINDS
+from tasuki.utils.config.options import option
 
 
 @dataclass(frozen=True)

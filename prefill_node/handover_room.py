@@ -12,25 +12,26 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ..engine import messages as m
-from ..proto import handover_pb2 as pb
-from ..transfer.destination import Destination
-from ..transfer.errors import TransferError
-from ..transfer.failpoints import Place, reach
-from ..transfer.outgoing import Drain, RoomBroke, RoomEnd, RoomSent
-from ..transfer.progress_watch import ProgressWatch
-from ..transfer.protocol import (
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.errors import TransferError
+from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.liveness.progress_watch import ProgressWatch
+from tasuki.transfer.protocol.handover_states import (
     IllegalTransition,
     SenderEvent,
     SenderState,
     sender_machine,
 )
-from ..transfer.report import SendReport
-from ..transfer.room_deadlines import SenderDeadlines
-from ..transfer.sender import Sender
-from ..transfer.timeline import Phase, PhaseClock, sender_track
-from . import handover_wire as wire
-from .incoming_pull import IncomingPull, Say
+from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.timeline import Phase, PhaseClock, sender_track
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import Drain, SendReport
+
+from . import handover_messages as wire
+from .pull_receiver import IncomingPull, Say
 
 log = logging.getLogger(__name__)
 

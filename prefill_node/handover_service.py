@@ -17,39 +17,39 @@ from functools import partial
 from typing import TypeVar
 
 import grpc
-
-from ..engine import messages as m
-from ..front.errors import InvalidRequest
-from ..proto import handover_pb2 as pb
-from ..proto import handover_pb2_grpc
-from ..transfer import peer_values as told
-from ..transfer.contract import Contract, diff
-from ..transfer.errors import DuplicateRoom, PeerSilent, TransferError
-from ..transfer.failpoints import Place, reach
-from ..transfer.node_identity import NodeIdentity
-from ..transfer.node_progress import NodeProgress
-from ..transfer.outgoing import Drain
-from ..transfer.receiver import Receiver
-from ..transfer.room_deadlines import PullReceiverDeadlines, SenderDeadlines
-from ..transfer.room_tasks import RoomTasks
-from ..transfer.sender import Sender
-from ..transfer.severing import Severing
-from ..transfer.silence import unless_silent
-from ..transfer.transports.base import Transport
-from ..transfer.wire import (
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import handover_pb2_grpc
+from tasuki.server.errors import InvalidRequest
+from tasuki.transfer import peer_values as told
+from tasuki.transfer.errors import DuplicateRoom, PeerSilent, TransferError
+from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.fencing.connection_breaker import Severing
+from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.liveness.silence import unless_silent
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract, diff
+from tasuki.transfer.protocol.messages import (
     drain_from_wire,
     drain_to_wire,
     lease_from_wire,
     node_from_wire,
     node_to_wire,
 )
-from ..transfer.writer_life import WriterLife
-from . import handover_wire as wire
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines, SenderDeadlines
+from tasuki.transfer.rooms.room_tasks import RoomTasks
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.base import Transport
+from tasuki.transfer.windows.send_report import Drain
+
+from . import handover_messages as wire
+from .decode_connections import ReceiverConnections
 from .ended_rooms import EndedRooms
+from .gateway_rooms import ToldRooms
 from .handover_room import AbortAsked, OutgoingHandover, PullHeard, ReceiverLost, Stopped
-from .incoming_pulls import IncomingPulls
-from .receiver_connections import ReceiverConnections
-from .told_rooms import ToldRooms
+from .pull_receivers import IncomingPulls
 
 log = logging.getLogger(__name__)
 

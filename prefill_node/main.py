@@ -3,17 +3,18 @@
 import asyncio
 from collections.abc import Sequence
 
-from ..engine.build import build_parts
-from ..engine.config import EngineConfig
-from ..front.config import FrontConfig
-from ..front.flags import parse_configs
-from ..front.lifecycle import StopRequest, announce_ready
-from ..front.logs import configure_logging
-from ..front.progress_bar import progress_bar
-from ..front.role_change import NextRole, RoleChange, become
-from ..model.checkpoint import weights_digest
-from ..transfer.data_plane import DataPlane
-from ..transfer.transports.choice import build_transport
+from tasuki.engine.build import build_parts
+from tasuki.engine.config import EngineConfig
+from tasuki.model.weights.safetensors_folder import weights_digest
+from tasuki.server.config import FrontConfig
+from tasuki.server.daemon.lifecycle import StopRequest, announce_ready
+from tasuki.server.role_change import NextRole, RoleChange, become
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.transports.factory import build_transport
+from tasuki.utils.config.flags import parse_configs
+from tasuki.utils.logs import configure_logging
+from tasuki.utils.progress_bar import progress_bar
+
 from .config import PrefillConfig
 from .node import PrefillNode
 

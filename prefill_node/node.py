@@ -9,33 +9,35 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from ..engine.build import EngineParts, build_engine
-from ..engine.config import EngineConfig
-from ..engine.messages import Outbox, RoomId
-from ..engine.role import Role
-from ..front.access import Access
-from ..front.config import FrontConfig
-from ..front.etcd import Etcd
-from ..front.gateway import gateway_of
-from ..front.handover_status import HandoverStatus
-from ..front.loop_thread import LoopThread
-from ..front.node import Node
-from ..front.progress_bar import progress_bar
-from ..front.role_change import RoleChange
-from ..front.server import BindError, Server, Service, is_loopback, parse_bind, start_server
-from ..front.services import admin_service
-from ..front.trace_export import open_tracing
-from ..front.unserved import unserved_routes
-from ..proto import handover_pb2_grpc
-from ..pycache.prefix_cache import FreshIds, leave_as_is
-from ..transfer.data_plane import DataPlane
-from ..transfer.hop_ends import HopEnds
-from ..transfer.room_deadlines import SenderDeadlines
+from tasuki.engine.build import EngineParts, build_engine
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import Outbox, RoomId
+from tasuki.engine.role import Role
+from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.prefix_cache import FreshIds, leave_as_is
+from tasuki.server.auth.access import Access
+from tasuki.server.bind import BindError, is_loopback, parse_bind
+from tasuki.server.config import FrontConfig
+from tasuki.server.daemon.node import Node
+from tasuki.server.discovery.etcd import Etcd
+from tasuki.server.discovery.registration import Registration
+from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.server.grpc.services import admin_service
+from tasuki.server.grpc.unimplemented import unserved_routes
+from tasuki.server.role_change import RoleChange
+from tasuki.server.smg.factory import gateway_of
+from tasuki.server.tracing.export import open_tracing
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
+from tasuki.transfer.transfer_engine import HopEnds
+from tasuki.utils.loops.loop_thread import LoopThread
+from tasuki.utils.progress_bar import progress_bar
+
 from .config import PrefillConfig
+from .gateway_answers import ToldAnswers
+from .gateway_rooms import ToldRooms
 from .handover_service import HandoverService, HandoverServiceSettings
-from .registration import Registration
-from .told_answers import ToldAnswers
-from .told_rooms import ToldRooms
 
 _START_SECONDS = 30.0
 # Rooms and pulls, each within its patience.
@@ -87,7 +89,9 @@ class PrefillNode:
         self._loop = LoopThread("tasuki-handover", self._lost)
         told_rooms = ToldRooms() if front_config.gateway else None
         told = None if told_rooms is None else ToldAnswers(told_rooms, self._loop)
-        gateway = gateway_of(engine_config, front_config, parts.model_config, engine, None, told)
+        gateway = gateway_of(
+            engine_config, front_config, parts.model_config, engine.max_request_tokens, None, told
+        )
         self.front = Node(
             engine,
             front_config,

@@ -24,19 +24,19 @@ from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
-from tasuki.client.embedded import embedded_model
-from tasuki.dashboard.events import pools_event
-from tasuki.dashboard.exposition import Exposition
-from tasuki.dashboard.node_report import NodeReport
-from tasuki.dashboard.told import Told
+from tasuki.cli.embedded import embedded_model
+from tasuki.dashboard.history.events import pools_event
+from tasuki.dashboard.metrics.exposition import Exposition
+from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import Told
 from tasuki.engine.build import build_engine, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.messages import Evicted, RequestId, Submit
 from tasuki.engine.role import Role
-from tasuki.front.engine_client import EngineClient
-from tasuki.front.node_recorder import NodeRecorder
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.server.daemon.node_recorder import NodeRecorder
+from tasuki.server.engine_client import EngineClient
 
 MOST = 0.01
 _PROMPT_TOKENS = 70

@@ -25,19 +25,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from tasuki.bench.rig import random_parts
+from tasuki.bench.measure.rig import random_parts
 from tasuki.engine.build import build_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import RequestId, Submit
 from tasuki.engine.role import Role
-from tasuki.front.config import FrontConfig
-from tasuki.front.engine_client import EngineClient
-from tasuki.front.node import Node
-from tasuki.front.services import front_services
-from tasuki.front.text_codec import TextCodec
 from tasuki.model.config import ModelConfig
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.server.config import FrontConfig
+from tasuki.server.daemon.node import Node
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.grpc.services import front_services
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.pages import Opened, opened
 

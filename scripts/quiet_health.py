@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from tasuki.client.embedded import embedded_model
-from tasuki.client.launcher import Daemon
+from tasuki.cli.embedded import embedded_model
+from tasuki.cli.launcher import Daemon
 
 MOST_SECONDS = 0.050
 _MIB = 2**20

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasuki.front.chat_message import ChatMessage, ChatTemplateError
-from tasuki.front.chat_template import ChatTemplate, RenderedPrompt
-from tasuki.front.special_token_guard import SpecialTokenGuard
-from tasuki.front.tokenizer import Tokenizer
+from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
+from tasuki.server.text.chat_template import ChatTemplate, RenderedPrompt
+from tasuki.server.text.special_token_guard import SpecialTokenGuard
+from tasuki.server.text.tokenizer import Tokenizer
 
 from tests.front_fixtures import TEMPLATE
 

@@ -35,8 +35,10 @@ def fresh_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
-    for name, value in report.user_properties:
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport, config: pytest.Config
+) -> None:
+    for name, value in getattr(report, "user_properties", ()):
         if name == _SEED:
             config.stash[_SEEDS][report.nodeid] = value
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.cli.embedded import embedded_model
+from tasuki.cli.launcher import Daemon
 from tasuki.client.answer import Answer, AnswerStream
 from tasuki.client.channel import bearing
-from tasuki.client.embedded import embedded_model
-from tasuki.client.launcher import Daemon
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tasuki.client.verdict import TIE_MARGIN
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 

@@ -9,21 +9,16 @@ from queue import SimpleQueue
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_early_start
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.early_start import EarlyStart
+from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.role import Role
 from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.destination import Destination
 from tasuki.transfer.errors import TransferError
-from tasuki.transfer.outgoing import RoomSent
-from tasuki.transfer.receiver import Receiver
-from tasuki.transfer.sender import Sender, SenderSettings
-from tasuki.transfer.transports.loopback import (
-    Faults,
-    LoopbackFabric,
-    LoopbackTransport,
-    no_faults,
-)
-from tasuki.transfer.wire_settings import WireSettings
+from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.outgoing_room import RoomSent
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
+from tasuki.transfer.windows.destination import Destination
 
 from tests.engines import Lone
 from tests.loopback_pair import Ends

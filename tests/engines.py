@@ -8,16 +8,16 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_engine, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.early_start import EarlyStart
 from tasuki.engine.engine import Engine
+from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.random_weights import random_weights
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
-from tasuki.transfer.sender import Sender
-from tasuki.transfer.steps import StepCounter
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.windows.step_counter import StepCounter
 
 
 def poison(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import IO
 
-from tasuki.client.launcher import STOP_SECONDS, Daemon
+from tasuki.cli.launcher import STOP_SECONDS, Daemon
 
-_PRELOADED = ["tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.front.cli"]
+_PRELOADED = ["tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.cli.main"]
 _TAIL_LINES = 40
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG."""
@@ -105,7 +105,7 @@ def _live(
     os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)
     os.environ.update(environment)
-    from tasuki.front import cli
+    from tasuki.cli import main as cli
     from tasuki.transfer import failpoints
 
     # Read once, when it was imported: before this child had an environment of its own.

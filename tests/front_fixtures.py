@@ -10,13 +10,13 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tasuki.engine import messages as m
-from tasuki.front.chat_template import ChatTemplate
-from tasuki.front.config import FrontConfig
-from tasuki.front.engine_client import EngineClient
-from tasuki.front.server import Server, start_server
-from tasuki.front.services import front_services
-from tasuki.front.text_codec import TextCodec
-from tasuki.front.tokenizer import Tokenizer
+from tasuki.server.config import FrontConfig
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.grpc.server import Server, start_server
+from tasuki.server.grpc.services import front_services
+from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.tokenizer import Tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tasuki.model.batch import Batch, SequenceSlice
-from tasuki.model.checkpoint import load_weights
 from tasuki.model.config import ModelConfig
 from tasuki.model.hooks import LayerHooks, NullHooks
 from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
 

@@ -10,17 +10,17 @@ import grpc
 import numpy as np
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.decode_node.handover_settings import HandoverSettings
-from tasuki.decode_node.membership import FixedMembership
 from tasuki.engine import messages as m
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.handover_service import HandoverService, HandoverServiceSettings
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.contract import Contract
+from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.sender import SenderSettings
+from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Faults, no_faults
-from tasuki.transfer.wire_precision import WirePrecision
 
 from tests.loopback_pair import Pair, loopback_pair, plans, random_ids
 

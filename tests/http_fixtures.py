@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.front.config import FrontConfig
-from tasuki.front.http_generation import ServedModel
-from tasuki.front.http_server import HttpServer, start_http_server
-from tasuki.front.openai_routes import openai_routes
-from tasuki.front.text_codec import TextCodec
+from tasuki.server.config import FrontConfig
+from tasuki.server.http.server import HttpServer, start_http_server
+from tasuki.server.openai.generation import ServedModel
+from tasuki.server.openai.routes import openai_routes
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import Front, ScriptedEngine, running_front
 

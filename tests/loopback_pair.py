@@ -9,26 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tasuki.pycache.layout import CacheLayout, LayerKind
-from tasuki.transfer.destination import Destination
-from tasuki.transfer.digest import WindowDigester
-from tasuki.transfer.inlet import Inlet
-from tasuki.transfer.layer_codec import TorchLayerCodec
-from tasuki.transfer.outgoing import RoomEnd
-from tasuki.transfer.outlet import DirectOutlet, Outlet
-from tasuki.transfer.receiver import Receiver
-from tasuki.transfer.sender import Sender, SenderSettings
-from tasuki.transfer.staged_outlet import StagedOutlet
-from tasuki.transfer.staging_cells import StagingCells
-from tasuki.transfer.steps import StepCounter
-from tasuki.transfer.transports.loopback import (
-    Faults,
-    LoopbackFabric,
-    LoopbackTransport,
-    no_faults,
-)
-from tasuki.transfer.windows import ForwardPlan
-from tasuki.transfer.wire_precision import WirePrecision
-from tasuki.transfer.wire_units import WireUnits
+from tasuki.transfer.precision.decoding_sink import Inlet
+from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.layer_codec import TorchLayerCodec
+from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.precision.staging_buffer import StagingCells
+from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.direct_source import DirectOutlet, Outlet
+from tasuki.transfer.sending.outgoing_room import RoomEnd
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan
 
 POISON = 0xA5
 FULL, GDN = LayerKind.FULL, LayerKind.GDN

@@ -2,7 +2,7 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from tasuki.transfer.digest import WindowRows, splitmix64_all, word_keys
+from tasuki.transfer.windows.digest import WindowRows, splitmix64_all, word_keys
 
 
 def numpy_digest(memory: NDArray[np.uint8], rows: WindowRows) -> int:

@@ -10,14 +10,14 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.contract import Contract
-from tasuki.transfer.digest import WindowDigester
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.receiver import Receiver
-from tasuki.transfer.sender import Sender
-from tasuki.transfer.steps import StepCounter
-from tasuki.transfer.transports.nixl import NixlTransport
-from tasuki.transfer.windows import ForwardPlan
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.nixl.transport import NixlTransport
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan
 
 from tests.handover_nodes import HIT, PAGES, SLABS
 from tests.loopback_pair import random_ids, small_layout

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tasuki.client import demo_script
+from tasuki.cli.demo import script as demo_script
 from tasuki.model.config import ModelConfig
-from tasuki.model.random_weights import RandomSource
-from tasuki.model.weights import assemble
+from tasuki.model.weights.layers import assemble
+from tasuki.model.weights.random_weights import RandomSource
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

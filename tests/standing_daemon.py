@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from tasuki.client.launcher import Daemon
+from tasuki.cli.launcher import Daemon
 
 SECONDS = 3.0
 _TAIL_LINES = 400
 _MAIN = f"""
 import signal, sys, time
-from tasuki.front import cli
+from tasuki.cli import main as cli
 
 def busy(*_):
     until = time.monotonic() + {SECONDS}

@@ -8,7 +8,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.engine_pair import engine_pair
 from tests.engines import Lone, submit, tiny_parts

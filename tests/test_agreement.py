@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tasuki.cli.explain import main as explain
+from tasuki.cli.top import main as top
 from tasuki.client.answer import AnswerStream, read_usage
-from tasuki.client.explain import main as explain
 from tasuki.client.prompt import Prompt
-from tasuki.client.top import main as top
 from tasuki.engine.messages import Usage
 from tasuki.proto import inference_pb2 as pb
 

@@ -4,13 +4,13 @@ from typing import cast
 
 import pytest
 import torch
+from tasuki.engine.accounting.evictions import EvictionLedger
 from tasuki.engine.admission import Admission
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.eviction_ledger import EvictionLedger
-from tasuki.engine.pulls import Pulls
-from tasuki.engine.rate_meter import RateMeter
+from tasuki.engine.handover.decode_side import TakeOver
+from tasuki.engine.handover.pull_receiver import Pulls
 from tasuki.engine.role import Role
-from tasuki.engine.take_over import TakeOver
+from tasuki.engine.routing.cost_learner import RateMeter
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import LayerKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache

@@ -7,7 +7,7 @@ from threading import Thread
 import grpc
 import pytest
 from tasuki.proto import inference_pb2
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.attack.campaign import Row, run, table
 from scripts.attack.catalogue import ATTACKS

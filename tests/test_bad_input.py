@@ -13,12 +13,12 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from safetensors.torch import load_file, save_file
-from tasuki.client.embedded import embedded_model
+from tasuki.cli import main as cli
+from tasuki.cli.embedded import embedded_model
+from tasuki.cli.launcher import Daemon
 from tasuki.client.errors import ClientError, LaunchError
-from tasuki.client.launcher import Daemon
-from tasuki.front import cli
 from tasuki.proto import handover_pb2, inference_pb2
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, asked, flags, random_prompt
 

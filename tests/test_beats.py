@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
-from tasuki.front.loop_pulse import LoopPulse
-from tasuki.front.loop_thread import LoopThread
-from tasuki.prefill_node.receiver_connections import ReceiverConnections
+from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.connecting import connect_within
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.fence import ProcessIdentity
+from tasuki.transfer.liveness.node_progress import (
+    NodeProgress,
+    progress_from_wire,
+    progress_to_wire,
+)
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.node_progress import NodeProgress, progress_from_wire, progress_to_wire
+from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.sending.connect import connect_within
+from tasuki.utils.loops.loop_pulse import LoopPulse
+from tasuki.utils.loops.loop_thread import LoopThread
 
 from tests.handover_nodes import nodes
 

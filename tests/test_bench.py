@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from tasuki.bench.floors import Floors, measure_floors
 from tasuki.bench.idle import gaps
-from tasuki.bench.model_floor import ModelFloor
-from tasuki.bench.report import Row, as_line
-from tasuki.bench.timing import turn_seconds
+from tasuki.bench.measure.floors import Floors, measure_floors
+from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.report import Row, as_line
+from tasuki.bench.measure.timing import turn_seconds
 from tasuki.bench.workload import Point
-from tasuki.front import cli
-from tasuki.model.published import published_or_folder
+from tasuki.cli import main as cli
+from tasuki.model.known_models import published_or_folder
 
 from tests.engines import TINY
 

@@ -14,15 +14,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.engine import messages as m
-from tasuki.front.bridge import Bridge
-from tasuki.front.config import FrontConfig
-from tasuki.front.engine_client import EngineClient
-from tasuki.front.loop_thread import LoopThread, run_on
-from tasuki.front.server import Server, Service, start_server
-from tasuki.front.services import front_services
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.config import FrontConfig
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.grpc.loop_bridge import Bridge
+from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.server.grpc.services import front_services
+from tasuki.utils.loops.loop_thread import LoopThread, run_on
 
 from tests.front_fixtures import ScriptedEngine, text_codec
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tasuki.front.chat_message import ChatMessage, ChatTemplateError, ToolCall
-from tasuki.front.chat_template import ChatTemplate
-from tasuki.front.long_text import matches, substituted
-from tasuki.front.text_codec import TextCodec
+from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError, ToolCall
+from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.long_text import matches, substituted
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.chat_templates import TEMPLATES, rendered_part_by_part
 from tests.front_fixtures import text_codec

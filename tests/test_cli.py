@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tasuki.engine.config import EngineConfig, option
-from tasuki.front import cli
-from tasuki.front.config import FrontConfig
-from tasuki.front.flags import parse_config, parse_configs
+from tasuki.cli import main as cli
+from tasuki.engine.config import EngineConfig
+from tasuki.server.config import FrontConfig
+from tasuki.utils.config.flags import parse_config, parse_configs
+from tasuki.utils.config.options import option
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def test_a_bug_keeps_its_traceback(
     def broken(argv: list[str]) -> int:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("tasuki.client.demo.main", broken)
+    monkeypatch.setattr("tasuki.cli.demo.main.main", broken)
     assert cli.main(["demo"]) == 1
     told = capsys.readouterr().err
     assert "Traceback" in told and told.endswith("tasuki: error: a bug\n")

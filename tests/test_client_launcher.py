@@ -12,15 +12,15 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tasuki.client import demo_script
+from tasuki.cli import main as cli
+from tasuki.cli.demo import script as demo_script
+from tasuki.cli.launcher import Daemon, fused
 from tasuki.client.errors import ClientError, LaunchError
-from tasuki.client.launcher import Daemon, fused
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.front import cli
-from tasuki.front.chat_message import ChatMessage
-from tasuki.front.text_codec import TextCodec
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.goldens import MODELS, reference_dir
 from tests.random_checkpoint import write_random_model
@@ -110,7 +110,7 @@ def test_a_child_that_is_slow_is_named(daemon: Daemon) -> None:
 def test_no_child_outlives_a_killed_caller(flags: list[str]) -> None:
     source = (
         "import os, signal, sys\n"
-        "from tasuki.client.launcher import Daemon\n"
+        "from tasuki.cli.launcher import Daemon\n"
         "daemon = Daemon('serve', sys.argv[1:])\n"
         "daemon.wait_ready()\n"
         "print(daemon.pid, flush=True)\n"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tasuki.cli.demo.token_comparison import compare
+from tasuki.cli.generate import answer_all, as_json, as_text
 from tasuki.client.answer import Answer
 from tasuki.client.errors import ClientError
-from tasuki.client.generate import answer_all, as_json, as_text
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tasuki.client.verdict import compare
 from tasuki.engine import messages as m
 
 from tests.front_fixtures import Front, running_front, text_codec, usage

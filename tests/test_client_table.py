@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tasuki.dashboard import table
+from tasuki.cli.demo import session_table as table
 from tasuki.engine import messages as m
 
 from tests.front_fixtures import usage

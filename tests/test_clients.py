@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tasuki.client.embedded import embedded_model
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.cli.embedded import embedded_model
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.clients.environments import interpreter
 from tests.daemons import Node, flags, until

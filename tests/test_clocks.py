@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tasuki.proto import handover_pb2
-from tasuki.transfer.fence import LeaseExpired
-from tasuki.transfer.leases import WriterLeases
+from tasuki.transfer.fencing.evidence import LeaseExpired
+from tasuki.transfer.sending.write_leases import WriterLeases
 from tasuki.transfer.transports.base import Endpoint
 
 ROOT = Path(__file__).parent.parent

@@ -7,9 +7,9 @@ from contextlib import redirect_stdout
 from functools import cache
 
 import pytest
-from tasuki.client import completion
-from tasuki.front.cli import COMMANDS
-from tasuki.front.progress_bar import progress_bar
+from tasuki.cli import completion
+from tasuki.utils.commands import COMMANDS
+from tasuki.utils.progress_bar import progress_bar
 
 
 @cache

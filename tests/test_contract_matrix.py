@@ -9,8 +9,8 @@ import pytest
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.contract import Contract
-from tasuki.transfer.wire import node_to_wire
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.protocol.messages import node_to_wire
 
 from tests.handover_nodes import Nodes, nodes
 from tests.loopback_pair import FULL, GDN, small_layout

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from tasuki.cli.embedded import embedded_model
 from tasuki.client.answer import AnswerStream
-from tasuki.client.embedded import embedded_model
 from tasuki.client.errors import ClientError
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, Pair, Question, asked, flags, questions, until
 

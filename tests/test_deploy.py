@@ -16,9 +16,9 @@ import pytest
 import yaml
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig
-from tasuki.front.config import FrontConfig
-from tasuki.front.flags import parse_configs
 from tasuki.prefill_node.config import PrefillConfig
+from tasuki.server.config import FrontConfig
+from tasuki.utils.config.flags import parse_configs
 
 jsonschema = pytest.importorskip("jsonschema", reason="kubernetes-validate is not installed")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -6,14 +6,14 @@ import logging
 from pathlib import Path
 
 import pytest
+from tasuki.cli.launcher import Daemon
 from tasuki.client.errors import LaunchError
-from tasuki.client.launcher import Daemon
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.dialling import Dialling
-from tasuki.decode_node.membership import MembershipError
 from tasuki.decode_node.node import dialling
-from tasuki.front.config import FrontConfig
 from tasuki.proto import inference_pb2 as pb
+from tasuki.server.config import FrontConfig
+from tasuki.server.discovery.membership import MembershipError
 
 from tests.certificates import Authority
 from tests.daemons import Node, flags, until

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
-from tasuki.transfer.digest import WindowRows
+from tasuki.transfer.windows.digest import WindowRows
 
 from .numpy_digest import numpy_digest
 

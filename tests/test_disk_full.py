@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import flags, random_prompt
 
@@ -24,7 +24,7 @@ def logging_to_a_full_disk(command: str, *more: str) -> Iterator[str]:
     with (
         FULL_DISK.open("w") as full,
         subprocess.Popen(
-            [sys.executable, "-m", "tasuki.front.cli", *arguments, "--exit-with-parent"],
+            [sys.executable, "-m", "tasuki.cli.main", *arguments, "--exit-with-parent"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=full,

@@ -7,12 +7,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from tasuki.client import machine_checks
-from tasuki.client.doctor import main, model, peer, port
-from tasuki.client.embedded import embedded_model
-from tasuki.client.finding import Verdict
-from tasuki.front.config import FrontConfig
-from tasuki.front.text_codec import TextCodec
+from tasuki.cli.doctor import machine_checks
+from tasuki.cli.doctor.machine_checks import Verdict
+from tasuki.cli.doctor.main import main, model, peer, port
+from tasuki.cli.embedded import embedded_model
+from tasuki.server.config import FrontConfig
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.certificates import Authority
 from tests.front_fixtures import running_front

@@ -16,12 +16,12 @@ from tasuki.engine.build import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.random_weights import random_weights
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
-from tasuki.transfer.steps import StepCounter
 from tasuki.transfer.transports.loopback import Fault
+from tasuki.transfer.windows.step_counter import StepCounter
 
 from tests.engine_pair import EnginePair, engine_pair
 from tests.engines import TINY, Lone, submit, tiny_parts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tasuki.engine import messages as m
-from tasuki.engine.early_step import EarlySteps
+from tasuki.engine.handover.early_step import EarlySteps
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.transports.loopback import Fault
 

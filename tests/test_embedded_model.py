@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tasuki.client.embedded import embedded_model
-from tasuki.front.chat_message import ChatMessage
-from tasuki.front.chat_template import ChatTemplate
-from tasuki.front.tokenizer import Tokenizer
+from tasuki.cli.embedded import embedded_model
 from tasuki.model.batch import Batch
-from tasuki.model.checkpoint import load_weights
 from tasuki.model.config import ModelConfig
 from tasuki.model.hooks import NullHooks
 from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.tokenizer import Tokenizer
 
 from tests.goldens import Request, Workspace
 

@@ -2,9 +2,9 @@
 a writer too, and a cell of the sender's staging has one holder."""
 
 from hypothesis import settings
-from tasuki.transfer.staged_outlet import StagedOutlet
-from tasuki.transfer.wire_precision import Precision, WirePrecision
-from tasuki.transfer.wire_units import WireUnits
+from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.precision import Precision, WirePrecision
+from tasuki.transfer.precision.wire_layout import WireUnits
 
 from tests.test_encoded_wire import expected_page, expected_slot
 from tests.test_hop_state_machine import LAYOUT, Hops, Room, ids_in

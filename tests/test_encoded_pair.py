@@ -6,16 +6,16 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from tasuki.cli.embedded import embedded_model
 from tasuki.client.answer import Answer
-from tasuki.client.embedded import embedded_model
 from tasuki.client.prompt import Prompt
 from tasuki.model.config import ModelConfig
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.staged_outlet import StagedOutlet
-from tasuki.transfer.transports.nixl import installed_package
-from tasuki.transfer.wire_precision import Precision, WirePrecision
-from tasuki.transfer.wire_settings import WireSettings
-from tasuki.transfer.wire_units import WireUnits
+from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.precision import Precision, WirePrecision
+from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, asked, flags, random_prompt, until
 from tests.engine_pair import engine_pair

@@ -5,8 +5,8 @@ import asyncio
 
 import pytest
 from tasuki.engine import messages as m
+from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.wire_units import WireUnits
 
 from tests.handover_nodes import Nodes, grant_of, nodes
 from tests.test_encoded_wire import ALL_FP8, cells_in_use, expected_page, expected_slot

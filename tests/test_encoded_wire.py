@@ -10,20 +10,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasuki.transfer.descriptors import layer_bytes
-from tasuki.transfer.destination import Destination
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
-from tasuki.transfer.inlet import Inlet
-from tasuki.transfer.outgoing import Drain, RoomSent
-from tasuki.transfer.row_codec import RowFormat
-from tasuki.transfer.sender import SenderSettings
-from tasuki.transfer.staged_outlet import StagedOutlet
-from tasuki.transfer.staging_cells import StagingCells
+from tasuki.transfer.precision.decoding_sink import Inlet
+from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.precision import Precision, WirePrecision
+from tasuki.transfer.precision.row_codec import RowFormat
+from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.precision.staging_buffer import StagingCells
+from tasuki.transfer.precision.wire_layout import WireError, WireUnits
+from tasuki.transfer.sending.outgoing_room import RoomSent
+from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows import ForwardPlan, WindowHeader
-from tasuki.transfer.wire_precision import Precision, WirePrecision
-from tasuki.transfer.wire_settings import WireSettings
-from tasuki.transfer.wire_units import WireError, WireUnits
+from tasuki.transfer.windows.descriptors import layer_bytes
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.window import ForwardPlan, WindowHeader
 
 from tests.loopback_pair import (
     FULL,

@@ -8,7 +8,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.request import Decoding, Finished, IllegalMove, Request, Waiting
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.engines import Lone, submit, tiny_parts
 

@@ -6,8 +6,8 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
-from tasuki.engine.runner import HostRunner
-from tasuki.model.sampling import SamplingParams
+from tasuki.engine.runner.base import HostRunner
+from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.engines import Lone, submit, tiny_parts
 from tests.test_engine import alone, lone, prompt

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tasuki.cli.role import change_role
 from tasuki.client.channel import open_channel
 from tasuki.client.errors import ClientError
 from tasuki.client.retry import is_transient
-from tasuki.client.role import change_role
 from tasuki.engine import messages as m
-from tasuki.front.error_table import rows
-from tasuki.front.errors import RETRY_KEY, Retry
-from tasuki.front.text_codec import TextCodec
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.error_reference import rows
+from tasuki.server.errors import RETRY_KEY, Retry
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import running_front
 
@@ -24,9 +24,11 @@ CODEC = TextCodec(320, 4096, None, None)
 
 
 def test_the_page_is_written_by_the_code() -> None:
-    command = [sys.executable, "-m", "tasuki.front.error_table"]
+    command = [sys.executable, "-m", "tasuki.server.error_reference"]
     written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert written == PAGE.read_text(), "run: python -m tasuki.front.error_table > docs/errors.md"
+    assert written == PAGE.read_text(), (
+        "run: python -m tasuki.server.error_reference > docs/errors.md"
+    )
 
 
 def test_every_kind_says_when_it_comes() -> None:

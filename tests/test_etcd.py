@@ -6,9 +6,9 @@ from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 import pytest
-from tasuki.decode_node.etcd_membership import EtcdMembership
-from tasuki.front.etcd import Etcd, EtcdError
-from tasuki.prefill_node.registration import Registration
+from tasuki.server.discovery.etcd import Etcd, EtcdError
+from tasuki.server.discovery.etcd_membership import EtcdMembership
+from tasuki.server.discovery.registration import Registration
 
 from tests.daemons import Node, asked, flags, random_prompt, until
 from tests.etcd_process import EtcdProcess, running_etcd

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 from tasuki.engine import messages as m
-from tasuki.engine.losses import Eviction, LostState
-from tasuki.engine.room_names import RoomNames
+from tasuki.engine.handover.room_names import RoomNames
+from tasuki.engine.messages import Eviction, LostState
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, TreeConfig
 
 from tests.engines import Lone, engine_config, submit, tiny_parts

@@ -1,17 +1,17 @@
 """`explain` tells again what the client was told, and says so where nothing is known."""
 
 import pytest
+from tasuki.cli.explain import main, story
 from tasuki.client.errors import ClientError
-from tasuki.client.explain import main, story
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.engine.losses import Eviction, LostState
-from tasuki.front.answer_stream import finished_message
-from tasuki.front.loss_messages import eviction_message
-from tasuki.front.request_log import RequestLog
-from tasuki.front.text_codec import TextCodec
+from tasuki.engine.messages import Eviction, LostState
 from tasuki.proto import inference_pb2 as pb
+from tasuki.server.grpc.cache_messages import eviction_message
+from tasuki.server.grpc.response_stream import finished_message
+from tasuki.server.request_log import RequestLog
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import running_front, usage
 

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tasuki.transfer.fence import (
+from tasuki.transfer.fencing.evidence import (
     DrainAcknowledged,
     Fence,
     FenceReason,
     FenceTimeout,
     LeaseExpired,
-    ProcessIdentity,
     WriterDead,
 )
-from tasuki.transfer.outgoing import Drain
-from tasuki.transfer.writer_fence import LastResorts, WriterFence
-from tasuki.transfer.writer_life import WriterLife
+from tasuki.transfer.fencing.writer_fence import LastResorts, WriterFence
+from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.windows.send_report import Drain
 
 CHILD = """
 import sys

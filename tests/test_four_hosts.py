@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.namespaces import switched_hosts, why_not
 

@@ -5,9 +5,10 @@ import asyncio
 import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tasuki.front.access import Access
-from tasuki.front.server import BindError, start_server
-from tasuki.front.text_codec import TextCodec
+from tasuki.server.auth.access import Access
+from tasuki.server.bind import BindError
+from tasuki.server.grpc.server import start_server
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import running_front
 

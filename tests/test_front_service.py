@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.engine import messages as m
-from tasuki.front.config import FrontConfig
-from tasuki.front.errors import ERROR_KIND_KEY
-from tasuki.front.text_codec import TextCodec
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.config import FrontConfig
+from tasuki.server.errors import ERROR_KIND_KEY
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import Front, running_front, text_codec
 

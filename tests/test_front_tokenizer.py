@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tasuki.front.chat_message import ChatMessage, ChatTemplateError
-from tasuki.front.chat_template import ChatTemplate
-from tasuki.front.text_codec import TextCodec
-from tasuki.front.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
+from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
+from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
 
 from tests.front_fixtures import SPECIALS, TEMPLATE, text_codec, write_tokenizer
 

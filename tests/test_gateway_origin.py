@@ -15,11 +15,11 @@ from pathlib import Path
 import grpc
 import pytest
 from tasuki.engine import messages as m
-from tasuki.front.config import FrontConfig
-from tasuki.front.engine_client import EngineClient
-from tasuki.front.gateway_model import GatewayModel
-from tasuki.front.origin import Origin
-from tasuki.front.server import Service, start_server
+from tasuki.server.auth.request_context import Origin
+from tasuki.server.config import FrontConfig
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.grpc.server import Service, start_server
+from tasuki.server.smg.node_info import GatewayModel
 
 from tests.daemons import Node, flags, until
 from tests.front_fixtures import ScriptedEngine
@@ -30,7 +30,7 @@ require_protocol()
 
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc  # noqa: E402
-from tasuki.front.gateway_service import SERVICE, GatewayService  # noqa: E402
+from tasuki.server.smg.service import SERVICE, GatewayService  # noqa: E402
 
 MODEL = GatewayModel(Path("model"), "model", "qwen3_5_text", (), "float32", 320, 100, (2,))
 CALLER = "00f067aa0ba902b7"

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
-from tasuki.front.errors import FrontError, InvalidRequest
-from tasuki.front.gateway_blocks import (
+from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
+from tasuki.server.errors import FrontError, InvalidRequest
+from tasuki.server.smg.node_info import GatewayModel
+from tasuki.server.smg.usable_blocks import (
     Announced,
     Change,
     Cleared,
@@ -19,9 +21,7 @@ from tasuki.front.gateway_blocks import (
     Withdrawn,
     namespace_of,
 )
-from tasuki.front.gateway_model import GatewayModel
-from tasuki.front.tokenizer import IncrementalDetokenizer, Tokenizer
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
+from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 from tests.front_fixtures import usage, write_tokenizer
 from tests.smg_process import require_protocol
@@ -29,11 +29,11 @@ from tests.smg_process import require_protocol
 require_protocol()
 
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
-from tasuki.front.gateway_answer import GatewayAnswer  # noqa: E402
-from tasuki.front.gateway_events import GatewayEvents, block_hash  # noqa: E402
-from tasuki.front.gateway_loads import loads_message  # noqa: E402
-from tasuki.front.gateway_requests import read_gateway_request  # noqa: E402
-from tasuki.front.gateway_tokenizer import archive_chunks, tokenizer_archive  # noqa: E402
+from tasuki.server.smg.answer import GatewayAnswer  # noqa: E402
+from tasuki.server.smg.kv_events import GatewayEvents, block_hash  # noqa: E402
+from tasuki.server.smg.node_info import loads_message  # noqa: E402
+from tasuki.server.smg.request_reader import read_gateway_request  # noqa: E402
+from tasuki.server.smg.tokenizer_archive import archive_chunks, tokenizer_archive  # noqa: E402
 
 MODEL = GatewayModel(Path("model"), "model", "qwen3_5_text", (), "float32", 320, 100, (2,))
 Events = AsyncGenerator[m.TokenOut | m.Finished, None]

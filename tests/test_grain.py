@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tasuki.transfer.descriptors import window_pieces
-from tasuki.transfer.grain import Grain, Strip
-from tasuki.transfer.windows import WindowHeader
+from tasuki.transfer.windows.descriptors import window_pieces
+from tasuki.transfer.windows.units import Grain, Strip
+from tasuki.transfer.windows.window import WindowHeader
 
 from tests.loopback_pair import random_ids, small_layout
 

@@ -14,15 +14,15 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 import pytest
 from tasuki.decode_node.handover_client import HandoverClient
-from tasuki.decode_node.membership import FixedMembership
 from tasuki.engine import messages as m
-from tasuki.transfer.contract import Contract
-from tasuki.transfer.digest import WindowDigester
+from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.receiver import Receiver
-from tasuki.transfer.sender import Sender
-from tasuki.transfer.steps import StepCounter
-from tasuki.transfer.transports.nixl import NixlTransport
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.nixl.transport import NixlTransport
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
 
 from tests.handover_nodes import SLABS, Inbound, grant_of, wanted
 from tests.loopback_pair import POISON, small_layout

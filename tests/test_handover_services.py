@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from tasuki.decode_node import handover_wire
+from tasuki.decode_node import handover_messages as handover_wire
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.sender import SenderSettings
+from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault
 
 from tests.handover_nodes import HIT, Nodes, grant_of, nodes, other_weights, wanted

@@ -7,9 +7,10 @@ from itertools import combinations, islice, pairwise, permutations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tasuki.client import prefix_index
 from tasuki.client.answer import Answer
+from tasuki.client.prefix_index import PrefixIndex
 from tasuki.client.prompt import Prompt
-from tasuki.pycache import prefix_index
 from tasuki.pycache._cpp_cache import (
     CacheEvent,
     CheckpointKind,
@@ -18,8 +19,7 @@ from tasuki.pycache._cpp_cache import (
     TreeConfig,
     prefix_hashes,
 )
-from tasuki.pycache.prefix_index import PrefixIndex
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.colliding_pages import colliding_pages
 from tests.daemons import Node, flags, random_prompt, until

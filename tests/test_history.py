@@ -5,17 +5,16 @@ import time
 from typing import Any
 
 import numpy as np
-from tasuki.dashboard import views
-from tasuki.dashboard.event_journal import EventJournal
-from tasuki.dashboard.events import event_of
-from tasuki.dashboard.history import NodeHistory
-from tasuki.dashboard.hit_intervals import HitIntervals
-from tasuki.dashboard.tree_view import tree_view
-from tasuki.dashboard.what_if import WhatIf
+from tasuki.dashboard.history import views
+from tasuki.dashboard.history.event_journal import EventJournal
+from tasuki.dashboard.history.events import event_of
+from tasuki.dashboard.history.hit_intervals import HitIntervals
+from tasuki.dashboard.history.node_history import NodeHistory
+from tasuki.dashboard.history.tree_view import tree_view
+from tasuki.dashboard.history.what_if import WhatIf
 from tasuki.engine import messages as m
-from tasuki.engine.life import LifeMark
-from tasuki.engine.losses import Eviction, LostState
-from tasuki.model.sampling import SamplingParams
+from tasuki.engine.messages import Eviction, LifeMark, LostState
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
 

@@ -15,27 +15,28 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tasuki.transfer.destination import Destination
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
-from tasuki.transfer.outgoing import Drain, RoomBroke, RoomEnd, RoomSent
-from tasuki.transfer.protocol import (
+from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.protocol.handover_states import (
     Machine,
     ReceiverEvent,
     SenderEvent,
     receiver_machine,
     sender_machine,
 )
-from tasuki.transfer.pull_protocol import (
+from tasuki.transfer.protocol.pull_states import (
     PullReceiverEvent,
     PullSenderEvent,
     pull_receiver_machine,
     pull_sender_machine,
 )
-from tasuki.transfer.receiver import Receiver
-from tasuki.transfer.sender import Sender, SenderSettings
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
+from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows import ForwardPlan
-from tasuki.transfer.wire_precision import WirePrecision
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.window import ForwardPlan
 
 from tests.loopback_pair import Node, loopback_pair, small_layout
 

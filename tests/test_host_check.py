@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tasuki.front.config import FrontConfig
-from tasuki.front.http_hosts import host_name
+from tasuki.server.config import FrontConfig
+from tasuki.server.http.host_check import host_name
 
 from tests.front_fixtures import text_codec
 from tests.http_fixtures import HttpFront, running_http

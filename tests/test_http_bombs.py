@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
-from tasuki.front.config import FrontConfig
-from tasuki.front.text_codec import TextCodec
+from tasuki.server.config import FrontConfig
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import text_codec
 from tests.http_fixtures import HttpFront, running_http

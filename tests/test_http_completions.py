@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tasuki.engine import messages as m
-from tasuki.front.text_codec import TextCodec
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import text_codec
 from tests.http_fixtures import HttpFront, running_http

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-from tasuki.dashboard.history import NodeHistory
+from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, load_page
-from tasuki.front.access import Access
-from tasuki.front.http_dashboard import DashboardHandlers, DashboardSource
-from tasuki.front.http_server import start_http_server
+from tasuki.server.auth.access import Access
+from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
+from tasuki.server.http.server import start_http_server
 
 KEY = "a-key-of-this-test"
 

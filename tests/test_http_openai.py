@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from tasuki.cli.launcher import Daemon
 from tasuki.client.errors import LaunchError
-from tasuki.client.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, flags, until
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from tasuki.engine import messages as m
-from tasuki.front.caller import ANYBODY
-from tasuki.front.http_log import HttpLog
-from tasuki.front.http_server import start_http_server
-from tasuki.front.server import BindError
-from tasuki.front.text_codec import TextCodec
+from tasuki.server.auth.caller import ANYBODY
+from tasuki.server.bind import BindError
+from tasuki.server.http.log import HttpLog
+from tasuki.server.http.server import start_http_server
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import text_codec
 from tests.http_fixtures import JSON, HttpFront, running_http

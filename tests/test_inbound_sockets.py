@@ -4,7 +4,7 @@ import os
 import socket
 
 import pytest
-from tasuki.transfer.transports.inbound_sockets import InboundSockets, listening_ports
+from tasuki.transfer.transports.nixl.inbound_sockets import InboundSockets, listening_ports
 
 
 def test_only_connections_to_new_listeners_are_broken_and_no_handle_is_left() -> None:

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.client.errors import ClientError, client_error
 from tasuki.engine import messages as m
-from tasuki.front.at_once import AtOnce
-from tasuki.front.caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
-from tasuki.front.config import FrontConfig
-from tasuki.front.errors import RequestLimit, WatcherLimit
-from tasuki.front.request_names import RequestNames
-from tasuki.front.text_codec import TextCodec
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.auth.caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
+from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.config import FrontConfig
+from tasuki.server.errors import RequestLimit, WatcherLimit
+from tasuki.server.request_ids import RequestNames
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.daemons import Node, flags, until
 from tests.front_fixtures import Front, ScriptedEngine, running_front

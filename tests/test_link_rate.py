@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tasuki.transfer.link_rate import LinkRate
+from tasuki.transfer.sending.link_cost import LinkRate
 
 
 def feed(link: LinkRate, sizes: list[int], window_seconds: float, byte_seconds: float) -> None:

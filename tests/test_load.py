@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from tasuki.client.prompt import Prompt
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.load.load import load
 from scripts.load.memory import MemoryTrail

@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 import pytest
-from tasuki.front.config import FrontConfig
-from tasuki.front.text_codec import TextCodec
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.config import FrontConfig
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.daemons import Node, asked, flags, random_prompt
 from tests.front_fixtures import text_codec

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from tasuki.front.loop_thread import LoopLost, LoopThread, run_on
+from tasuki.utils.loops.loop_thread import LoopLost, LoopThread, run_on
 
 
 def unexpected(reason: str) -> None:

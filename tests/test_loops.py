@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tasuki.client.launcher import Daemon
+from tasuki.cli.launcher import Daemon
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, Question, asked, flags, questions, until
 from tests.standing_daemon import SECONDS, StandingDaemon, be_busy_now, sleep_now

@@ -5,7 +5,7 @@ import random
 from itertools import islice
 
 import pytest
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.lost_links.plan import Fault, asks, disturbances
 from scripts.lost_links.stream import StreamSettings, play

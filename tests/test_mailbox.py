@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.transports.mailbox import Mailbox, MailboxWriter
+from tasuki.transfer.transports.nvlink.mailbox import Mailbox, MailboxWriter
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tasuki.client.answer import Answer, AnswerStream
 from tasuki.decode_node.config import DecodeConfig
-from tasuki.decode_node.membership import FileMembership, FixedMembership, MembershipError
 from tasuki.proto import inference_pb2 as pb
+from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
 
 from tests.daemons import Node, asked, flags, random_prompt, until
 

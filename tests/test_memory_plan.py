@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tasuki.cli import main as cli
+from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.memory_plan import MIB, MemoryPlan
 from tasuki.engine.role import Role
-from tasuki.front import cli
-from tasuki.front.dry_run import GPUS
 from tasuki.model.config import ModelConfig
-from tasuki.model.published import PUBLISHED, published_or_folder
-from tasuki.model.random_weights import random_weights
-from tasuki.model.weight_sizes import WeightSizes, tensors
-from tasuki.model.weights import ModelWeights
+from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.weights.layers import ModelWeights
+from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.weights.weight_sizes import WeightSizes, tensors
+from tasuki.server.daemon.dry_run import GPUS
 
 from tests.engines import TINY, tiny_parts
 from tests.model_shapes import MOE

@@ -6,11 +6,11 @@ import pytest
 import torch
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.grain import Grain
-from tasuki.transfer.transports import nixl
 from tasuki.transfer.transports.base import Region
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.transports.nixl import NixlTransport, installed_package
+from tasuki.transfer.transports.nixl import transport as nixl
+from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
+from tasuki.transfer.windows.units import Grain
 
 from tests.loopback_pair import POISON, small_layout
 

@@ -11,17 +11,17 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tasuki.client.prompt import Prompt
-from tasuki.dashboard.exposition import Exposition
-from tasuki.dashboard.fault_metrics import FaultMetrics
-from tasuki.dashboard.metrics_reference import reference
-from tasuki.dashboard.node_report import NodeReport
+from tasuki.dashboard.metrics.exposition import Exposition
+from tasuki.dashboard.metrics.fault_metrics import FaultMetrics
+from tasuki.dashboard.metrics.metrics_reference import reference
+from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.engine import messages as m
-from tasuki.engine.life import LifeMark
-from tasuki.engine.step_times import StepTimes
-from tasuki.transfer.outgoing import Drain, RoomBroke, RoomSent
-from tasuki.transfer.report import SendReport
-from tasuki.transfer.sender_counters import SenderCounters
+from tasuki.engine.accounting.step_timing import StepTimes
+from tasuki.engine.messages import LifeMark
+from tasuki.transfer.sending.counters import SenderCounters
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
+from tasuki.transfer.windows.send_report import Drain, SendReport
 
 from tests.daemons import Node, flags, random_prompt, until
 
@@ -179,7 +179,9 @@ def test_prometheus_accepts_every_name(dialect: str) -> None:
 
 def test_the_reference_names_every_metric() -> None:
     page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
-    assert page == reference(), "run python -m tasuki.dashboard.metrics_reference > docs/metrics.md"
+    assert page == reference(), (
+        "run python -m tasuki.dashboard.metrics.metrics_reference > docs/metrics.md"
+    )
 
 
 def test_faults_and_fences_are_counted() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tasuki.model.ops.attention import paged_attention, plan_attention
-from tasuki.model.ops.conv import causal_conv, plan_conv
-from tasuki.model.ops.gdn import gated_delta_rule, plan_gdn
-from tasuki.model.ops.gdn_recurrent import recurrent_gated_delta_rule
-from tasuki.model.ops.moe import gated_shared, mixture, route
-from tasuki.model.ops.norm import gated_rms_norm, l2_norm, rms_norm
-from tasuki.model.ops.rope import apply_rotary, rotary_table
+from tasuki.model.ops.attention.reference import paged_attention, plan_attention
+from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
+from tasuki.model.ops.gdn.reference import gated_delta_rule, plan_gdn
+from tasuki.model.ops.gdn.reference_conv import causal_conv, plan_conv
+from tasuki.model.ops.gdn.reference_recurrent import recurrent_gated_delta_rule
+from tasuki.model.ops.moe.reference import gated_shared, mixture, route
+from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
 from tasuki.pycache.layout import PAGE_TOKENS
 from torch import Tensor
 from torch.nn import functional

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from tasuki.model.gumbel import gumbel, noise_key
-from tasuki.model.sampler import sample, stop_ids
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.gumbel import gumbel, noise_key
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import sample, stop_ids
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -3.0]])
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tasuki.model.checkpoint import Checkpoint, load_weights, weights_digest
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.random_weights import RandomSource, random_weights
-from tasuki.model.weights import ModelWeights, WeightsError, assemble
+from tasuki.model.weights.layers import ModelWeights, WeightsError, assemble
+from tasuki.model.weights.random_weights import RandomSource, random_weights
+from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
 from torch import Tensor
 
 from tests.goldens import Request, Workspace

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tasuki.client import demo_script
+from tasuki.cli.demo import script as demo_script
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 

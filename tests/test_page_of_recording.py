@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasuki.client.recording import RecordingWriter
-from tasuki.dashboard.events import event_of
+from tasuki.cli.recording.file_format import RecordingWriter
+from tasuki.dashboard.history.events import event_of
 from tasuki.engine import messages as m
-from tasuki.engine.losses import Eviction, LostState
-from tasuki.model.sampling import SamplingParams
+from tasuki.engine.messages import Eviction, LostState
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.timeline import (
     BarrierWait,
     HandoverTimeline,
@@ -75,7 +75,7 @@ def write_recording(path: Path) -> None:
 @contextmanager
 def replaying(path: Path) -> Iterator[str]:
     """HOST:PORT of `tasuki replay`."""
-    command = (*(sys.executable, "-m", "tasuki.front.cli"), "replay", str(path))
+    command = (*(sys.executable, "-m", "tasuki.cli.main"), "replay", str(path))
     serving = subprocess.Popen(
         [*command, "--bind", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
     )

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tasuki.cli.demo.token_comparison import TIE_MARGIN, TIE_SHARE
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tasuki.client.verdict import TIE_MARGIN, TIE_SHARE
 
 from tests.daemons import Node, flags
 from tests.goldens import MODELS, reference_dir

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, Pair, Question, questions, until
 from tests.tcp_proxy import TcpProxy

@@ -12,21 +12,21 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tasuki.decode_node import handover_wire as decode_wire
+from tasuki.decode_node import handover_messages as decode_wire
 from tasuki.engine import messages as m
-from tasuki.engine.losses import CAUSES
-from tasuki.prefill_node import handover_wire as prefill_wire
+from tasuki.engine.messages import CAUSES
+from tasuki.prefill_node import handover_messages as prefill_wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import timeline_pb2
 from tasuki.pycache._cpp_cache import HybridTree, TreeConfig
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, TransferError
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
+from tasuki.transfer.protocol.messages import lease_from_wire, node_from_wire, windows_from_wire
+from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire, timeline_from_wire
 from tasuki.transfer.timeline import KEPT_WINDOWS, ReceiverTrack
-from tasuki.transfer.timeline_wire import sender_track_from_wire, timeline_from_wire
-from tasuki.transfer.transports.nixl_address import NixlAddress
-from tasuki.transfer.transports.peer_address import PeerAddress
-from tasuki.transfer.wire import lease_from_wire, node_from_wire, windows_from_wire
+from tasuki.transfer.transports.nixl.address import NixlAddress
+from tasuki.transfer.transports.nvlink.peer_address import PeerAddress
 
 ROOM = m.RoomId(7)
 NOWHERE = ReceiverTrack((), (), ())

@@ -1,6 +1,6 @@
 """The pace at which a transport is asked: at once while bytes move, seldom while none do."""
 
-from tasuki.transfer.poll_pace import PollPace
+from tasuki.transfer.transports.poll_backoff import PollPace
 
 MOST = 0.0005
 

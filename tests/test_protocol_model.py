@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tasuki.engine.request import MOVES
-from tasuki.transfer.protocol import (
+from tasuki.transfer.protocol.handover_states import (
     RECEIVER,
     SENDER,
     IllegalTransition,
@@ -19,14 +19,14 @@ from tasuki.transfer.protocol import (
     receiver_machine,
     sender_machine,
 )
-from tasuki.transfer.pull_protocol import (
+from tasuki.transfer.protocol.pull_states import (
     PULL_RECEIVER,
     PULL_SENDER,
     PullReceiverState,
     PullSenderState,
 )
 
-MODELS = Path(__file__).parent.parent / "transfer" / "model"
+MODELS = Path(__file__).parent.parent / "transfer" / "protocol" / "spin"
 HANDOVER, PULL, RETRY = (MODELS / f"{name}.pml" for name in ("handover", "pull", "retry"))
 
 needs_spin = pytest.mark.skipif(

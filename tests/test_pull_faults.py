@@ -5,11 +5,11 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from tasuki.cli.explain import story
 from tasuki.client.answer import Answer
-from tasuki.client.explain import story
 from tasuki.client.prompt import Prompt
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.sweep.world import Victim, decode_flags, state, victim_flags
 from tests.daemons import NEW_TOKENS, Node, asked, flags, until

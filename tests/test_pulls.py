@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
-from tasuki.engine.rate_meter import LEAST
 from tasuki.engine.role import Role
-from tasuki.model.sampling import SamplingParams
+from tasuki.engine.routing.cost_learner import LEAST
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.transfer.digest import WindowDigester
-from tasuki.transfer.sender import Sender
+from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from tasuki.transfer.windows.digest import WindowDigester
 
 from tests.engines import Lone, engine_config, submit, tiny_parts
 

@@ -10,11 +10,11 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_engine
 from tasuki.engine.config import EngineConfigError
-from tasuki.engine.queue_limit import QueueLimit
 from tasuki.engine.request import Request
 from tasuki.engine.role import Role
+from tasuki.engine.scheduling.queue_limit import QueueLimit
 from tasuki.engine.thread import EngineThread
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.engines import Lone, engine_config, submit, tiny_parts
 from tests.test_pulls import prompt_of, reserve, sender_over

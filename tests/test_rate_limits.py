@@ -11,13 +11,13 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.front.api_keys import ApiKeyError, ApiKeys
-from tasuki.front.caller import ANYBODY, CERTIFIED, Caller, Scope
-from tasuki.front.config import FrontConfig
-from tasuki.front.errors import PromptTooLong, RateLimited
-from tasuki.front.rate_limits import RateLimits, no_limits
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.auth.api_keys import ApiKeyError, ApiKeys
+from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
+from tasuki.server.auth.rate_limits import RateLimits, no_limits
+from tasuki.server.config import FrontConfig
+from tasuki.server.errors import PromptTooLong, RateLimited
 
 from tests.daemons import Node, flags
 from tests.front_fixtures import running_front, text_codec

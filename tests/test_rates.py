@@ -5,8 +5,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tasuki.engine.rate_meter import FRESH, LEAST, LineFit, RateMeter
-from tasuki.engine.rates import Choice, Line, Rates, Verdict, where, whether_to_pull
+from tasuki.engine.messages import Choice
+from tasuki.engine.routing.cost_learner import FRESH, LEAST, LineFit, RateMeter
+from tasuki.engine.routing.cost_model import Line, Rates, Verdict, where, whether_to_pull
 
 FAST_LINK = Rates(Line(0.01, 1e-3), Line(0.05, 1e-4), Line(0.0, 1e-9), Line(0.002, 1e-9))
 amounts = st.integers(1, 100_000)

@@ -2,8 +2,8 @@
 
 import pytest
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.transports.nixl import ENVIRONMENT
-from tasuki.transfer.transports.rdma_retry import retry_bound
+from tasuki.transfer.transports.nixl.retry_bound import retry_bound
+from tasuki.transfer.transports.nixl.transport import ENVIRONMENT
 
 
 def test_the_bound_is_the_specifications() -> None:

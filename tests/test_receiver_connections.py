@@ -5,10 +5,10 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from tasuki.prefill_node.receiver_connections import ReceiverConnections
+from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
-from tasuki.transfer.leases import WriterLeases
 from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.sending.write_leases import WriterLeases
 from tasuki.transfer.transports.base import Endpoint
 
 from tests.loopback_pair import loopback_pair

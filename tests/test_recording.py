@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tasuki.bench.replay.replay import replay
+from tasuki.bench.replay.trace import load_trace
+from tasuki.cli.recording.file_format import Recording, RecordingError, RecordingWriter
+from tasuki.cli.recording.record import main as record
+from tasuki.cli.recording.replay_page import replayed
+from tasuki.cli.recording.trace_export import main as trace_export
 from tasuki.client.prompt import Prompt
-from tasuki.client.record import main as record
-from tasuki.client.recording import Recording, RecordingError, RecordingWriter
-from tasuki.client.replay_page import replayed
-from tasuki.client.trace_export import main as trace_export
-from tasuki.dashboard import views
-from tasuki.dashboard.prompt_blocks import PromptBlocks
+from tasuki.dashboard.history import views
+from tasuki.dashboard.history.prompt_blocks import PromptBlocks
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Usage
-from tasuki.model.sampling import SamplingParams
-from tasuki.replay.replay import replay
-from tasuki.replay.trace import load_trace
+from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.daemons import Node, flags, random_prompt, until
 
@@ -81,7 +81,7 @@ def test_the_page_of_a_recording_is_the_node_s(recorded: Recorded) -> None:
 def test_it_is_served_offline(recorded: Recorded) -> None:
     serving = subprocess.Popen(
         [
-            *(sys.executable, "-m", "tasuki.front.cli"),
+            *(sys.executable, "-m", "tasuki.cli.main"),
             *("replay", str(recorded.file), "--bind", "127.0.0.1:0"),
         ],
         stdout=subprocess.PIPE,
@@ -144,7 +144,11 @@ def test_a_recording_cut_short_is_read_up_to_there(tmp_path: Path) -> None:
     assert 0 < len(events) < 2000 and events[-1]["room"] == len(events) - 1
 
 
-@pytest.mark.parametrize("content", [b"", b"text", gzip.compress(b"{}\n"), gzip.compress(b"x\n")])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", gzip.compress(b"{}\n"), gzip.compress(b"x\n")],
+    ids=["empty", "text", "no header", "no JSON"],
+)
 def test_what_is_no_recording_is_refused_with_a_mend(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other"
     path.write_bytes(content)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tasuki.front import cli
+from tasuki.bench.replay.errors import ReplayError
+from tasuki.bench.replay.models import PUBLISHED, load_model
+from tasuki.bench.replay.prompts import Prompts
+from tasuki.bench.replay.replay import replay
+from tasuki.bench.replay.trace import load_trace
+from tasuki.cli import main as cli
 from tasuki.model.config import ModelConfig
-from tasuki.model.prefill_cost import PrefillFlops
-from tasuki.replay.errors import ReplayError
-from tasuki.replay.models import PUBLISHED, load_model
-from tasuki.replay.prompts import Prompts
-from tasuki.replay.replay import replay
-from tasuki.replay.trace import load_trace
+from tasuki.model.flops import PrefillFlops
 
 
 def line(time_ms: int, tokens: int, answer: int, blocks: list[int], **more: Any) -> dict[str, Any]:

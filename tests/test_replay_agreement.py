@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tasuki.replay.replay import replay
-from tasuki.replay.rules import ends_and_branches
-from tasuki.replay.trace import load_trace
+from tasuki.bench.replay.replay import replay
+from tasuki.bench.replay.rules import ends_and_branches
+from tasuki.bench.replay.trace import load_trace
 
 SHARED = Path(__file__).parents[2] / "shared"
 SIMULATOR = SHARED / "peers" / "hit_rate_sim.py"

@@ -16,8 +16,8 @@ import pytest
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc, inference_pb2
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
-from tasuki.transfer.transports.nixl import NixlTransport, installed_package
-from tasuki.transfer.transports.nixl_address import NixlAddress
+from tasuki.transfer.transports.nixl.address import NixlAddress
+from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 
 from tests.daemons import Node, asked, flags, questions, until
 

@@ -9,13 +9,13 @@ from threading import Thread
 import grpc
 import numpy as np
 import pytest
-from tasuki.client.embedded import embedded_model
+from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
-from tasuki.transfer.transports.nixl import NixlTransport, installed_package
+from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 
 from tests.daemons import Node, flags, random_prompt, until
 

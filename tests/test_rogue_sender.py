@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from tasuki.decode_node.handover_client import HandoverClient
-from tasuki.decode_node.membership import FixedMembership
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.contract import Contract
+from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.wire import node_to_wire
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.protocol.messages import node_to_wire
 
 from tests.handover_nodes import GENERATION, LIMITS, SLABS, Inbound, grant_of, wanted
 from tests.loopback_pair import Pair, loopback_pair

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.cli.role import change_role
+from tasuki.cli.role import main as role_command
 from tasuki.client.answer import Answer
 from tasuki.client.channel import bearing, open_channel
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
-from tasuki.client.role import change_role
-from tasuki.client.role import main as role_command
 from tasuki.client.session import Client
-from tasuki.client.verdict import TIE_MARGIN
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig
-from tasuki.front.config import FrontConfig
-from tasuki.front.config_file import ConfigFileError
-from tasuki.front.errors import InvalidRequest, RoleFixed
-from tasuki.front.role_change import RoleChange
-from tasuki.front.role_settings import FIXED, TUNING
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.server.config import FrontConfig
+from tasuki.server.errors import InvalidRequest, RoleFixed
+from tasuki.server.role_change import RoleChange
+from tasuki.server.role_settings import FIXED, TUNING
+from tasuki.transfer.transports.nixl.transport import installed_package
+from tasuki.utils.config.config_file import ConfigFileError
 
 from tests.daemons import NEW_TOKENS, Node, Question, asked, flags, random_prompt, until
 from tests.etcd_process import running_etcd
@@ -230,7 +230,7 @@ def test_every_setting_of_a_node_is_either_tuned_by_calls_or_fixed() -> None:
     names = {item.name for config in configs for item in fields(config)}
     assert not TUNING & FIXED
     unsorted = names ^ (TUNING | FIXED)
-    assert not unsorted, f"say in front/role_settings.py whether a call may set {sorted(unsorted)}"
+    assert not unsorted, f"say in server/role_settings.py whether a call may set {sorted(unsorted)}"
     risky = re.compile("key|tls|bind|insecure|model|prefill($|_ca|_file)|etcd|advertise|endpoint")
     assert {name for name in names if risky.search(name)} <= FIXED
 

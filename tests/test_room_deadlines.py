@@ -12,17 +12,17 @@ import grpc
 import pytest
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.outgoing import Drain
-from tasuki.transfer.progress_watch import ProgressWatch
-from tasuki.transfer.protocol import ReceiverState, SenderState
-from tasuki.transfer.pull_protocol import PullReceiverState, PullSenderState
-from tasuki.transfer.room_deadlines import (
+from tasuki.transfer.liveness.progress_watch import ProgressWatch
+from tasuki.transfer.protocol.handover_states import ReceiverState, SenderState
+from tasuki.transfer.protocol.pull_states import PullReceiverState, PullSenderState
+from tasuki.transfer.rooms.room_deadlines import (
     PullReceiverDeadlines,
     PullSenderDeadlines,
     ReceiverDeadlines,
     SenderDeadlines,
 )
 from tasuki.transfer.transports.loopback import Fault
+from tasuki.transfer.windows.send_report import Drain
 
 from tests.handover_nodes import LIMITS, SERVICE_LIMITS, Nodes, grant_of, nodes
 from tests.test_return_path import asked, goes_on, lost_and_fenced, source_of

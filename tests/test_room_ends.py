@@ -12,7 +12,7 @@ import grpc
 import pytest
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.room_tasks import RoomTasks
+from tasuki.transfer.rooms.room_tasks import RoomTasks
 
 from tests.handover_nodes import LIMITS, Nodes, grant_of, nodes, wanted
 from tests.test_return_path import source_of
@@ -200,7 +200,7 @@ def test_a_fence_that_breaks_is_held_again() -> None:
 def test_tasks_end_in_bounded_time_and_tell_what_they_raised(
     monkeypatch: pytest.MonkeyPatch, ignores: bool
 ) -> None:
-    monkeypatch.setattr("tasuki.transfer.room_tasks._END_SECONDS", 0.1)
+    monkeypatch.setattr("tasuki.transfer.rooms.room_tasks._END_SECONDS", 0.1)
 
     async def scenario() -> None:
         told: list[Exception] = []

@@ -7,16 +7,16 @@ from typing import Any
 
 import grpc
 import pytest
-from tasuki.decode_node import handover_wire
+from tasuki.decode_node import handover_messages as handover_wire
 from tasuki.engine import messages as m
 from tasuki.prefill_node.ended_rooms import EndedRooms
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.contract import Contract
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.outgoing import Drain
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.protocol.messages import node_to_wire
 from tasuki.transfer.transports.loopback import LoopbackTransport
-from tasuki.transfer.wire import node_to_wire
+from tasuki.transfer.windows.send_report import Drain
 
 from tests.handover_nodes import GENERATION, Nodes, nodes, wanted
 

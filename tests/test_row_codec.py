@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasuki.transfer.row_codec import ALIGNMENT, RowFormat, row_scales
-from tasuki.transfer.wire_precision import Precision, WirePrecision
-from tasuki.transfer.wire_units import WireError, WireUnits
+from tasuki.transfer.precision.precision import Precision, WirePrecision
+from tasuki.transfer.precision.row_codec import ALIGNMENT, RowFormat, row_scales
+from tasuki.transfer.precision.wire_layout import WireError, WireUnits
 
 from tests.loopback_pair import small_layout
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.request import Request
-from tasuki.engine.scheduler import Scheduler
+from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.engines import Lone, submit, tiny_parts

@@ -12,18 +12,19 @@ import grpc
 import pytest
 from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tasuki.front.access import Access
-from tasuki.front.caller import CERTIFIED, EVERY_SCOPE, Caller, Scope
-from tasuki.front.config import FrontConfig
-from tasuki.front.http_server import start_http_server
-from tasuki.front.server import BindError, Service, start_server
-from tasuki.front.surface_table import surface_table
-from tasuki.front.surfaces import ANY_METHOD, GRPC, HTTP, Needs, Unscoped, suffices
-from tasuki.front.text_codec import TextCodec
-from tasuki.front.tls import ClientTls
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.server.auth.access import Access
+from tasuki.server.auth.caller import CERTIFIED, EVERY_SCOPE, Caller, Scope
+from tasuki.server.auth.surface_table import surface_table
+from tasuki.server.auth.surfaces import ANY_METHOD, GRPC, HTTP, Needs, Unscoped, suffices
+from tasuki.server.bind import BindError
+from tasuki.server.config import FrontConfig
+from tasuki.server.grpc.server import Service, start_server
+from tasuki.server.http.server import start_http_server
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.transfer.transports.nixl.transport import installed_package
+from tasuki.utils.tls import ClientTls
 
 from tests.certificates import Authority
 from tests.daemons import Node, flags
@@ -208,7 +209,7 @@ def test_no_scope_holds_another(scope: Scope) -> None:
 
 
 def test_the_document_shows_the_table_that_is_asked() -> None:
-    wanted = "run: python -m tasuki.front.surface_table, and paste it"
+    wanted = "run: python -m tasuki.server.auth.surface_table, and paste it"
     assert surface_table() in SECURITY.read_text(encoding="utf-8"), wanted
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, questions, until
 

@@ -14,12 +14,12 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
-from tasuki.transfer.digest import WindowDigester
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.receiver import Receiver
-from tasuki.transfer.transports.inbound_sockets import InboundSockets, listening_ports
-from tasuki.transfer.transports.nixl import NixlTransport
-from tasuki.transfer.transports.tcp_table import is_ours, owned_connections
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.transports.nixl.inbound_sockets import InboundSockets, listening_ports
+from tasuki.transfer.transports.nixl.tcp_table import is_ours, owned_connections
+from tasuki.transfer.transports.nixl.transport import NixlTransport
+from tasuki.transfer.windows.digest import WindowDigester
 
 from tests.loopback_pair import small_layout
 

@@ -5,8 +5,8 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from tasuki.transfer.fence import FenceReason
-from tasuki.transfer.severing import Severing
+from tasuki.transfer.fencing.connection_breaker import Severing
+from tasuki.transfer.fencing.evidence import FenceReason
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 
 

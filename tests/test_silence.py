@@ -5,7 +5,7 @@ import time
 
 import pytest
 from tasuki.transfer.errors import PeerSilent
-from tasuki.transfer.silence import LATE_TICKS, Silence, unless_silent
+from tasuki.transfer.liveness.silence import LATE_TICKS, Silence, unless_silent
 
 LIMIT, PERIOD = 1.0, 0.1
 

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 
 import grpc
 import pytest
-from tasuki.front import http_body, http_server
-from tasuki.front.config import FrontConfig
-from tasuki.front.text_codec import TextCodec
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.config import FrontConfig
+from tasuki.server.http import body as http_body
+from tasuki.server.http import server as http_server
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import running_front, text_codec
 from tests.http_fixtures import HttpFront, running_http

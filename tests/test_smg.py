@@ -12,7 +12,7 @@ import grpc
 import pytest
 from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
-from tasuki.client.embedded import embedded_model
+from tasuki.cli.embedded import embedded_model
 
 from tests.daemons import Node, flags, until
 from tests.smg_process import Smg, require_smg, smg

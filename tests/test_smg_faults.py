@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from tasuki.client.launcher import Daemon
+from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE, Place
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, flags, kept_address, until
 from tests.forked_daemon import ForkedDaemon

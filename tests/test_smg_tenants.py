@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from openai import OpenAI
-from tasuki.front.tenant import TENANT_KEY, salt_of
+from tasuki.server.auth.tenant import TENANT_KEY, salt_of
 
 from tests.bearing_proxy import bearing_proxy
 from tests.daemons import Node, flags, until
@@ -19,7 +19,7 @@ require_smg()
 
 from smg_grpc_proto.generated import common_pb2  # noqa: E402
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc  # noqa: E402
-from tasuki.front.gateway_blocks import namespace_of  # noqa: E402
+from tasuki.server.smg.usable_blocks import namespace_of  # noqa: E402
 
 KEYS = "ann ann-key\nben ben-key\ngate gate-key gateway,caller\n"
 OPENINGS = ("The runner hands on the sash. ", "A boat lies at the old pier. ")

@@ -1,7 +1,7 @@
 """A short soak in CI, and that its verdict can fail. The long one is `make soak SECONDS=3600`."""
 
 import pytest
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.soak.plan import draw
 from scripts.soak.rounds import SoakSettings, soak

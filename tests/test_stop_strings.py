@@ -5,10 +5,10 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tasuki.front.chat_message import ToolCall
-from tasuki.front.stop_strings import StopStrings
-from tasuki.front.tool_call_scanner import ToolCallScanner
-from tasuki.front.tool_calls import read_tool_call
+from tasuki.server.text.chat_message import ToolCall
+from tasuki.server.text.stop_strings import StopStrings
+from tasuki.server.text.tool_call_scanner import ToolCallScanner
+from tasuki.server.text.tool_calls import read_tool_call
 
 SCHEMA = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]

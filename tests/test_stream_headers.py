@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from tasuki.front.text_codec import TextCodec
 from tasuki.proto import handover_pb2, handover_pb2_grpc, inference_pb2, inference_pb2_grpc
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.front_fixtures import ScriptedEngine, running_front
 from tests.handover_nodes import nodes

@@ -3,7 +3,7 @@
 
 import pytest
 from tasuki.transfer.failpoints import WINDOW_PLACES, Place
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.sweep.points import every_point, sample
 from scripts.sweep.sweep import sweep

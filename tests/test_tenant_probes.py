@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tasuki.front.tenant import salt_of
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, PageMatch, TreeConfig
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.server.auth.tenant import salt_of
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, flags, until
 from tests.engines import Lone, engine_config, submit, tiny_parts

@@ -10,24 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
-from tasuki.engine.life import LifeMark
-from tasuki.engine.losses import Eviction, LostState
-from tasuki.front.api_keys import ApiKeys
-from tasuki.front.caller import ANYBODY, OWNER, Caller, Scope
-from tasuki.front.config import FrontConfig
-from tasuki.front.errors import FrontError, InvalidField, PermissionDenied
-from tasuki.front.origin import Origin
-from tasuki.front.tenant import (
-    MAX_SALT,
-    TENANT_KEY,
-    Watched,
-    salt_of,
-    tenant_of,
-    watched_by,
-)
-from tasuki.front.told_end import told_end, told_evictions, told_usage
+from tasuki.engine.messages import Eviction, LifeMark, LostState
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.auth.api_keys import ApiKeys
+from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope
+from tasuki.server.auth.request_context import Origin
+from tasuki.server.auth.tenant import MAX_SALT, TENANT_KEY, Watched, salt_of, tenant_of, watched_by
+from tasuki.server.config import FrontConfig
+from tasuki.server.errors import FrontError, InvalidField, PermissionDenied
+from tasuki.server.visible_usage import told_end, told_evictions, told_usage
 
 from tests.front_fixtures import text_codec
 from tests.http_fixtures import HttpFront, running_http

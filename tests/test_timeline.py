@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tasuki.engine import messages as m
-from tasuki.front.request_log import RequestLog
-from tasuki.transfer.report import SendReport, WindowDigest, WindowTiming
+from tasuki.server.request_log import RequestLog
+from tasuki.transfer.protocol.timeline_messages import timeline_from_wire, timeline_to_wire
 from tasuki.transfer.timeline import (
     KEPT_WINDOWS,
     BarrierWait,
@@ -18,8 +18,8 @@ from tasuki.transfer.timeline import (
     receiver_track,
     sender_track,
 )
-from tasuki.transfer.timeline_wire import timeline_from_wire, timeline_to_wire
-from tasuki.transfer.windows import WindowHeader
+from tasuki.transfer.windows.send_report import SendReport, WindowDigest, WindowTiming
+from tasuki.transfer.windows.window import WindowHeader
 
 from tests.handover_nodes import nodes
 from tests.loopback_pair import loopback_pair

@@ -11,17 +11,18 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tasuki.cli.launcher import Daemon
 from tasuki.client.errors import ClientError
-from tasuki.client.launcher import Daemon
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tasuki.front.access import Access
-from tasuki.front.config import FrontConfig
-from tasuki.front.http_server import start_http_server
-from tasuki.front.server import BindError, start_server
-from tasuki.front.text_codec import TextCodec
-from tasuki.front.tls import ClientTls, ServerTls, TlsError
 from tasuki.prefill_node.node import require_named_peers
+from tasuki.server.auth.access import Access
+from tasuki.server.bind import BindError
+from tasuki.server.config import FrontConfig
+from tasuki.server.grpc.server import start_server
+from tasuki.server.http.server import start_http_server
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.utils.tls import ClientTls, ServerTls, TlsError
 
 from tests.certificates import Authority, Issued
 from tests.daemons import flags, random_prompt

@@ -4,7 +4,7 @@ are taken back cost no memory."""
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tasuki.front.token_log import TokenLog
+from tasuki.server.sessions.token_log import TokenLog
 
 MOVES = st.lists(
     st.one_of(

@@ -7,10 +7,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
-from tasuki.front.caller import ANYBODY, Caller
-from tasuki.front.errors import InvalidRequest
-from tasuki.front.origin import NOWHERE
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.prefill_node.gateway_rooms import ToldRooms
 from tasuki.prefill_node.handover_room import (
     AbortAsked,
     GatewayCame,
@@ -19,9 +17,11 @@ from tasuki.prefill_node.handover_room import (
     RoomEvent,
     Stopped,
 )
-from tasuki.prefill_node.told_rooms import ToldRooms
-from tasuki.transfer.outgoing import Drain
-from tasuki.transfer.sender import Sender
+from tasuki.server.auth.caller import ANYBODY, Caller
+from tasuki.server.auth.request_context import NOWHERE
+from tasuki.server.errors import InvalidRequest
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.windows.send_report import Drain
 
 ROOM = m.RoomId(77)
 HIT = m.HitBreakdown(3, 0, 0, {"new": 3}, None)

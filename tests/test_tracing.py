@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import grpc
 import pytest
-from tasuki.front import trace_export
-from tasuki.front.trace_export import TracingUnavailable, open_tracing
-from tasuki.front.tracing import NoTracing
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.server.tracing import export as trace_export
+from tasuki.server.tracing.export import TracingUnavailable, open_tracing
+from tasuki.server.tracing.tracing import NoTracing
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, flags, random_prompt, until
 from tests.otlp_collector import Collector, SeenSpan, running_collector

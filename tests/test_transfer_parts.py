@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.pycache.layout import LayerKind
-from tasuki.transfer.contract import Contract, ContractMismatch, diff
-from tasuki.transfer.descriptors import check_bounds, layer_bytes, merge_runs, window_pieces
-from tasuki.transfer.digest import WindowDigester
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, PlanError
-from tasuki.transfer.rendezvous import Rendezvous, Side
-from tasuki.transfer.report import WindowTiming, split_time
-from tasuki.transfer.steps import StepCounter
-from tasuki.transfer.window_sizes import fixed_runs
-from tasuki.transfer.windows import ForwardPlan, WindowHeader, cut
+from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
+from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
+from tasuki.transfer.sending.window_sizing import fixed_runs
+from tasuki.transfer.windows.descriptors import check_bounds, layer_bytes, merge_runs, window_pieces
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.send_report import WindowTiming, split_time
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan, WindowHeader, cut
 
 from tests.loopback_pair import small_layout
 

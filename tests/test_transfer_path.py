@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tasuki.transfer.destination import Destination
 from tasuki.transfer.errors import (
     DigestMismatch,
     DuplicateRoom,
@@ -17,10 +16,12 @@ from tasuki.transfer.errors import (
     PeerUnknown,
     WindowsMissing,
 )
-from tasuki.transfer.outgoing import Drain, RoomBroke, RoomSent
-from tasuki.transfer.sender import SenderSettings
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
+from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows import ForwardPlan, WindowHeader
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.window import ForwardPlan, WindowHeader
 
 from tests.loopback_pair import (
     FULL,

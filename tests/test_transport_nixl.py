@@ -13,9 +13,9 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 import pytest
 from tasuki.transfer.errors import OutOfBounds, TransportError
-from tasuki.transfer.grain import Grain
 from tasuki.transfer.transports.base import Endpoint, TransferState
-from tasuki.transfer.transports.nixl import NixlTransport, configure_environment
+from tasuki.transfer.transports.nixl.transport import NixlTransport, configure_environment
+from tasuki.transfer.windows.units import Grain
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu13") is None and importlib.util.find_spec("nixl_cu12") is None,

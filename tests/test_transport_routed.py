@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.fence import ProcessIdentity
+from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.transports.base import TransferState, Transport
-from tasuki.transfer.transports.choice import KINDS, build_transport
-from tasuki.transfer.transports.cuda_ipc import Export
+from tasuki.transfer.transports.factory import KINDS, build_transport
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.transports.mailbox import MailboxAddress
-from tasuki.transfer.transports.peer_address import PeerAddress
-from tasuki.transfer.transports.routed import RoutedTransport
+from tasuki.transfer.transports.multi import RoutedTransport
+from tasuki.transfer.transports.nvlink.cuda_ipc import Export
+from tasuki.transfer.transports.nvlink.mailbox import MailboxAddress
+from tasuki.transfer.transports.nvlink.peer_address import PeerAddress
 
 SIZE = 4096
 

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tasuki.client.prefix_index import MissedEvents, PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CacheEvent,
@@ -16,7 +17,6 @@ from tasuki.pycache._cpp_cache import (
     TreeConfig,
     prefix_hashes,
 )
-from tasuki.pycache.prefix_index import MissedEvents, PrefixIndex
 
 from tests.siphash import siphash_2_4_128
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tasuki.engine.checkpoints import plan_checkpoints
+from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CheckpointKind,

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Tokens
-from tasuki.front.errors import InvalidField
-from tasuki.front.tree_messages import node_name, read_node_name, tree_message, tree_question
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache._cpp_cache import (
     CheckpointKind,
@@ -14,6 +12,8 @@ from tasuki.pycache._cpp_cache import (
     TreeConfig,
     ViewedNode,
 )
+from tasuki.server.errors import InvalidField
+from tasuki.server.grpc.cache_messages import node_name, read_node_name, tree_message, tree_question
 
 from tests.engines import Lone, engine_config, submit, tiny_parts
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import FinishReason
-from tasuki.engine.turn_hint import read_tool_call_ids, turn_hint
-from tasuki.model.sampling import SamplingParams
+from tasuki.engine.scheduling.turn_end import read_tool_call_ids, turn_hint
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind, Lease
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 

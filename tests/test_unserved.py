@@ -12,11 +12,11 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client
-from tasuki.front.access import Access
-from tasuki.front.server import start_server
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.server.auth.access import Access
+from tasuki.server.grpc.server import start_server
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, flags
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from tasuki.client.aio import AsyncClient
+from tasuki.client.prefix_index import PrefixIndex
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
-from tasuki.front import watch_messages
-from tasuki.front.tenant import salt_of
-from tasuki.front.text_codec import TextCodec
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
-from tasuki.pycache.prefix_index import PrefixIndex
+from tasuki.server.auth.tenant import salt_of
+from tasuki.server.grpc import cache_messages as watch_messages
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.engines import Lone, submit, tiny_parts
 from tests.front_fixtures import Front, ScriptedEngine, running_front

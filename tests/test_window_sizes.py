@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tasuki.transfer.destination import Destination
-from tasuki.transfer.fair_turns import FairTurns
-from tasuki.transfer.link_rate import LinkCost, LinkRate
-from tasuki.transfer.outgoing import OutgoingRoom, RoomSent
-from tasuki.transfer.sender import SenderSettings
-from tasuki.transfer.window_sizes import budget, followed_runs, last_runs
-from tasuki.transfer.windows import ForwardPlan
+from tasuki.transfer.sending.fair_queue import FairTurns
+from tasuki.transfer.sending.link_cost import LinkCost, LinkRate
+from tasuki.transfer.sending.outgoing_room import OutgoingRoom, RoomSent
+from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.window import ForwardPlan
 
 from tests.loopback_pair import Pair, loopback_pair, plans, random_ids
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tasuki.client.launcher import Daemon
+from tasuki.cli.launcher import Daemon
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +57,7 @@ def read(file: Path) -> tuple[set[str], set[tuple[str, str]]]:
 def main(file: Path, arguments: list[str]) -> int:
     import grpc
     from aiohttp import web
-    from tasuki.front import cli
+    from tasuki.cli import main as cli
 
     def tell(*words: str) -> None:
         with file.open("a") as out:

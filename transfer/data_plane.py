@@ -7,21 +7,21 @@ Where the wire is not exact, the arena's last slabs are kept back for windows on
 from dataclasses import dataclass
 
 import torch
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.precision.decoding_sink import Inlet
+from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.layer_codec import LayerCodec, TorchLayerCodec
+from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.precision.staging_buffer import StagingCells
+from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.protocol.contract import NOT_USED, Contract
+from tasuki.transfer.sending.direct_source import DirectOutlet, Outlet
+from tasuki.transfer.transports.base import Transport
+from tasuki.transfer.windows.digest import Digester, WindowDigester
+from tasuki.transfer.windows.units import Grain
 
-from ..pycache.layout import CacheLayout
-from .contract import NOT_USED, Contract
-from .digest import Digester, WindowDigester
 from .failpoints import warn_if_armed
-from .grain import Grain
-from .inlet import Inlet
-from .layer_codec import build_codec
 from .node_identity import NodeIdentity
-from .outlet import DirectOutlet, Outlet
-from .staged_outlet import StagedOutlet
-from .staging_cells import StagingCells
-from .transports.base import Transport
-from .wire_settings import WireSettings
-from .wire_units import WireUnits
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class DataPlane:
         if not wire.precision.exact:
             first = slabs * layout.slab_bytes
             cells = StagingCells(first, memory.nbytes - first, units.largest_encoded)
-            codec = build_codec(memory, units)
+            codec = _layer_codec(memory, units)
             outlet = StagedOutlet(units, code, codec, digester, cells)
             inlet = Inlet(units, code, codec)
         return DataPlane(
@@ -91,6 +91,15 @@ def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) 
     """Of what travels of that arena."""
     if memory.device.type == "cpu":
         return WindowDigester(memory.numpy(), layout, units)
-    from .kernels.digest import GpuWindowDigester
+    from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
 
     return GpuWindowDigester(memory, layout, units)
+
+
+def _layer_codec(memory: torch.Tensor, units: WireUnits) -> LayerCodec:
+    """memory: an arena's bytes, uint8 [slabs * slab_bytes] on any device."""
+    if memory.device.type == "cpu":
+        return TorchLayerCodec(memory, units)
+    from .precision.row_codec_kernel import GpuLayerCodec
+
+    return GpuLayerCodec(memory, units)

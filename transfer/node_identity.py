@@ -4,8 +4,9 @@ import hashlib
 import secrets
 from dataclasses import dataclass, field
 
-from .fence import ProcessIdentity
-from .transports.base import Transport
+from tasuki.transfer.transports.base import Transport
+
+from .process_identity import ProcessIdentity
 
 EPOCH_BYTES = 16
 _CHECKSUM_BYTES = 16

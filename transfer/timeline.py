@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from .report import SendReport
+from tasuki.transfer.windows.send_report import SendReport
 
 KEPT_WINDOWS = 256
 """A track keeps that many windows, the last ones: what is exposed is at a hand-over's end."""

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
+from tasuki.model.ops.attention.prefill import paged_attention_prefill
+from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
+from tasuki.pycache.layout import PAGE_TOKENS
 from torch import Tensor
 from torch.nn import functional
 
-from ...model.kernels.attention_decode import DecodeWorkspace, paged_attention_decode
-from ...model.kernels.attention_prefill import paged_attention_prefill
-from ...model.kernels.attention_tiles import PrefillTiles
-from ...pycache.layout import PAGE_TOKENS
 from .case import Case
 from .stage import Stage, turns_to_overflow
 

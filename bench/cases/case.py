@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..floors import Floors
-from ..report import Row
-from ..timing import Work, median_seconds, turn_seconds
+from tasuki.bench.measure.floors import Floors
+from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.timing import Work, median_seconds, turn_seconds
+
 from .stage import Stage
 
 

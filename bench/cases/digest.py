@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 import torch
+from tasuki.transfer.windows.digest import window_rows, word_keys
+from tasuki.transfer.windows.digest_kernel import GpuWindowDigester, PlacedRows, digest_rows
+from tasuki.transfer.windows.window import WindowHeader
 
-from ...transfer.digest import window_rows, word_keys
-from ...transfer.kernels.digest import GpuWindowDigester, PlacedRows, digest_rows
-from ...transfer.windows import WindowHeader
 from .case import Case
 from .stage import Stage, turns_to_overflow
 

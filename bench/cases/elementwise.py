@@ -4,17 +4,21 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.attention.qk_norm_rope_gate import (
+    TokenPlaces,
+    qk_norm_rope_gate,
+    rotary_cache,
+)
+from tasuki.model.ops.attention.rope import apply_rotary
+from tasuki.model.ops.linear.swiglu import swiglu
+from tasuki.model.ops.norm import reference as norm
+from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
+from tasuki.model.weights.layers import AttentionWeights
+from tasuki.pycache.layout import PAGE_TOKENS
 from torch import Tensor
 from torch.nn import functional
 
-from ...model.config import ModelConfig
-from ...model.kernels.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate, rotary_cache
-from ...model.kernels.rms_norm import add_rms_norm, rms_norm
-from ...model.kernels.swiglu import swiglu
-from ...model.ops import norm
-from ...model.ops.rope import apply_rotary
-from ...model.weights import AttentionWeights
-from ...pycache.layout import PAGE_TOKENS
 from .beside_twin import Turn, beside_twin
 from .case import Case
 from .stage import Stage

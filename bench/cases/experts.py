@@ -4,20 +4,17 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.known_models import published_or_folder
+from tasuki.model.ops.moe.experts import moe
+from tasuki.model.ops.moe.permute import combine, naive_combine, naive_spread, spread
+from tasuki.model.ops.moe.permute_index import place
+from tasuki.model.ops.moe.router import choose
+from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add, naive_gate_sigmoid_mul_add
+from tasuki.model.weights.layers import MlpWeights, MoeWeights
+from tasuki.model.weights.random_weights import RandomSource
 from torch import Tensor
 
-from ...model.config import ModelConfig, MoeShape
-from ...model.kernels.moe import moe
-from ...model.kernels.moe_place import place
-from ...model.kernels.moe_route import choose
-from ...model.kernels.moe_rows import combine, naive_combine, naive_spread, spread
-from ...model.kernels.moe_shared_gate import (
-    fused_gate_sigmoid_mul_add,
-    naive_gate_sigmoid_mul_add,
-)
-from ...model.published import published_or_folder
-from ...model.random_weights import RandomSource
-from ...model.weights import MlpWeights, MoeWeights
 from .beside_twin import Turn, beside_twin
 from .case import Case
 from .stage import Stage

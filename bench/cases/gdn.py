@@ -5,12 +5,12 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
+from tasuki.bench.measure.timing import Work
+from tasuki.model.ops.gdn.decode import gdn_decode
+from tasuki.model.weights.layers import GdnWeights
+from tasuki.model.weights.random_weights import RandomSource
 from torch import Tensor
 
-from ...model.kernels.gdn_decode import gdn_decode
-from ...model.random_weights import RandomSource
-from ...model.weights import GdnWeights
-from ..timing import Work
 from .case import Case
 from .stage import Stage, turns_to_overflow
 

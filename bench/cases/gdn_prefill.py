@@ -5,11 +5,11 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
+from tasuki.bench.measure.timing import Work
+from tasuki.model.ops.gdn.prefill import gdn_prefill
+from tasuki.model.ops.gdn.prefill_plan import CHUNK, plan_gdn_prefill
+from tasuki.model.weights.layers import GdnWeights
 
-from ...model.kernels.gdn_plan import CHUNK, plan_gdn_prefill
-from ...model.kernels.gdn_prefill import gdn_prefill
-from ...model.weights import GdnWeights
-from ..timing import Work
 from .case import Case
 from .gdn import gdn_weights
 from .stage import Stage

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from tasuki.model.ops.linear.gemv import norm_row_product, norm_row_swiglu, row_product
+from tasuki.model.ops.linear.small_batch import batch_product
 from torch import Tensor
 from torch.nn import functional
 
-from ...model.kernels.batch_product import batch_product
-from ...model.kernels.row_product import norm_row_product, norm_row_swiglu, row_product
 from .case import Case
 from .stage import Stage, turns_to_overflow
 

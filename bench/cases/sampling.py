@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from tasuki.model.ops.sampling.sample import Draws, sample
 
-from ...model.kernels.sampling import Draws, sample
 from .case import Case
 from .stage import Stage, turns_to_overflow
 

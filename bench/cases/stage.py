@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import published_or_folder
+from tasuki.pycache.arena import Arena
 from torch import Tensor
-
-from ...model.config import ModelConfig
-from ...model.published import published_or_folder
-from ...pycache.arena import Arena
 
 # Several times any GPU's L2 cache.
 OVERFLOW_BYTES = 512 * 2**20

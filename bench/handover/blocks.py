@@ -6,13 +6,13 @@ from statistics import median
 
 import numpy as np
 import torch
+from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.report import Row
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport
+from tasuki.transfer.transports.factory import build_transport
+from tasuki.transfer.windows.descriptors import Pieces
 
-from ...pycache.layout import CacheLayout, LayerKind
-from ...transfer.descriptors import Pieces
-from ...transfer.transports.base import Endpoint, Transfer, TransferState, Transport
-from ...transfer.transports.choice import build_transport
-from ..errors import BenchError
-from ..report import Row
 from .pair import ReceivingPeer, receiving_peer
 from .receiving import Place
 

@@ -9,23 +9,22 @@ from typing import Any
 
 import grpc
 import numpy as np
-
-from ...decode_node.handover_client import HandoverClient
-from ...decode_node.membership import FixedMembership
-from ...engine import messages as m
-from ...model.sampling import SamplingParams
-from ...prefill_node.handover_service import HandoverService
-from ...proto import handover_pb2_grpc
-from ...pycache.layout import CacheLayout, LayerKind
-from ...transfer.contract import Contract
-from ...transfer.digest import WindowDigester
-from ...transfer.node_identity import NodeIdentity
-from ...transfer.receiver import Receiver
-from ...transfer.sender import Sender
-from ...transfer.steps import StepCounter
-from ...transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from ...transfer.windows import ForwardPlan
-from ..report import Row
+from tasuki.bench.measure.report import Row
+from tasuki.decode_node.handover_client import HandoverClient
+from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.prefill_node.handover_service import HandoverService
+from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.server.discovery.membership import FixedMembership
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan
 
 ROUND_TRIPS = 2
 _REQUESTS = 20

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from statistics import median
 
 import numpy as np
+from tasuki.bench.measure.report import Row
+from tasuki.pycache._cpp_cache import digest_instructions
+from tasuki.transfer.windows.descriptors import window_bytes
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.window import WindowHeader
 
-from ...pycache._cpp_cache import digest_instructions
-from ...transfer.descriptors import window_bytes
-from ...transfer.digest import WindowDigester
-from ...transfer.windows import WindowHeader
-from ..report import Row
 from .goodput import LAYOUT, PAGES, SLABS
 
 _REPEATS = 21

@@ -13,22 +13,21 @@ from statistics import median
 from typing import TypeVar
 
 import numpy as np
-
-from ...engine import messages as m
-from ...engine.build import EngineParts, build_early_start, build_engine
-from ...engine.config import EngineConfig
-from ...engine.role import Role
-from ...model.config import ModelConfig
-from ...model.sampling import SamplingParams
-from ...transfer.destination import Destination
-from ...transfer.digest import WindowDigester
-from ...transfer.outgoing import RoomEnd, RoomSent
-from ...transfer.receiver import Receiver
-from ...transfer.sender import Sender, SenderSettings
-from ...transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from ..errors import BenchError
-from ..report import Row
-from ..rig import random_parts
+from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.rig import random_parts
+from tasuki.engine import messages as m
+from tasuki.engine.build import EngineParts, build_early_start, build_engine
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.digest import WindowDigester
 
 Said = TypeVar("Said")
 

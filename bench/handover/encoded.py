@@ -11,19 +11,18 @@ from queue import SimpleQueue
 from statistics import median
 
 import torch
-
-from ...pycache.layout import CacheLayout, LayerKind
-from ...transfer.data_plane import DataPlane
-from ...transfer.destination import Destination
-from ...transfer.hop_ends import HopEnds
-from ...transfer.outgoing import RoomEnd, RoomSent
-from ...transfer.steps import StepCounter
-from ...transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from ...transfer.windows import ForwardPlan
-from ...transfer.wire_precision import Precision, WirePrecision
-from ...transfer.wire_settings import WireSettings
-from ..errors import BenchError
-from ..report import Row
+from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.report import Row
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.precision.precision import Precision, WirePrecision
+from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.transfer_engine import HopEnds
+from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan
 
 _LAYOUT = CacheLayout(
     layer_kinds=(*[LayerKind.GDN] * 3, LayerKind.FULL),

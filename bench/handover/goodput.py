@@ -20,20 +20,20 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.report import Row
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
+from tasuki.transfer.transports.nixl.transport import NixlTransport
+from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.window import ForwardPlan
 
-from ...pycache.layout import CacheLayout, LayerKind
-from ...transfer.descriptors import Pieces
-from ...transfer.destination import Destination
-from ...transfer.digest import WindowDigester
-from ...transfer.grain import Grain
-from ...transfer.outgoing import RoomEnd, RoomSent
-from ...transfer.sender import Sender, SenderSettings
-from ...transfer.steps import StepCounter
-from ...transfer.transports.base import Endpoint, Transfer, TransferState
-from ...transfer.transports.nixl import NixlTransport
-from ...transfer.windows import ForwardPlan
-from ..errors import BenchError
-from ..report import Row
 from .pair import ReceivingPeer, receiving_peer
 from .receiving import Place
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from statistics import mean, median
 
-from ...engine.config import EngineConfig
-from ...model.config import ModelConfig
-from ...pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
-from ...transfer.windows import WindowHeader
-from ..errors import BenchError
-from ..report import Row
+from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.report import Row
+from tasuki.engine.config import EngineConfig
+from tasuki.model.config import ModelConfig
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
+from tasuki.transfer.windows.window import WindowHeader
+
 from .nodes import FirstToken, node_pair
 from .pair import receiving_peer
 from .prefill import HandedOver, PrefillRig, pages_of

@@ -16,22 +16,21 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from ...decode_node.config import DecodeConfig
-from ...decode_node.node import DecodeNode
-from ...engine import messages as m
-from ...engine.build import torch_device, use_device
-from ...engine.config import EngineConfig
-from ...front.config import FrontConfig
-from ...front.text_codec import TextCodec
-from ...model.config import ModelConfig
-from ...model.sampling import SamplingParams
-from ...prefill_node.config import PrefillConfig
-from ...prefill_node.node import PrefillNode
-from ...transfer.data_plane import DataPlane
-from ...transfer.transports.choice import build_transport
-from ..errors import BenchError
-from ..rig import random_parts
+from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.rig import random_parts
+from tasuki.decode_node.config import DecodeConfig
+from tasuki.decode_node.node import DecodeNode
+from tasuki.engine import messages as m
+from tasuki.engine.build import torch_device, use_device
+from tasuki.engine.config import EngineConfig
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.prefill_node.config import PrefillConfig
+from tasuki.prefill_node.node import PrefillNode
+from tasuki.server.config import FrontConfig
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.transports.factory import build_transport
 
 _START_SECONDS = 300.0
 _WEIGHTS = "random"

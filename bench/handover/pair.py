@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
-from ...pycache.layout import CacheLayout
-from ...transfer.destination import Destination
-from ...transfer.report import WindowDigest
-from ..errors import BenchError
+from tasuki.bench.errors import BenchError
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import WindowDigest
+
 from .receiving import Close, Expect, Place, SumWords, TakeNotes, Verify, run_receiving
 
 _START_SECONDS = 180.0

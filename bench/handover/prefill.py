@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
+from tasuki.bench.errors import BenchError
+from tasuki.bench.measure.rig import random_parts
+from tasuki.engine import messages as m
+from tasuki.engine.build import build_engine
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.factory import build_transport
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import SendReport, WindowTiming
 
-from ...engine import messages as m
-from ...engine.build import build_engine
-from ...engine.config import EngineConfig
-from ...engine.role import Role
-from ...model.config import ModelConfig
-from ...model.sampling import SamplingParams
-from ...pycache.layout import PAGE_TOKENS
-from ...transfer.data_plane import DataPlane
-from ...transfer.destination import Destination
-from ...transfer.outgoing import RoomEnd, RoomSent
-from ...transfer.report import SendReport, WindowTiming
-from ...transfer.sender import Sender, SenderSettings
-from ...transfer.transports.choice import build_transport
-from ..errors import BenchError
-from ..rig import random_parts
 from .pair import ReceivingPeer
 from .throttled import ThrottledTransport
 

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
-
-from ...engine.build import use_device
-from ...pycache.layout import CacheLayout
-from ...transfer.data_plane import DataPlane
-from ...transfer.destination import Destination
-from ...transfer.receiver import Receiver
-from ...transfer.report import WindowDigest
-from ...transfer.transports.base import Transport
-from ...transfer.transports.choice import build_transport
-from ..errors import BenchError
+from tasuki.bench.errors import BenchError
+from tasuki.engine.build import use_device
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.transports.base import Transport
+from tasuki.transfer.transports.factory import build_transport
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import WindowDigest
 
 _IDLE_SECONDS = 0.02
 

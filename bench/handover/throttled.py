@@ -9,15 +9,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from ...transfer.descriptors import Pieces
-from ...transfer.grain import Grain
-from ...transfer.transports.base import (
-    Endpoint,
-    Region,
-    Transfer,
-    TransferState,
-    Transport,
-)
+from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
+from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.transfer.windows.units import Grain
 
 
 @dataclass(eq=False)

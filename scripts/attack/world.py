@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from tasuki.client.verdict import TIE_MARGIN
+from tasuki.cli.demo.token_comparison import TIE_MARGIN
 from tasuki.proto import inference_pb2 as pb
 
 from scripts.attack.probe import Probe, resident

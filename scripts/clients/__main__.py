@@ -15,7 +15,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tasuki.client.embedded import embedded_model
+from tasuki.cli.embedded import embedded_model
 
 from scripts.clients.environments import install
 from scripts.clients.runs import Said, runs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import triton
-from tasuki.pycache.kernel_spec import KernelSpec
+from tasuki.utils.triton.kernel_spec import KernelSpec
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 

@@ -1,12 +1,17 @@
-"""Finds every KernelSpec of the package: whatever modules under `kernels` folders describe."""
+"""Finds every KernelSpec of the package: what the modules of these folders describe."""
 
-import importlib.util
+import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from tasuki.pycache.kernel_spec import KernelSpec
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
-FOLDERS = ("tasuki.model.kernels", "tasuki.transfer.kernels")
+FOLDERS = (
+    "tasuki.model.ops",
+    "tasuki.transfer.windows",
+    "tasuki.transfer.precision",
+    "tasuki.transfer.transports.nvlink",
+)
 
 
 class KernelSpecError(ValueError):
@@ -29,9 +34,7 @@ def find_specs() -> list[KernelSpec]:
 def _modules() -> Iterator[str]:
     """Modules that define compile_specs; helpers without kernels of their own have none."""
     for folder in FOLDERS:
-        if importlib.util.find_spec(folder) is None:
-            continue
         package = importlib.import_module(folder)
-        for found in pkgutil.iter_modules(package.__path__, prefix=f"{folder}."):
+        for found in pkgutil.walk_packages(package.__path__, prefix=f"{folder}."):
             if hasattr(importlib.import_module(found.name), "compile_specs"):
                 yield found.name

@@ -1,7 +1,7 @@
 """Every command's flags as a page, from what the commands say of themselves."""
 
-from tasuki.client.completion import Command, described
-from tasuki.front.cli import COMMANDS
+from tasuki.cli.completion import Command, described
+from tasuki.utils.commands import COMMANDS
 
 _HEAD = """# Settings
 

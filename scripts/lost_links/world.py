@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from tasuki.cli.demo.token_comparison import TIE_MARGIN
 from tasuki.client.prompt import Prompt
-from tasuki.client.verdict import TIE_MARGIN
 from tasuki.proto import inference_pb2 as pb
 
 from scripts.lost_links.plan import CONVERSATIONS, NEW_TOKENS, Disturbance, Fault, prompt

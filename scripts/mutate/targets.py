@@ -35,16 +35,14 @@ _ENGINE = ("test_engine", "test_scheduler_failures", "test_engine_pipeline")
 _AUTH = ("test_rate_limits", "test_http_server", "test_front_server")
 
 PYTHON = (
-    Target("fences", "fence", _FENCES),
-    Target("fences", "transfer.writer_fence", (*_FENCES, "test_handover_services")),
-    Target("fences", "writer_life", (*_FENCES, "test_return_path")),
-    Target("fences", "leases", ("test_receiver_connections", *_FENCES)),
-    Target("fences", "severing", _FENCES),
-    Target(
-        "fences", "receiver_connections", ("test_receiver_connections", "test_handover_services")
-    ),
-    Target("digests", "transfer.digest", ("test_digest", "test_transfer_parts")),
-    Target("digests", "transfer.descriptors", ("test_transfer_parts", "test_transfer_path")),
+    Target("fences", "evidence", _FENCES),
+    Target("fences", "fencing.writer_fence", (*_FENCES, "test_handover_services")),
+    Target("fences", "writer_liveness", (*_FENCES, "test_return_path")),
+    Target("fences", "write_leases", ("test_receiver_connections", *_FENCES)),
+    Target("fences", "connection_breaker", _FENCES),
+    Target("fences", "decode_connections", ("test_receiver_connections", "test_handover_services")),
+    Target("digests", "windows.digest", ("test_digest", "test_transfer_parts")),
+    Target("digests", "windows.descriptors", ("test_transfer_parts", "test_transfer_path")),
     Target(
         "allocation",
         "prefix_cache",
@@ -60,18 +58,19 @@ PYTHON = (
         "allocation", "pycache.layout", ("test_arena", "test_transfer_parts", "test_slot_reuse")
     ),
     Target("admission", "admission", ("test_arena", *_ENGINE, "test_rates", "test_pulls")),
-    Target("admission", "scheduler", _ENGINE),
+    Target("admission", "scheduling.scheduler", _ENGINE),
     Target("admission", "engine.engine.Engine._refusal", (*_ENGINE, "test_memory_plan")),
     Target("admission", "memory_plan", ("test_memory_plan",)),
     Target("auth", "api_keys", _AUTH),
-    Target("auth", "caller", _AUTH),
-    Target("auth", "http_access", _AUTH),
-    Target("auth", "grpc_access", (*_AUTH, "test_front_service")),
+    Target("auth", "auth.caller", _AUTH),
+    Target("auth", "http.auth", _AUTH),
+    Target("auth", "grpc.auth", (*_AUTH, "test_front_service")),
     Target("auth", "rate_limits", _AUTH),
-    Target("auth", "front.access", (*_AUTH, "test_tls")),
-    Target("auth", "front.server", (*_AUTH, "test_tls")),
-    Target("sampling", "sampler", ("test_model_sampler", "test_engine")),
-    Target("sampling", "sampling", ("test_model_sampler", "test_http_completions")),
+    Target("auth", "auth.access", (*_AUTH, "test_tls")),
+    Target("auth", "grpc.server", (*_AUTH, "test_tls")),
+    Target("auth", "server.bind", (*_AUTH, "test_tls")),
+    Target("sampling", "sampling.reference", ("test_model_sampler", "test_engine")),
+    Target("sampling", "sampling.params", ("test_model_sampler", "test_http_completions")),
     Target("sampling", "gumbel", ("test_model_sampler",)),
 )
 
@@ -123,10 +122,7 @@ def _file_of(name: str, paths: list[Path], suffix: str) -> tuple[Path, str]:
         fitting = [
             path
             for path in paths
-            if path.suffix == suffix
-            and path.with_suffix("").parts[-length:] == end
-            # Kernels have twins of the same name.
-            and "kernels" not in path.parts[:-1]
+            if path.suffix == suffix and path.with_suffix("").parts[-length:] == end
         ]
         if len(fitting) > 1:
             raise ValueError(f"{name} is the name of {fitting}: write more of it")

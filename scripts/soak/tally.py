@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from tasuki.client.verdict import TIE_MARGIN
+from tasuki.cli.demo.token_comparison import TIE_MARGIN
 
 
 class Tally:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from tasuki.client.launcher import Daemon
+from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE
 

@@ -7,9 +7,9 @@ import torch
 from tasuki.engine.build import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
-from tasuki.model.random_weights import RandomSource
-from tasuki.model.weights import assemble
-from tasuki.transfer.steps import StepCounter
+from tasuki.model.weights.layers import assemble
+from tasuki.model.weights.random_weights import RandomSource
+from tasuki.transfer.windows.step_counter import StepCounter
 
 VOCAB = 1000
 

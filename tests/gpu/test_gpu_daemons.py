@@ -5,8 +5,8 @@ other, and digests are checked there.
 """
 
 import pytest
-from tasuki.client.verdict import TIE_MARGIN
-from tasuki.transfer.transports.nixl import installed_package
+from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.daemons import Node, Pair, Question, asked, flags, questions, random_prompt
 

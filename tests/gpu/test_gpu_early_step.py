@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.early_step import EarlyStep, EarlySteps
+from tasuki.engine.handover.early_step import EarlyStep, EarlySteps
 from tasuki.model.batch import SequenceSlice
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.sampling import SamplingParams
-from tasuki.transfer.barrier import LayerBarrier
+from tasuki.transfer.receiving.layer_barrier import LayerBarrier
 
 from tests.gpu.shapes import parts_of
 
@@ -51,7 +51,7 @@ class Slow(Qwen35Model):
 @pytest.mark.parametrize("how", ["shut", "broke"])
 def test_a_step_that_is_given_up_has_ended_once_its_kernels_have(how: str) -> None:
     # Here and not above: without a GPU other tests choose Triton's interpreter before its import.
-    from tasuki.model.triton_operators import TritonBackend
+    from tasuki.model.backends.triton_backend import TritonBackend
 
     config = EngineConfig(model="dense", dtype="float32", device="cuda", arena_mib=64)
     parts = parts_of("dense", config)

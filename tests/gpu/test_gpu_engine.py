@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
-from tasuki.model.sampling import SamplingParams
+from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.engines import Lone, submit
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tasuki.engine.config import EngineConfig
 from tasuki.model.batch import Batch, SequenceSlice
-from tasuki.transfer.steps import StepCounter
+from tasuki.transfer.windows.step_counter import StepCounter
 
 from tests.daemons import until
 from tests.gpu.shapes import CONFIGS, parts_of
@@ -29,7 +29,7 @@ def work_of(leases: list[Any]) -> list[Any]:
 
 
 def test_padded_sizes_reach_the_largest_and_waste_little() -> None:
-    from tasuki.engine.decode_graphs import padded_sizes
+    from tasuki.engine.runner.cuda_graphs import padded_sizes
 
     for largest in (1, 2, 3, 5, 16, 60, 64, 100, 512):
         sizes = padded_sizes(largest)
@@ -40,7 +40,7 @@ def test_padded_sizes_reach_the_largest_and_waste_little() -> None:
 
 
 def test_rows_keep_their_seats_and_their_pages() -> None:
-    from tasuki.engine.page_table import PageTable
+    from tasuki.engine.runner.block_table import PageTable
 
     table = PageTable(4, 16, DEVICE)
     a, b, c, d = leases(4)
@@ -62,7 +62,7 @@ def test_rows_keep_their_seats_and_their_pages() -> None:
 
 @pytest.mark.parametrize("shape", sorted(CONFIGS))
 def test_the_counter_ticks_once_a_layer_after_its_work(shape: str) -> None:
-    from tasuki.engine.event_ticks import EventTicks
+    from tasuki.engine.runner.layer_events import EventTicks
 
     parts = parts_of(shape, EngineConfig(dtype="bfloat16", device="cuda", arena_mib=128))
     steps = StepCounter()

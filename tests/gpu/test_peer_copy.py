@@ -12,9 +12,9 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 import pytest
 import torch
-from tasuki.transfer.descriptors import Pieces
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.transports.base import TransferState
+from tasuki.transfer.windows.descriptors import Pieces
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
@@ -41,7 +41,7 @@ def scattered(blocks: int, seed: int) -> Pieces:
 
 def receiver(channel: Connection) -> None:
     """Answers: ("notes", n), ("bytes", first, end), ("sum",), ("sever",), ("close",)."""
-    from tasuki.transfer.transports.peer_copy import PeerCopyTransport
+    from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
     device = torch.device("cuda", 1)
     # Behind a neighbour of the same allocation, as arenas in torch's segments may be.
@@ -72,7 +72,7 @@ def receiver(channel: Connection) -> None:
 
 def flooding_sender(channel: Connection) -> None:
     """Connects to what it is sent and writes without end."""
-    from tasuki.transfer.transports.peer_copy import PeerCopyTransport
+    from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
     memory = arena(torch.device("cuda", 0))
     transport = PeerCopyTransport(torch.device("cuda", 0))
@@ -92,7 +92,7 @@ class Wire:
     """This process sends from GPU 0, a child receives on GPU 1."""
 
     def __init__(self) -> None:
-        from tasuki.transfer.transports.peer_copy import PeerCopyTransport
+        from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
         self.context = mp.get_context("spawn")
         self.channel, theirs = self.context.Pipe()

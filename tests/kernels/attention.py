@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.kernels.qk_norm_rope_gate import TokenPlaces
-from tasuki.model.torch_operators import TorchBackend
-from tasuki.model.weights import AttentionWeights
+from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces
+from tasuki.model.weights.layers import AttentionWeights
 from tasuki.pycache.arena import Arena
 from torch import Tensor
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.torch_operators import TorchBackend
-from tasuki.model.weights import GdnWeights
+from tasuki.model.weights.layers import GdnWeights
 from tasuki.pycache.arena import Arena
 from torch import Tensor
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tasuki.model.kernels.attention_context import (
+from tasuki.model.ops.attention.long_context import (
     ContextBlock,
     ContextBlocks,
     block_rows,
@@ -10,9 +10,9 @@ from tasuki.model.kernels.attention_context import (
     naive_attention,
     served_keys,
 )
-from tasuki.model.kernels.attention_prefill import paged_attention_prefill
-from tasuki.model.kernels.attention_tiles import PrefillTiles
-from tasuki.model.kernels.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
+from tasuki.model.ops.attention.prefill import paged_attention_prefill
+from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
+from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
 from torch import Tensor
 
 from .attention import Heads, attention_case

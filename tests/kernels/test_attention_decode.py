@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tasuki.model.kernels.attention_decode import DecodeWorkspace, paged_attention_decode
-from tasuki.model.kernels.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
+from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
+from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
 
 from .attention import Heads, attention_case
 from .gdn import close, poisoned_empty

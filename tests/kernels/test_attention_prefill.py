@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tasuki.model.kernels.attention_prefill import paged_attention_prefill
-from tasuki.model.kernels.attention_tiles import PrefillTiles
-from tasuki.model.kernels.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
+from tasuki.model.ops.attention.prefill import paged_attention_prefill
+from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
+from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
 
 from .attention import Heads, attention_case
 from .gdn import close, poisoned_empty

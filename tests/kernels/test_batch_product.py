@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tasuki.model.kernels.batch_product import Tile, batch_product, is_one_round
+from tasuki.model.ops.linear.small_batch import Tile, batch_product, is_one_round
 from torch import Tensor
 from torch.nn import functional
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tasuki.pycache.kernel_spec import KernelSpec
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from scripts.compile_kernels.growth import growth
 from scripts.compile_kernels.resources import compile_spec

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from tasuki.pycache.layout import CacheLayout, LayerKind
-from tasuki.transfer.digest import WindowDigester
-from tasuki.transfer.kernels.digest import GpuWindowDigester
-from tasuki.transfer.windows import WindowHeader
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
+from tasuki.transfer.windows.window import WindowHeader
 
 LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL, LayerKind.GDN, LayerKind.FULL),

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tasuki.model.kernels.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
-from tasuki.model.kernels.rms_norm import add_rms_norm, rms_norm
-from tasuki.model.kernels.swiglu import swiglu
-from tasuki.model.ops import norm
-from tasuki.model.ops.rope import apply_rotary, rotary_table
+from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
+from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
+from tasuki.model.ops.linear.swiglu import swiglu
+from tasuki.model.ops.norm import reference as norm
+from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from torch import Tensor
 from torch.nn import functional
 

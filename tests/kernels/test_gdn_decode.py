@@ -3,8 +3,8 @@
 import pytest
 import torch
 from tasuki.model.batch import SequenceSlice
-from tasuki.model.kernels import gdn_step_inputs
-from tasuki.model.kernels.gdn_decode import gdn_decode
+from tasuki.model.ops.gdn import decode_inputs as gdn_step_inputs
+from tasuki.model.ops.gdn.decode import gdn_decode
 
 from .gdn import Heads, close, gdn_case, oracle, poisoned_empty
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from tasuki.model.batch import SequenceSlice
-from tasuki.model.kernels.gdn_plan import plan_gdn_prefill
-from tasuki.model.kernels.gdn_prefill import gdn_prefill
+from tasuki.model.ops.gdn.prefill import gdn_prefill
+from tasuki.model.ops.gdn.prefill_plan import plan_gdn_prefill
 
 from .gdn import GdnCase, Heads, gdn_case, oracle, poisoned_empty
 

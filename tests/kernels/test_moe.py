@@ -7,15 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.kernels.moe import moe
-from tasuki.model.kernels.moe_gemv import moe_gemv
-from tasuki.model.kernels.moe_rows import combine, naive_combine, naive_spread, spread
-from tasuki.model.kernels.moe_shared_gate import (
-    fused_gate_sigmoid_mul_add,
-    naive_gate_sigmoid_mul_add,
-)
-from tasuki.model.ops.moe import gated_shared, mixture, route
-from tasuki.model.weights import MlpWeights, MoeWeights
+from tasuki.model.ops.moe.experts import moe
+from tasuki.model.ops.moe.gemv import moe_gemv
+from tasuki.model.ops.moe.permute import combine, naive_combine, naive_spread, spread
+from tasuki.model.ops.moe.reference import gated_shared, mixture, route
+from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add, naive_gate_sigmoid_mul_add
+from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from torch import Tensor
 
 CONFIG = ModelConfig.from_dict(
@@ -41,9 +38,9 @@ FEW_TOKENS = 4
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasuki.model.kernels.moe.MOST_GEMV_TOKENS", FEW_TOKENS)
+    monkeypatch.setattr("tasuki.model.ops.moe.experts.MOST_GEMV_TOKENS", FEW_TOKENS)
     # Tiny matrices have several blocks of columns, as published ones do.
-    monkeypatch.setattr("tasuki.model.kernels.moe_gemv._COLUMNS", 32)
+    monkeypatch.setattr("tasuki.model.ops.moe.gemv._COLUMNS", 32)
 
 
 @pytest.fixture(autouse=True)

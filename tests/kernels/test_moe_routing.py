@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tasuki.model.kernels.moe_place import naive_place, place
-from tasuki.model.kernels.moe_route import choose
-from tasuki.model.ops.moe import route
+from tasuki.model.ops.moe.permute_index import naive_place, place
+from tasuki.model.ops.moe.reference import route
+from tasuki.model.ops.moe.router import choose
 
 # Tokens, experts, chosen: sizes that fill no tile, more runs than one step, a published shape.
 SHAPES = [(1, 16, 4), (7, 5, 5), (33, 16, 1), (40, 256, 8), (9, 512, 10)]

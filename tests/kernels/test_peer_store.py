@@ -4,8 +4,7 @@ shut gate."""
 import numpy as np
 import pytest
 import torch
-from tasuki.transfer.descriptors import Pieces
-from tasuki.transfer.kernels.peer_store import (
+from tasuki.transfer.transports.nvlink.store_kernel import (
     ALIGNMENT,
     Grid,
     PieceStore,
@@ -14,6 +13,7 @@ from tasuki.transfer.kernels.peer_store import (
     naive_store_pieces,
     table_words,
 )
+from tasuki.transfer.windows.descriptors import Pieces
 
 SIZE = 1 << 21
 PERMISSION = 7

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from tasuki.pycache.layout import CacheLayout, LayerKind
-from tasuki.transfer.kernels.row_codec import GpuLayerCodec, KernelRows
-from tasuki.transfer.layer_codec import TorchLayerCodec
-from tasuki.transfer.row_codec import RowFormat
-from tasuki.transfer.wire_precision import Precision, WirePrecision
-from tasuki.transfer.wire_units import WireUnits
+from tasuki.transfer.precision.layer_codec import TorchLayerCodec
+from tasuki.transfer.precision.precision import Precision, WirePrecision
+from tasuki.transfer.precision.row_codec import RowFormat
+from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec, KernelRows
+from tasuki.transfer.precision.wire_layout import WireUnits
 
 LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL, LayerKind.GDN, LayerKind.FULL),

@@ -2,13 +2,8 @@
 
 import pytest
 import torch
-from tasuki.model.kernels.row_product import (
-    Stream,
-    norm_row_product,
-    norm_row_swiglu,
-    row_product,
-)
-from tasuki.model.ops.norm import rms_norm
+from tasuki.model.ops.linear.gemv import Stream, norm_row_product, norm_row_swiglu, row_product
+from tasuki.model.ops.norm.reference import rms_norm
 from torch import Tensor
 from torch.nn import functional
 

@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tasuki.engine import device_rows
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.device_rows import DeviceRows
-from tasuki.engine.runner import HostFlight, HostRunner
-from tasuki.engine.scheduler import Work
-from tasuki.front.openai_sampling import read_options
-from tasuki.front.request_fields import RequestFields
-from tasuki.front.text_codec import TextCodec
-from tasuki.model.gumbel import noise_key
-from tasuki.model.sampling import (
+from tasuki.engine.forward_plan import Work
+from tasuki.engine.runner import device_batch as device_rows
+from tasuki.engine.runner.base import HostFlight, HostRunner
+from tasuki.engine.runner.device_batch import DeviceRows
+from tasuki.model.ops.sampling.gumbel import noise_key
+from tasuki.model.ops.sampling.params import (
     MAX_TEMPERATURE,
     MAX_TOP_K,
     MIN_TEMPERATURE,
     MIN_TOP_P,
     SamplingParams,
 )
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.sampling import read_options
+from tasuki.server.text.text_codec import TextCodec
 
 from tests.engines import Lone, submit, tiny_parts
 

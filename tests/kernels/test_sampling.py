@@ -1,16 +1,18 @@
-"""The in-graph sampler against model/sampler.py: same noise, tokens, logprobs and margins."""
+"""The in-graph sampler against model/ops/sampling/reference.py: same noise, tokens, logprobs and
+margins."""
 
 import math
 
 import pytest
 import torch
-from tasuki.model.gumbel import gumbel, noise_key
-from tasuki.model.kernels import sampling, sampling_cut
-from tasuki.model.kernels.sampling import Draws, sample, sample_kept
-from tasuki.model.kernels.sampling_cut import cut
-from tasuki.model.sampler import Sampled
-from tasuki.model.sampler import sample as naive_sample
-from tasuki.model.sampling import MAX_TOP_K, MIN_TOP_P, SamplingParams
+from tasuki.model.ops.sampling import sample as sampling
+from tasuki.model.ops.sampling import top_k_top_p as sampling_cut
+from tasuki.model.ops.sampling.gumbel import gumbel, noise_key
+from tasuki.model.ops.sampling.params import MAX_TOP_K, MIN_TOP_P, SamplingParams
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.model.ops.sampling.reference import sample as naive_sample
+from tasuki.model.ops.sampling.sample import Draws, sample, sample_kept
+from tasuki.model.ops.sampling.top_k_top_p import cut
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ..descriptors import Pieces
-from ..grain import Grain
+from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.transfer.windows.units import Grain
 
 
 @dataclass(frozen=True)

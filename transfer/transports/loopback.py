@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..descriptors import Pieces, check_bounds
-from ..errors import TransportError
-from ..grain import Grain
+from tasuki.transfer.errors import TransportError
+from tasuki.transfer.windows.descriptors import Pieces, check_bounds
+from tasuki.transfer.windows.units import Grain
+
 from .base import Endpoint, Region, Transfer, TransferState, Transport
 
 

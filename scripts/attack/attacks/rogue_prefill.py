@@ -10,14 +10,14 @@ from typing import Any
 
 import grpc
 import numpy as np
-from tasuki.client.embedded import embedded_model
+from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc, inference_pb2
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.node_identity import metadata_checksum
-from tasuki.transfer.transports.nixl import NixlTransport
+from tasuki.transfer.transports.nixl.transport import NixlTransport
 
 from scripts.attack.attack import Attempt
 from scripts.attack.attacks.rogue_receiver import damaged

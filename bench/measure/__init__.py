@@ -1,0 +1,1 @@
+"""What every bench measures with: clocks, floors, host, report."""

@@ -1,0 +1,42 @@
+"""The least time a step of a whole model can take, by its bytes or FLOPs and a run's floors.
+
+Decode moves bytes: the weights a step reads, each request's state in and out, its KV. Prefill
+multiplies: its FLOPs, or the weights' bytes where a chunk is too short for that to matter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from tasuki.model.config import ModelConfig
+from tasuki.model.flops import PrefillFlops
+from tasuki.model.weights.weight_sizes import WeightSizes
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+
+from .floors import Floors
+
+
+@dataclass(frozen=True)
+class ModelFloor:
+    floors: Floors
+    sizes: WeightSizes
+    layout: CacheLayout
+    flops: PrefillFlops
+
+    @staticmethod
+    def of(config: ModelConfig, layout: CacheLayout, floors: Floors) -> "ModelFloor":
+        dtype: torch.dtype = getattr(torch, layout.kv_dtype)
+        sizes = WeightSizes.of(config, dtype)
+        return ModelFloor(floors, sizes, layout, PrefillFlops.for_model(config))
+
+    def decode(self, batch: int, context: float) -> float:
+        """Seconds of a step of `batch` requests with `context` tokens each."""
+        kv = context * self.layout.page_bytes / PAGE_TOKENS
+        one = kv + 2 * self.layout.slot_bytes
+        return self.floors.of_bytes(self.sizes.step_bytes(batch) + batch * one)
+
+    def prefill(self, tokens: int, cached: int = 0) -> float:
+        """Seconds to forward `tokens` behind `cached` ones."""
+        flops = self.flops.of(cached + tokens) - self.flops.of(cached)
+        kv = cached * self.layout.page_bytes / PAGE_TOKENS
+        moved = self.sizes.step_bytes(tokens) + kv + 2 * self.layout.slot_bytes
+        return max(self.floors.of_flops(flops), self.floors.of_bytes(moved))

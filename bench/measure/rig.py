@@ -1,0 +1,130 @@
+"""One engine over random weights, driven by hand, with the time at which each token was said.
+
+What is measured is what a front waits for: from the Submit that the engine takes to the TokenOut
+that it gives. Single-threaded, so that no queue hides time.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from tasuki.bench.errors import BenchError
+from tasuki.engine import messages as m
+from tasuki.engine.build import (
+    EngineParts,
+    build_arena,
+    build_engine,
+    build_model,
+    torch_device,
+    use_device,
+)
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.weights.random_weights import random_weights
+from tasuki.transfer.windows.step_counter import StepCounter
+
+_SEED = 1
+
+
+@dataclass
+class Answer:
+    """Of one request: tokens, the times they were said, and the usage at its end."""
+
+    submitted: float
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    usage: m.Usage | None = None
+
+    @property
+    def first_token_seconds(self) -> float:
+        return self.times[0] - self.submitted
+
+    @property
+    def token_seconds(self) -> float:
+        """Mean time between tokens after the first. REQUIRES: there are two."""
+        return (self.times[-1] - self.times[0]) / (len(self.times) - 1)
+
+
+class Rig:
+    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        self.parts = random_parts(model, config)
+        self._engine = build_engine(config, Role.FUSED, self.parts)
+        self._engine.prepare()
+        self._vocab = model.vocab
+        self._answers: dict[str, Answer] = {}
+        self._generator = np.random.default_rng(_SEED)
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Random ids, another list each time."""
+        drawn: list[int] = self._generator.integers(0, self._vocab, tokens).tolist()
+        return drawn
+
+    def submit(self, prompt: Sequence[int], new_tokens: int) -> Answer:
+        name = f"bench-{len(self._answers)}"
+        answer = self._answers[name] = Answer(time.perf_counter())
+        sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
+        ids = np.asarray(prompt, dtype=np.int32)
+        self._engine.handle(m.Submit(m.RequestId(name), ids, sampling))
+        return answer
+
+    def step(self) -> bool:
+        """One step of the engine. Raises BenchError where a request fails."""
+        worked = self._engine.step()
+        now = time.perf_counter()
+        for said in self._engine.take_outbox():
+            self._note(said, now)
+        return worked
+
+    def run(self) -> None:
+        """Until every answer has ended. Raises BenchError where one cannot run."""
+        while True:
+            worked = self.step()
+            waiting = [name for name, answer in self._answers.items() if answer.usage is None]
+            if not waiting:
+                return
+            if not worked:
+                raise BenchError(f"{', '.join(waiting)}: cannot run: give a larger --arena-mib")
+
+    def run_until_tokens(self, answers: Sequence[Answer], tokens: int) -> None:
+        """Until each of the answers has that many tokens."""
+        while any(len(answer.tokens) < tokens for answer in answers):
+            if not self.step():
+                raise BenchError("an answer ended early: give a larger --arena-mib")
+
+    def abort(self, answers: Sequence[Answer]) -> None:
+        """End them where they are, and whatever step is in flight."""
+        wanted = {id(answer) for answer in answers}
+        for name, answer in self._answers.items():
+            if id(answer) in wanted:
+                self._engine.handle(m.Abort(m.RequestId(name)))
+        self.run()
+
+    def flush(self) -> None:
+        """Forget every prefix. REQUIRES: nothing runs."""
+        self._engine.handle(m.FlushCache(0))
+        self._engine.take_outbox()
+
+    def _note(self, said: m.Outbox, now: float) -> None:
+        if isinstance(said, m.TokenOut):
+            answer = self._answers[said.request_id]
+            answer.tokens.append(said.token)
+            answer.times.append(now)
+        elif isinstance(said, m.Finished):
+            self._answers[said.request_id].usage = said.usage
+        elif isinstance(said, m.Rejected):
+            raise BenchError(f"{said.request_id} was refused: {said.error.message}")
+
+
+def random_parts(model: ModelConfig, config: EngineConfig) -> EngineParts:
+    """What build_parts makes, with weights drawn on the device instead of read."""
+    device = torch_device(config)
+    use_device(device)
+    arena = build_arena(config, model, device)
+    weights = random_weights(model, _SEED, getattr(torch, config.dtype), device)
+    # Drawing leaves float32 copies behind that a checkpoint's loading does not.
+    torch.cuda.empty_cache()
+    return EngineParts(model, build_model(model, weights), arena, StepCounter())

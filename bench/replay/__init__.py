@@ -1,0 +1,1 @@
+"""`tasuki replay-trace`: traces of real traffic through the tree."""

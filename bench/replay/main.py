@@ -1,0 +1,31 @@
+"""`tasuki replay-trace FILE`: hit rate of the tree on a trace, and why the rest was missed."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasuki.utils.config.flags import FlagParser
+
+from .models import PUBLISHED
+from .replay import replay
+from .report import as_json, as_text
+from .trace import load_trace
+
+POLICIES = ("lru", "marconi", "value", "auto")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = FlagParser("tasuki replay-trace", "Replay a block-hash trace through the cache.")
+    parser.add_argument("file", type=Path, help=".jsonl, .jsonl.gz or .jsonl.zst")
+    parser.add_argument(
+        "--model", default="35b-a3b", help=f"{', '.join(PUBLISHED)} or a checkpoint folder"
+    )
+    parser.add_argument("--gb", type=float, default=32.0, help="bytes of the cache, GiB")
+    parser.add_argument("--policy", choices=POLICIES, default="auto", help="eviction policy")
+    parser.add_argument("--limit", type=int, help="requests to replay; all by default")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    values = parser.parse_args(argv)
+
+    result = replay(load_trace(values.file, values.limit), values.model, values.gb, values.policy)
+    sys.stdout.write(as_json(result) if values.json else as_text(result))
+    return 0

@@ -1,0 +1,101 @@
+"""Plays a trace through the C++ tree by the calls a serving engine makes.
+
+Owns what a replay counts. Each request is leased, published and released whole at its arrival:
+memory of requests that run side by side is not modelled, and no KV is held, only ids.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.model.flops import PrefillFlops
+from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, ImpossibleRequest
+
+from .prompts import Prompts
+from .rules import ReplayRules
+from .trace import Trace, TraceRequest
+
+_HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
+
+
+@dataclass
+class Tally:
+    """Sums over a replay; tokens and FLOPs of prompts."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    usable_tokens: int = 0
+    flops: float = 0.0
+    flops_saved: float = 0.0
+    causes: dict[str, int] = field(default_factory=dict)
+    sources: dict[str, int] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+
+
+class Player:
+    """Borrows the tree. Thread rule: one thread."""
+
+    def __init__(self, tree: HybridTree, flops: PrefillFlops, rules: ReplayRules) -> None:
+        self._tree = tree
+        self._flops = flops
+        self._rules = rules
+
+    def play(self, trace: Trace, prompts: Prompts) -> Tally:
+        """Every request in order; cpu_seconds counts the tree's calls and their Python callers."""
+        tally = Tally()
+        for index, request in enumerate(trace.requests):
+            tokens = prompts.tokens(index)
+            whole = min(request.prompt_tokens // trace.block_tokens, len(request.block_ids))
+            started = time.thread_time()
+            self._serve(request, tokens, whole * trace.block_tokens, tally)
+            tally.cpu_seconds += time.thread_time() - started
+        return tally
+
+    def _serve(
+        self, request: TraceRequest, tokens: NDArray[np.int32], known: int, tally: Tally
+    ) -> None:
+        """`known`: prompt tokens in whole blocks. Where in a last partial block two prompts part is
+        not told by a trace, so the prompt's end is kept before it."""
+        tree = self._tree
+        grain = self._rules.grain_tokens
+        shared = request.prompt_tokens // grain * grain
+        prompt = tokens[: min(request.prompt_tokens, shared + 1)]
+        tally.requests += 1
+        tally.prompt_tokens += request.prompt_tokens
+        tally.flops += self._flops.of(request.prompt_tokens)
+        tree.advance_to(request.timestamp_ms)
+        try:
+            lease = tree.lease(prompt, capacity_tokens=len(tokens), working_slots=1)
+        except ImpossibleRequest:
+            lease = None
+        if lease is None:
+            tally.refused += 1
+            _add(tally.causes, {"refused": request.prompt_tokens})
+            return
+        match = lease.match
+        tally.usable_tokens += match.usable_tokens
+        tally.flops_saved += self._flops.of(match.usable_tokens)
+        _add(tally.causes, match.causes.as_dict())
+        if match.checkpoint_kind is not None:
+            _add(tally.sources, {match.checkpoint_kind.value: match.usable_tokens})
+        end = min(known + 1, len(prompt))
+        for planned in plan_checkpoints(end, lease.cached_tokens, match, ()):
+            if planned.kind not in self._rules.kinds:
+                continue
+            slot = tree.take_checkpoint_slot(lease)
+            if slot is not None:
+                tree.publish(lease, planned.position, slot, planned.kind)
+        forwarded = max(len(tokens) - 1, len(prompt)) // grain * grain
+        tree.append(lease, tokens[len(prompt) :])
+        hint = _HINTS.get(request.stop, "unknown")
+        if forwarded > match.usable_tokens:
+            tree.publish(lease, forwarded, lease.working_slots[0], CheckpointKind.TURN_END, hint)
+        tree.release(lease)
+
+
+def _add(sums: dict[str, int], more: dict[str, int]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0) + value

@@ -1,0 +1,1 @@
+"""`tasuki demo`: two daemons, a scripted agent and its hits."""

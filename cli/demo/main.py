@@ -1,0 +1,71 @@
+"""`tasuki demo`: ten turns of an agent through two daemons, then through one process, compared.
+
+Owns the daemons while they run; leaves no process and no file behind.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from tasuki.cli.embedded import embedded_model
+from tasuki.cli.launcher import disaggregated, fused
+from tasuki.client.answer import Answer
+from tasuki.client.prompt import Prompt, SamplingOptions
+from tasuki.client.session import Client
+from tasuki.utils.config.flags import parse_config
+from tasuki.utils.config.options import option
+
+from . import script as demo_script
+from . import session_table as table
+from .token_comparison import compare
+
+# A small model repeats itself when greedy. The noise depends on (seed, position) only, so that both
+# runs must draw the same tokens all the same.
+SAMPLING: SamplingOptions = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    model: str = option("", "folder of a Qwen3.5-family checkpoint; the embedded one if empty")
+    answer_tokens: int = option(100, "tokens of an answer at most")
+    arena_mib: int = option(256, "KV pages and state slots of each daemon, MiB")
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 only if both runs gave equal tokens."""
+    config = parse_config("tasuki demo", "Ten turns of an agent.", argv, DemoConfig)
+    model = config.model or str(embedded_model())
+    flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
+    say(f"Model {model}\nStarting a prefill daemon and a decode daemon ...")
+    pair = play(disaggregated, flags, config.answer_tokens)
+    say("\nThe same session in one fused process ...")
+    alone = play(fused, flags, config.answer_tokens)
+    verdict = compare(pair, alone)
+    say(f"\nThe last answer: {' '.join(pair[-1].text.split()) or '(no readable text)'}")
+    say(f"\nTwo daemons against one process, fp32: {verdict}")
+    return 0 if verdict.equal else 1
+
+
+def play(
+    start: Callable[[Sequence[str]], AbstractContextManager[str]],
+    flags: Sequence[str],
+    answer_tokens: int,
+) -> list[Answer]:
+    """The whole session through daemons of its own, a table row as each turn ends."""
+    answers = []
+    sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
+    with start(flags) as address, Client(address) as client:
+        say(f"Ready at {address}\n\n{table.header()}")
+        with client.open_session() as session:
+            for number, messages in enumerate(demo_script.turns(), 1):
+                session.append(Prompt(messages=messages))
+                answer = session.generate(**sampling).result()
+                answers.append(answer)
+                say(table.row(number, answer.usage))
+    return answers
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

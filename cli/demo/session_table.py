@@ -1,0 +1,97 @@
+"""The table of a session, a row a turn, from the usage that the server reported.
+
+Pure functions of usage objects: what is printed here is what a client was told, nothing is
+measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasuki.engine.messages import TransferReport, Usage
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    width: int
+
+
+COLUMNS = (
+    Column("turn", 4),
+    Column("prompt", 7),
+    Column("KV-cached", 9),
+    Column("usable", 7),
+    Column("TTFT", 8),
+    Column("handed over", 11),
+    Column("hidden", 6),
+    Column("tokens/s", 8),
+)
+LAST_TITLE = "lost and why"
+
+
+def header() -> str:
+    cells = [f"{column.title:>{column.width}}" for column in COLUMNS]
+    return "  ".join([*cells, LAST_TITLE])
+
+
+def row(turn: int, usage: Usage) -> str:
+    """One turn. A dash stands where nothing was measured."""
+    hit = usage.hit
+    texts = (
+        str(turn),
+        str(usage.prompt_tokens),
+        "-" if hit is None else str(hit.kv_tokens),
+        "-" if hit is None else str(hit.usable_tokens),
+        f"{usage.time_to_first_token * 1000:.0f} ms",
+        handed_over(usage.transfer),
+        hidden_share(usage.transfer),
+        decode_rate(usage),
+    )
+    cells = [f"{text:>{column.width}}" for text, column in zip(texts, COLUMNS, strict=True)]
+    return "  ".join([*cells, lost(usage)])
+
+
+def table(usages: Sequence[Usage]) -> str:
+    """Header and a row for each turn, counted from 1."""
+    return "\n".join([header(), *(row(turn, usage) for turn, usage in enumerate(usages, 1))])
+
+
+def lost(usage: Usage) -> str:
+    """Prompt tokens that were computed, by cause, most first; flags a lost hand-over."""
+    causes = {} if usage.hit is None else usage.hit.causes
+    parts = [
+        f"{cause} {count}"
+        for cause, count in sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+        if count
+    ]
+    if usage.local_fallback:
+        parts.append("(hand-over lost, prefilled here)")
+    return ", ".join(parts) or "none"
+
+
+def handed_over(transfer: TransferReport | None) -> str:
+    """Bytes in binary units with three significant digits, or a dash."""
+    if transfer is None:
+        return "-"
+    value, unit = float(transfer.bytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def hidden_share(transfer: TransferReport | None) -> str:
+    """Which part of the transfer ran beside the forward, or a dash where none took time."""
+    if transfer is None:
+        return "-"
+    whole = transfer.hidden_seconds + transfer.exposed_seconds
+    return f"{transfer.hidden_seconds / whole:.0%}" if whole > 0 else "-"
+
+
+def decode_rate(usage: Usage) -> str:
+    """Tokens a second after the first, or a dash for answers of one token."""
+    seconds = usage.seconds - usage.time_to_first_token
+    if usage.completion_tokens < 2 or seconds <= 0:
+        return "-"
+    return f"{(usage.completion_tokens - 1) / seconds:.1f}"

@@ -1,0 +1,1 @@
+"""`tasuki doctor`: what this machine lacks to run a node."""

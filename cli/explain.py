@@ -1,0 +1,168 @@
+"""`tasuki explain REQUEST`: one request's story in a screen.
+
+Where its prompt matched and which state it resumed from, what was lost and to whom, what was given
+up for it, its hand-over's timeline, and where its time went. Tells what the node told, adds
+nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasuki.cli.recording.handover_chart import chart, pull_chart
+from tasuki.client.answer import read_usage
+from tasuki.client.session import Client
+from tasuki.dashboard.metrics.life_spans import seconds_by_state
+from tasuki.engine.messages import (
+    Eviction,
+    HitBreakdown,
+    LifeMark,
+    LostState,
+    PullReport,
+    RouteReport,
+    TransferReport,
+    Usage,
+)
+from tasuki.proto import inference_pb2 as pb
+from tasuki.server.grpc.cache_messages import read_eviction
+from tasuki.transfer.protocol.timeline_messages import timeline_from_wire
+from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.config.options import option
+from tasuki.utils.tls import ClientTls
+
+_BAR = 60
+_DECISIONS = 10
+_MEANING = {
+    "new": "never seen before, and the last token, which is always computed",
+    "never_checkpointed": "its KV is cached, but no recurrent state was kept this deep",
+    "checkpoint_evicted": "its state was kept and had to make room",
+    "kv_evicted": "its KV was cached and had to make room",
+    "alignment": "inside a page that was cached only in part",
+    "in_flight": "being computed by another request at that moment",
+}
+
+
+@dataclass(frozen=True)
+class ExplainConfig:
+    target: str = option("127.0.0.1:50051", "HOST:PORT of the node that answered")
+    ca: str = option("", "PEM file: the node speaks TLS and is checked against it")
+    api_key: str = option("", "the node's key, where it asks for one")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = FlagParser("tasuki explain", "One request's story.")
+    parser.add_argument("request", help="its id: the header tasuki-request-id, or `id` over HTTP")
+    parser.add_config(ExplainConfig)
+    values = parser.parse_args(argv)
+    config = parser.build(ExplainConfig, values)
+    tls = ClientTls(config.ca) if config.ca else None
+    with Client(config.target, tls=tls, api_key=config.api_key) as client:
+        print("\n".join(story(client.explain(values.request))))
+    return 0
+
+
+def story(told: pb.ExplainResponse) -> list[str]:
+    head = f"request {told.request_id}, ended {told.ended_seconds_ago:.1f} s ago"
+    if told.WhichOneof("end") == "rejected":
+        return [f"{head}: refused", f"  {told.rejected}"]
+    reason = pb.FinishReason.Name(told.finished.reason).removeprefix("FINISH_REASON_").lower()
+    usage = read_usage(told.finished.usage)
+    return [
+        f"{head}: {reason}",
+        *_answer(usage),
+        *(pull_chart(timeline_from_wire(told.pull)) if told.HasField("pull") else []),
+        *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
+        *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
+        *_took([read_eviction(eviction) for eviction in told.took]),
+        *(_transfer(usage.transfer) if usage.transfer else []),
+        *(chart(timeline_from_wire(told.handover)) if told.HasField("handover") else []),
+        *_life([LifeMark(mark.state, mark.at_seconds) for mark in told.life]),
+    ]
+
+
+def _answer(usage: Usage) -> list[str]:
+    where = "after a lost hand-over, here" if usage.local_fallback else usage.prefilled_on
+    return [
+        f"  answer   {usage.completion_tokens} tokens, the first after "
+        f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms",
+        f"  prefill  {where}",
+        *(_route(usage.route) if usage.route else []),
+        *(_pulled(usage.pulled) if usage.pulled else []),
+    ]
+
+
+def _route(route: RouteReport) -> list[str]:
+    told = ", ".join(f"{of} {1000 * at:.1f} ms" for of, at in sorted(route.estimates.items()))
+    return [f"  route    {route.choice}: " + (f"by rates, {told}" if told else "by constants")]
+
+
+def _pulled(report: PullReport) -> list[str]:
+    return [
+        f"  pulled   {report.tokens} tokens' prefix from here, {report.bytes / 2**20:.1f} MiB in "
+        f"{1000 * report.seconds:.1f} ms"
+    ]
+
+
+def _prompt(hit: HitBreakdown) -> list[str]:
+    source = f", from the state of a {hit.checkpoint_source}" if hit.checkpoint_source else ""
+    lines = [
+        f"  prompt   {hit.prompt_tokens} tokens, {hit.kv_tokens} with KV here, "
+        f"{hit.usable_tokens} usable{source}",
+        _row("usable", hit.usable_tokens, hit.prompt_tokens, "not computed again"),
+    ]
+    lost = sorted(hit.causes.items(), key=lambda item: -item[1])
+    for cause, tokens in lost:
+        if tokens:
+            lines.append(_row(cause, tokens, hit.prompt_tokens, _MEANING.get(cause, "")))
+    return lines
+
+
+def _row(name: str, tokens: int, prompt: int, meaning: str) -> str:
+    bar = "#" * round(_BAR * tokens / prompt)
+    return f"    {name:<19}{tokens:>8}  {bar}" + (f"  {meaning}" if meaning else "")
+
+
+def _transfer(report: TransferReport) -> list[str]:
+    total = report.hidden_seconds + report.exposed_seconds
+    share = f"{100 * report.hidden_seconds / total:.0f}% hidden" if total else "no time"
+    return [
+        f"  transfer {report.bytes / 2**20:.1f} MiB in {report.windows} windows, "
+        f"{report.pages} pages, {share}, {report.exposed_seconds * 1000:.1f} ms after the forward"
+    ]
+
+
+def _lost(lost: LostState) -> list[str]:
+    """What stood there once, and who has its place."""
+    taken = "what took it is forgotten"
+    if lost.eviction is not None:
+        taken = f"taken by {lost.eviction.taken_by or 'a flush, or a request that is gone'}"
+        taken += _worth(lost.eviction)
+    return [
+        f"  lost     a state of {lost.tokens} tokens, {taken}; "
+        f"{lost.slabs_since:.1f} slots were given up since"
+    ]
+
+
+def _took(evictions: Sequence[Eviction]) -> list[str]:
+    """What the policy gave up for this request: each decision with its score."""
+    lines = []
+    for eviction in evictions[:_DECISIONS]:
+        kept_for = f" of a {eviction.checkpoint_kind}" if eviction.checkpoint_kind else ""
+        lines.append(
+            f"    {eviction.kind}{kept_for} at {eviction.tokens} tokens, "
+            f"{eviction.slabs:.2f} slots{_worth(eviction)}"
+        )
+    if len(evictions) > _DECISIONS:
+        lines.append(f"    and {len(evictions) - _DECISIONS} more")
+    return [f"  took     {len(evictions)} places in the cache", *lines] if lines else []
+
+
+def _worth(eviction: Eviction) -> str:
+    return "" if eviction.score is None else f", held to be worth {eviction.score:.2e} a page"
+
+
+def _life(life: Sequence[LifeMark]) -> list[str]:
+    if not life:
+        return []
+    spans = seconds_by_state(life)
+    told = (f"{state} {1000 * seconds:.1f} ms" for state, seconds in spans.items() if seconds)
+    return [f"  life     {', '.join(told)}"]

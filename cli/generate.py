@@ -1,0 +1,145 @@
+"""`tasuki generate`: answers prompts through daemons that it starts and stops."""
+
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tasuki.client.answer import Answer
+from tasuki.client.prompt import Prompt, SamplingOptions
+from tasuki.client.session import Client
+from tasuki.utils.config.flags import parse_config
+from tasuki.utils.config.options import option
+
+from .launcher import disaggregated, fused
+
+_MAX_CONCURRENT = 256
+
+
+class PromptFileError(ValueError):
+    """--prompt-ids cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    model: str = option("", "folder of a Qwen3.5-family checkpoint")
+    prompt: str | None = option(None, "one prompt as text")
+    prompt_ids: str | None = option(None, "JSON file: a list of token-id lists, run concurrently")
+    max_new_tokens: int = option(64, "tokens of an answer at most")
+    dtype: str = option("bfloat16", "weights, activations and cache", ("float32", "bfloat16"))
+    temperature: float = option(0.0, "0 is greedy")
+    top_k: int = option(0, "0 keeps every token")
+    top_p: float = option(1.0, "1 keeps every token")
+    seed: int = option(0, "of the sampling noise")
+    ignore_eos: bool = option(False, "end tokens do not stop an answer")
+    arena_mib: int = option(512, "KV pages and state slots of each daemon, MiB")
+    disaggregated: bool = option(False, "through a prefill and a decode daemon")
+    json: bool = option(False, "print a list of objects with token_ids, text and usage")
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("--model is missing: give the folder of a checkpoint")
+        if (self.prompt is None) == (self.prompt_ids is None):
+            raise ValueError("give either --prompt TEXT or --prompt-ids FILE.json")
+
+    def daemon_flags(self) -> list[str]:
+        return [
+            *("--model", self.model),
+            *("--dtype", self.dtype),
+            *("--arena-mib", str(self.arena_mib)),
+        ]
+
+    def sampling(self) -> SamplingOptions:
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+        }
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse_config("tasuki generate", "Answer prompts.", argv, GenerateConfig)
+    prompts = read_prompts(config)
+    print("starting daemons ...", file=sys.stderr, flush=True)
+    with daemons(config) as address, Client(address) as client:
+        print(f"answering {len(prompts)} prompts ...", file=sys.stderr, flush=True)
+        answers = answer_all(client, prompts, config.sampling())
+    if config.json:
+        print(json.dumps([as_json(answer) for answer in answers], indent=1))
+    else:
+        for index, answer in enumerate(answers):
+            print(as_text(index, answer))
+    return 0
+
+
+def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
+    """Who asks for two daemons wants every prompt handed over, however short."""
+    if config.disaggregated:
+        return disaggregated(config.daemon_flags(), ["--local-prefill-tokens", "0"])
+    return fused(config.daemon_flags())
+
+
+def read_prompts(config: GenerateConfig) -> list[Prompt]:
+    """Raises PromptFileError."""
+    if config.prompt_ids is None:
+        return [Prompt(text=config.prompt)]
+    path = Path(config.prompt_ids)
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PromptFileError(f"--prompt-ids {path}: {error}") from error
+    if not isinstance(lists, list) or not lists or not all(_is_ids(item) for item in lists):
+        raise PromptFileError(
+            f"--prompt-ids {path}: write a non-empty list of lists of integers, as [[1, 2], [3]]"
+        )
+    return [Prompt(token_ids=ids) for ids in lists]
+
+
+def answer_all(
+    client: Client, prompts: Sequence[Prompt], sampling: SamplingOptions
+) -> list[Answer]:
+    """All prompts at once, answers in their order. Raises the first ClientError."""
+    with ThreadPoolExecutor(min(len(prompts), _MAX_CONCURRENT)) as pool:
+        return [*pool.map(lambda prompt: client.generate(prompt, **sampling).result(), prompts)]
+
+
+def as_json(answer: Answer) -> dict[str, object]:
+    return {
+        "token_ids": list(answer.token_ids),
+        "text": answer.text,
+        "usage": asdict(answer.usage),
+    }
+
+
+def as_text(index: int, answer: Answer) -> str:
+    usage = answer.usage
+    lines = [f"prompt {index}: {answer.reason.value}"]
+    lines.append("  tokens " + " ".join(map(str, answer.token_ids)))
+    if answer.text:
+        lines.append(f"  text   {answer.text}")
+    lines.append(
+        f"  usage  {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens, first "
+        "after "
+        f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms, "
+        f"prefilled on {usage.prefilled_on or 'a node not told'}"
+    )
+    if usage.hit is not None:
+        causes = ", ".join(f"{cause} {count}" for cause, count in usage.hit.causes.items() if count)
+        lines.append(
+            f"  cache  {usage.hit.kv_tokens} tokens of KV, {usage.hit.usable_tokens} usable"
+            + (f"; computed: {causes}" if causes else "")
+        )
+    return "\n".join(lines)
+
+
+def _is_ids(item: object) -> bool:
+    return isinstance(item, list) and all(
+        isinstance(token, int) and not isinstance(token, bool) and abs(token) < 2**31
+        for token in item
+    )

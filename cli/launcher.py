@@ -1,0 +1,176 @@
+"""Starts daemons as child processes and stops them, whatever happens to the caller.
+
+Owns the children it started and no others. Knows their command lines, not their work. A child reads
+stdin and stops when it ends (--exit-with-parent), so even a killed caller leaves none behind.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from queue import Empty, SimpleQueue
+from typing import IO
+
+from tasuki.client.errors import LaunchError
+
+PACKAGE = (__package__ or "tasuki").split(".")[0]
+READY_SECONDS = 120.0
+# A daemon drains for 30 seconds by default: one that is killed before has not been asked.
+STOP_SECONDS = 45.0
+_TAIL_LINES = 40
+
+
+class Daemon:
+    """One child. `wait_ready` once, then `stop` once; both from the thread that started it."""
+
+    def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
+        """Starts `tasuki COMMAND FLAGS`; bind: HOST:PORT, a free loopback port where none is
+        given."""
+        self._command = command
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-m", f"{PACKAGE}.cli.main", command, *flags),
+                *("--bind", bind, "--exit-with-parent"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            # A terminal's Ctrl-C goes to the caller alone, which then stops its children in order.
+            start_new_session=True,
+        )
+        self._http: str | None = None
+        self._handover: str | None = None
+        self._asked = False
+        self._said: SimpleQueue[str | None] = SimpleQueue()
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._readers = [
+            self._read(self._process.stdout, self._said.put),
+            self._read(self._process.stderr, self._complain),
+        ]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
+    def http_address(self) -> str | None:
+        """HOST:PORT of its HTTP server, if it has one. REQUIRES: wait_ready."""
+        return self._http
+
+    @property
+    def handover_address(self) -> str | None:
+        """HOST:PORT that decode nodes are told, where it is not the one of wait_ready. REQUIRES:
+        wait_ready."""
+        return self._handover
+
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        """The end of what it has written to stderr so far, in lines."""
+        return tuple(self._tail)
+
+    def wait_ready(self, timeout: float = READY_SECONDS) -> str:
+        """HOST:PORT, once the child takes calls. Raises LaunchError with the end of its stderr."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                line = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise self._failure(f"was not ready within {timeout:.0f} s") from None
+            if line is None:
+                self._process.wait()
+                self._readers[1].join()
+                raise self._failure(f"ended with status {self._process.returncode}")
+            said = _announcement(line)
+            if said is not None:
+                self._http = said.get("http")
+                self._handover = said.get("handover")
+                return said["ready"]
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once: the child drains and ends. A second one would end it at once."""
+        if not self._asked and self._process.poll() is None:
+            self._process.terminate()
+        self._asked = True
+
+    def stop(self, timeout: float = STOP_SECONDS) -> int:
+        """ask_to_stop, then SIGKILL after `timeout` seconds. Returns the exit status."""
+        self.ask_to_stop()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        status = self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return status
+
+    def _failure(self, what: str) -> LaunchError:
+        tail = " | ".join(self._tail) or "it wrote nothing"
+        return LaunchError(f"tasuki {self._command} {what}: {tail}")
+
+    def _complain(self, line: str | None) -> None:
+        if line is not None:
+            self._tail.append(line)
+
+    @staticmethod
+    def _read(pipe: IO[str] | None, take: Callable[[str | None], None]) -> threading.Thread:
+        """Hands on each line, then None at the end; without it a child blocks on a full pipe."""
+        assert pipe is not None
+
+        def run() -> None:
+            for line in pipe:
+                take(line.rstrip("\n"))
+            take(None)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+
+@contextmanager
+def fused(flags: Sequence[str]) -> Iterator[str]:
+    """One `serve` daemon; yields its HOST:PORT."""
+    with ExitStack() as stack:
+        yield _started(stack, "serve", flags).wait_ready()
+
+
+@contextmanager
+def disaggregated(flags: Sequence[str], decode_flags: Sequence[str] = ()) -> Iterator[str]:
+    """A prefill and a decode daemon, `flags` for both; yields the decode daemon's HOST:PORT, the
+    front door."""
+    with ExitStack() as stack:
+        prefill = _started(stack, "prefill", flags).wait_ready()
+        flags = [*flags, *decode_flags, "--prefill", prefill]
+        yield _started(stack, "decode", flags).wait_ready()
+
+
+def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:
+    daemon = Daemon(command, flags)
+    stack.callback(daemon.stop)
+    return daemon
+
+
+def _announcement(line: str) -> dict[str, str] | None:
+    """The line with which a daemon says that it is ready; None for any other."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(said, dict) or not isinstance(said.get("ready"), str):
+        return None
+    return said

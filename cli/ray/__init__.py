@@ -1,0 +1,1 @@
+"""`tasuki ray`: nodes as actors of a Ray cluster."""

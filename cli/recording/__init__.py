@@ -1,0 +1,1 @@
+"""A node's history in a file: record, replay, export, chart."""

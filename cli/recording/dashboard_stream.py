@@ -1,0 +1,44 @@
+"""A node's dashboard streams, from its HTTP port: JSON values as they come.
+
+Knows server-sent events and the key, no value's meaning. One thread; reading blocks.
+"""
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from tasuki.client.errors import ClientError
+from tasuki.utils.config.options import option
+
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class HttpTarget:
+    http: str = option("127.0.0.1:8000", "HOST:PORT of the node's HTTP server (--http-bind)")
+    ca: str = option("", "PEM file: the node speaks TLS and is checked against it")
+    api_key: str = option("", "the node's key, where it asks for one")
+
+    def values(self, path: str) -> Iterator[dict[str, Any]]:
+        """Of the stream at `path`, as /debug/stream, until it ends. Raises ClientError."""
+        scheme = "https" if self.ca else "http"
+        trust = ssl.create_default_context(cafile=self.ca) if self.ca else None
+        request = urllib.request.Request(f"{scheme}://{self.http}{path}")
+        if self.api_key:
+            request.add_header("Authorization", f"Bearer {self.api_key}")
+        try:
+            with urllib.request.urlopen(request, timeout=_CONNECT_SECONDS, context=trust) as reply:
+                for line in reply:
+                    if line.startswith(b"data: "):
+                        yield json.loads(line[6:])
+        except (OSError, urllib.error.HTTPError) as error:
+            raise ClientError(
+                f"http {self.http}: {error}; give the HOST:PORT that the node announced as http",
+                grpc.StatusCode.UNAVAILABLE,
+                None,
+            ) from error

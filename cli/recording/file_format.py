@@ -1,0 +1,92 @@
+"""A recording: what happened at a node, event by event, in a file of gzipped JSON lines.
+
+Owns the format. The first line is {"tasuki_recording": 1, "about": {...}}, every other one an event
+as dashboard/history/events.py tells them, in order of `at`. A recording whose end was cut off is
+read up to there: the recorder may have been killed."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from tasuki.dashboard.history.events import Event
+
+_VERSION = 1
+_KEY = "tasuki_recording"
+
+
+class RecordingError(Exception):
+    """The file is no recording that this version reads; the message names it and the mend."""
+
+
+class RecordingWriter:
+    """`with` it; `add` each event. What was added is in the file at the latest a flush later."""
+
+    def __init__(self, path: Path, about: dict[str, str]) -> None:
+        self._path = path
+        self._about = about
+        self._lines: IO[str]
+        self.count = 0
+        """Events added."""
+
+    def __enter__(self) -> "RecordingWriter":
+        self._lines = gzip.open(self._path, "wt", encoding="utf-8")
+        self._add({_KEY: _VERSION, "about": self._about})
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lines.close()
+
+    def add(self, event: Event) -> None:
+        self._add(event)
+        self.count += 1
+
+    def flush(self) -> None:
+        self._lines.flush()
+
+    def _add(self, value: dict[str, Any]) -> None:
+        self._lines.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+@dataclass(frozen=True)
+class Recording:
+    about: dict[str, str]
+    events: tuple[Event, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> "Recording":
+        """Raises RecordingError."""
+        try:
+            head, *events = _values(path)
+        except OSError as error:
+            raise RecordingError(f"{path}: {error}; give a file of `tasuki record`") from error
+        except ValueError as error:
+            raise RecordingError(
+                f"{path}: is no recording: give a file of `tasuki record`"
+            ) from error
+        if head.get(_KEY) != _VERSION:
+            raise RecordingError(
+                f"{path}: is of version {head.get(_KEY)}, this reads {_VERSION}: use the tasuki "
+                "that recorded it"
+            )
+        return cls(head["about"], tuple(events))
+
+
+def _values(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        try:
+            for line in lines:
+                if not line.endswith("\n"):
+                    return
+                yield json.loads(line)
+        except (EOFError, zlib.error):
+            return

@@ -1,0 +1,101 @@
+"""`tasuki top`: a node's hits, arena and faults, live in the terminal.
+
+Draws what the node's overview stream tells, once a second; computes nothing that the page does not.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.cli.recording.dashboard_stream import HttpTarget
+from tasuki.utils.config.flags import parse_config
+from tasuki.utils.config.options import option
+
+_BAR = 40
+_CLEAR = "\x1b[H\x1b[J"
+_SHADES = " .:-=+*#%@"
+
+
+@dataclass(frozen=True)
+class TopConfig(HttpTarget):
+    seconds: int = option(300, "how far back the bars reach")
+    screens: int = option(0, "end after so many; 0: go on until interrupted")
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse_config("tasuki top", "A node, live.", argv, TopConfig)
+    path = f"/debug/stream?seconds={config.seconds}&points={_BAR}"
+    for number, overview in enumerate(config.values(path), start=1):
+        clear = _CLEAR if sys.stdout.isatty() else ""
+        sys.stdout.write(clear + "\n".join(screen(overview)) + "\n")
+        sys.stdout.flush()
+        if number == config.screens:
+            break
+    return 0
+
+
+def screen(overview: Mapping[str, Any]) -> list[str]:
+    """One screen, in lines."""
+    about, totals = overview["about"], overview["totals"]
+    prompt = totals.get("prompt", 0)
+    head = f"{about['node']} ({about['role']})  {overview['in_flight']} running"
+    return [
+        f"{head}, {overview['ended']} ended, {overview['sessions']} sessions",
+        "",
+        *_waterfall(totals, prompt),
+        *_what_if(overview["what_if"]),
+        f"  {'recent':<20}{_sparkline(overview['hits']['columns']['prompt'])}  prompt tokens",
+        f"  {'':<20}{_sparkline(overview['hits']['columns']['usable'])}  usable",
+        "",
+        *(_pools(overview["pools"]) if overview["pools"] else []),
+        "",
+        "  faults  " + (", ".join(f"{k} {n}" for k, n in overview["faults"].items()) or "none"),
+    ]
+
+
+def _waterfall(totals: Mapping[str, int], prompt: int) -> list[str]:
+    lost = sorted(
+        ((name.removeprefix("lost."), n) for name, n in totals.items() if "lost." in name),
+        key=lambda item: -item[1],
+    )
+    rows = [("prompt", prompt), ("usable", totals.get("usable", 0)), *lost]
+    return [
+        f"  {name:<20}{tokens:>12}  {_share(tokens, prompt):>6}  {_bar(tokens, prompt)}".rstrip()
+        for name, tokens in rows
+    ]
+
+
+def _what_if(answer: Mapping[str, Any]) -> list[str]:
+    if not answer["slots"]:
+        return []
+    return [f"  +{answer['slots']} slots would recover {answer['points']:.1f} points"]
+
+
+def _pools(pools: Mapping[str, Any]) -> list[str]:
+    owners = list(pools["slots"])
+    head = "  " + f"{'':<8}" + "".join(f"{owner:>13}" for owner in owners)
+    rows = [
+        f"  {pool:<8}" + "".join(f"{pools[pool][owner]:>13}" for owner in owners)
+        for pool in ("slots", "pages")
+    ]
+    tree = pools["tree"]
+    return [
+        head,
+        *rows,
+        f"  {tree['nodes']} nodes, {tree['checkpoints']} checkpoints, policy {pools['policy']}, "
+        f"integrity {pools['integrity']}",
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+def _bar(part: int, whole: int) -> str:
+    return "#" * round(_BAR * part / whole) if whole else ""
+
+
+def _sparkline(values: Sequence[int]) -> str:
+    most = max(values, default=0) or 1
+    return "".join(_SHADES[round((len(_SHADES) - 1) * value / most)] for value in values)

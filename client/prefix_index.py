@@ -1,0 +1,104 @@
+"""What one cache holds, as its events tell: how much of a prompt a router will find there.
+
+Owns hashes, never tokens. Does not know the tree, other caches, or how batches travel; it may live
+in another process. Thread rule: one thread at a time. Invariant: after every batch the index holds
+exactly what its stream says stands.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
+
+
+class Event(Protocol):
+    """What is read of a CacheEvent, or of one that came over a wire."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def prefix(self) -> bytes | None: ...
+    @property
+    def parent(self) -> bytes | None: ...
+
+
+class Batch(Protocol):
+    """What is read of an EventBatch."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def is_snapshot(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Event]: ...
+
+
+class MissedEvents(ValueError):
+    """A batch does not follow the one before it: watch again, or wait for the next snapshot."""
+
+
+class PrefixIndex:
+    """Follows the batches of one watch, in order."""
+
+    def __init__(self) -> None:
+        self._sequence: int | None = None
+        self.pages: set[bytes] = set()
+        self.checkpoints: dict[bytes, int] = {}  # tokens by prefix
+        # Of checkpoints inside a page: tokens by prefix, by the whole pages before it.
+        self._tails: dict[bytes, dict[bytes, int]] = {}
+
+    def apply(self, batch: Batch) -> None:
+        """Raises MissedEvents, with nothing changed, where a batch was lost on the way."""
+        if batch.is_snapshot:
+            self._clear()
+        elif self._sequence is None or batch.sequence - len(batch) != self._sequence:
+            raise MissedEvents(
+                f"a batch of {len(batch)} events up to {batch.sequence} came after event "
+                f"{self._sequence}: drain a snapshot first"
+            )
+        for event in batch:
+            self._apply(event)
+        self._sequence = batch.sequence
+
+    def usable_tokens(self, tokens: NDArray[np.int32], salt: bytes = b"") -> int:
+        """The longest prefix of tokens with a checkpoint, leaving one token to compute: what a
+        match would answer. tokens: one-dimensional int32."""
+        last = len(tokens) - 1
+        whole = last // PAGE_TOKENS * PAGE_TOKENS
+        hashes = prefix_hashes(tokens[:whole], salt)
+        for page in range(len(hashes) - 1, -1, -1):
+            tails = self._tails.get(hashes[page], {})
+            for end in sorted({end for end in tails.values() if end <= last}, reverse=True):
+                if prefix_hashes(tokens[:end], salt)[-1] in tails:
+                    return end
+            if hashes[page] in self.checkpoints:
+                return page * PAGE_TOKENS
+        return 0
+
+    def _apply(self, event: Event) -> None:
+        prefix, parent = event.prefix, event.parent
+        if prefix is None or parent is None:
+            self._clear()
+        elif event.kind == "page_stored":
+            self.pages.add(prefix)
+        elif event.kind == "page_removed":
+            self.pages.remove(prefix)
+        elif event.kind == "checkpoint_stored":
+            self.checkpoints[prefix] = event.tokens
+            if event.tokens % PAGE_TOKENS:
+                self._tails.setdefault(parent, {})[prefix] = event.tokens
+        else:
+            del self.checkpoints[prefix]
+            if event.tokens % PAGE_TOKENS:
+                del self._tails[parent][prefix]
+                if not self._tails[parent]:
+                    del self._tails[parent]
+
+    def _clear(self) -> None:
+        self.pages.clear()
+        self.checkpoints.clear()
+        self._tails.clear()

@@ -1,0 +1,156 @@
+"""A session's life without a channel: what is asked of the node, and what a failure makes of it.
+
+Each operation is a generator of steps: it yields a Call, a Pause or a ReadTurn, is sent what came
+of it, and has a ClientError thrown in where that failed (`advance`). Session takes the steps with
+blocking calls, AsyncSession with awaited ones; the rules of reopening and retrying are these alone.
+Knows no gRPC and no thread. Invariant: the conversation holds only what the node confirmed.
+"""
+
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from tasuki.engine.messages import FinishReason
+from tasuki.proto import inference_pb2 as pb
+
+from .answer import Answer
+from .conversation import Conversation
+from .errors import ClientError
+from .prompt import Prompt
+from .retry import RetryPolicy, is_transient, next_pause
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One unary call of the Session service, by the method's name; answered with its response."""
+
+    method: str
+    request: Any
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ReadTurn:
+    """Read the answer of this turn to its end."""
+
+    turn: "Turn"
+
+
+class Turn(Protocol):
+    """An answer that is being read."""
+
+    cancelled: bool
+
+    @property
+    def finished(self) -> bool:
+        """All of it has been read."""
+
+
+Steps = Generator[Call | Pause | ReadTurn, Any, Result]
+
+
+@dataclass(frozen=True)
+class Over(Generic[Result]):
+    """The operation took its last step."""
+
+    result: Result
+
+
+def advance(steps: Steps[Result], outcome: Any) -> Call | Pause | ReadTurn | Over[Result]:
+    """The step after one that ended in `outcome`: what came of it, None before the first, or the
+    ClientError with which it failed. Raises ClientError where that ends the operation."""
+    try:
+        return steps.throw(outcome) if isinstance(outcome, ClientError) else steps.send(outcome)
+    except StopIteration as end:
+        return Over(end.value)
+
+
+class SessionLife:
+    """One conversation with a node that may forget it. One operation at a time."""
+
+    def __init__(self, conversation: Conversation, retry: RetryPolicy, id: str) -> None:
+        """id: as the node knows the conversation; empty where it is yet to be told."""
+        self.id = id
+        self.retry = retry
+        self._conversation = conversation
+        self._lost = not id
+        self._closed = False
+        self._turn: Turn | None = None
+
+    def open(self) -> Steps[None]:
+        yield from self._persist(None)
+
+    def append(self, prompt: Prompt) -> Steps[int]:
+        """Returns the conversation's length in tokens."""
+        reply = yield from self._persist("Append", pb.SessionAppendRequest(**prompt.fields()))
+        self._conversation.appended(prompt)
+        return int(reply.total_tokens)
+
+    def fork(self) -> Steps["SessionLife"]:
+        reply = yield from self._persist("Fork", pb.SessionForkRequest())
+        return SessionLife(self._conversation.fork(), self.retry, reply.session_id)
+
+    def close(self) -> Steps[None]:
+        self._closed = True
+        yield Call("Close", pb.SessionCloseRequest(session_id=self.id))
+
+    def attempt_turn(self, request: pb.SessionGenerateRequest) -> Steps[None]:
+        """Before each attempt at an answer: addresses the request to the session as it now is."""
+        yield from self._reopen_if_lost()
+        request.session_id = self.id
+
+    def turn_begun(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def turn_failed(self) -> None:
+        """What the node made of it is unknown."""
+        self._lost = True
+
+    def turn_finished(self, answer: Answer) -> None:
+        self._turn = None
+        if answer.reason is not FinishReason.ABORT:
+            self._conversation.answered(answer.token_ids)
+
+    def _persist(self, method: str | None, request: Any = None) -> Steps[Any]:
+        """A call on the session, which is opened again where the node has lost it."""
+        pauses = self.retry.pauses()
+        while True:
+            try:
+                yield from self._reopen_if_lost()
+                reply = None
+                if method is not None:
+                    request.session_id = self.id
+                    reply = yield Call(method, request)
+            except ClientError as error:
+                if self._closed:
+                    raise
+                self._lost = self._lost or is_transient(error)
+                yield Pause(next_pause(pauses, error))
+            else:
+                # The node took the call, so the turn before it is over: its answer comes first in
+                # the conversation even if the caller did not read it to the end.
+                if self._turn is not None:
+                    yield ReadTurn(self._turn)
+                return reply
+
+    def _reopen_if_lost(self) -> Steps[None]:
+        if self._turn is not None and self._turn.cancelled and not self._turn.finished:
+            # It may have ended just before, and then the node has an answer that nobody read.
+            self._lost = True
+        if not self._lost or self._closed:
+            return
+        opened = yield Call("Open", pb.SessionOpenRequest(cache_salt=self._conversation.cache_salt))
+        left, self.id = self.id, opened.session_id
+        for append in self._conversation.replay(self.id):
+            yield Call("Append", append)
+        self._lost, self._turn = False, None
+        if left:
+            with suppress(ClientError):
+                yield Call("Close", pb.SessionCloseRequest(session_id=left))

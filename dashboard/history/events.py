@@ -1,0 +1,101 @@
+"""What a node's history is made of: events, each an object of plain JSON.
+
+An event has `kind`, and `at` (seconds since 1970) once it is kept. The same events feed the page of
+a running node, a recording, and the page of a recording. Pure functions.
+
+| kind | of | fields |
+| --- | --- | --- |
+| submit | a request arrived | request, session, prompt_tokens; blocks where one records |
+| finished | it ended | request, reason, usage, life, hint |
+| rejected | it was refused | request, error |
+| room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
+| evicted | the cache made room | evictions |
+| lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
+| pulled, pull_lost, pull_fenced | a pull of a prompt's beginning | room; of pulled report |
+| peers | whether a prefill node is connected | prefill_available |
+| pools | a sample of what the node counts | as pools_event says |
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from tasuki.dashboard.metrics.cache_metrics import by_owner
+from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import Told
+from tasuki.engine.messages import (
+    Evicted,
+    Finished,
+    HandoverCancelled,
+    HandoverLost,
+    PeersChanged,
+    PullCommitted,
+    PullFenced,
+    PullLost,
+    Rejected,
+    RoomEnded,
+    Submit,
+    TokenOut,
+    WriterFenced,
+)
+
+from .to_json import plain
+
+Event = dict[str, Any]
+
+
+def event_of(message: Told) -> Event | None:
+    """None of what leaves no trace: single tokens."""
+    match message:
+        case Submit(request_id=request, prompt=prompt, session=session):
+            return _event("submit", request=request, session=session, prompt_tokens=len(prompt))
+        case TokenOut():
+            return None
+        case Finished():
+            return {"kind": "finished", "request": message.request_id, **_ended(message)}
+        case Rejected(request_id=request, error=error):
+            return _event("rejected", request=request, error=error)
+        case RoomEnded():
+            return {"kind": "room", **plain(message)}
+        case Evicted():
+            return {"kind": "evicted", **plain(message)}
+        case HandoverLost():
+            return {"kind": "lost", **plain(message)}
+        case HandoverCancelled():
+            return {"kind": "cancelled", **plain(message)}
+        case WriterFenced():
+            return {"kind": "fenced", **plain(message)}
+        case PeersChanged():
+            return {"kind": "peers", **plain(message)}
+        case PullCommitted():
+            # Its timeline goes with the request's record, of which fewer are kept.
+            report = replace(message.report, timeline=None)
+            return {"kind": "pulled", **plain(replace(message, report=report))}
+        case PullLost():
+            return {"kind": "pull_lost", **plain(message)}
+        case PullFenced():
+            return {"kind": "pull_fenced", **plain(message)}
+
+
+def _ended(message: Finished) -> Event:
+    return {name: plain(getattr(message, name)) for name in ("reason", "usage", "life", "hint")}
+
+
+def pools_event(report: NodeReport) -> Event:
+    stats = report.stats
+    return _event(
+        "pools",
+        pages=by_owner(stats.pages),
+        slots=by_owner(stats.slots),
+        slabs=stats.slabs,
+        tree=stats.tree,
+        requests=stats.requests,
+        policy=stats.policy,
+        policies=stats.policies,
+        integrity=stats.integrity,
+        prefill_nodes=report.prefill_nodes,
+        windows=report.windows,
+    )
+
+
+def _event(kind: str, **fields: object) -> Event:
+    return {"kind": kind, **{name: plain(value) for name, value in fields.items()}}

@@ -1,0 +1,36 @@
+"""The radix tree as the page draws it: a bounded number of nodes, parents before children. Pure."""
+
+from typing import Any
+
+from tasuki.pycache._cpp_cache import Standing, TreeView, ViewedNode
+
+
+def tree_view(view: TreeView) -> list[dict[str, Any]]:
+    """A node a row; `above` is its parent's row. `hidden` stands below it but is not listed."""
+    return [_node(node) for node in view]
+
+
+def _node(node: ViewedNode) -> dict[str, Any]:
+    return {
+        "name": None if node.name is None else f"{node.name[0]}.{node.name[1]}",
+        "above": node.above,
+        "depth": node.depth,
+        "tokens": node.tokens,
+        "children": node.children,
+        "state": None if node.state is None else node.state.value,
+        "tails": node.tails,
+        "leases": node.leases,
+        "state_pins": node.state_pins,
+        "protected": node.is_protected,
+        "unused": node.unused,
+        "standing": _standing(node.standing),
+        "hidden": _standing(node.hidden),
+    }
+
+
+def _standing(standing: Standing) -> dict[str, int]:
+    return {
+        "tokens": standing.tokens,
+        "nodes": standing.nodes,
+        "states": standing.states,
+    }

@@ -1,0 +1,1 @@
+"""Prometheus families, from what an engine reports."""

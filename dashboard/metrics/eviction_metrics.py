@@ -1,0 +1,32 @@
+"""What the cache gave up, by kind and by what its policy held it to be worth.
+
+Owns no registry but the one it is given. One thread.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from tasuki.engine.messages import Evicted
+
+# Chance of use in a second x prefill saved / page, over the decades that traffic shows.
+_SCORES = tuple(10.0**power for power in range(-9, 4))
+
+
+class EvictionMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._slabs = Counter(
+            "tasuki_cache_evicted_slabs",
+            "Room that evictions made, in slabs, by kind of what was evicted.",
+            ["kind"],
+            registry=registry,
+        )
+        self._score = Histogram(
+            "tasuki_cache_eviction_score",
+            "What the policy held evicted states to be worth; none while it goes by age.",
+            buckets=_SCORES,
+            registry=registry,
+        )
+
+    def observe(self, evicted: Evicted) -> None:
+        for eviction in evicted.evictions:
+            self._slabs.labels(eviction.kind).inc(eviction.slabs)
+            if eviction.score is not None and eviction.kind != "pages":
+                self._score.observe(eviction.score)

@@ -1,0 +1,83 @@
+"""A node's metrics: what its requests were told and what its cache counts, in Prometheus' text
+format.
+
+Owns a registry of its own, so that several nodes of one process share nothing. One thread.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from tasuki.dashboard.observed import Told
+from tasuki.engine.messages import (
+    Evicted,
+    Finished,
+    PeersChanged,
+    PullCommitted,
+    PullFenced,
+    PullLost,
+    Rejected,
+    RoomEnded,
+    Submit,
+    TokenOut,
+)
+
+from .cache_metrics import cache_families
+from .compat_names import translated
+from .engine_metrics import engine_families
+from .eviction_metrics import EvictionMetrics
+from .fault_metrics import FaultMetrics
+from .node_report import NodeReport
+from .pull_metrics import PullMetrics
+from .request_metrics import RequestMetrics
+from .room_metrics import RoomMetrics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Exposition:
+    """dialect: other names to offer beside our own (field_names.DIALECTS)."""
+
+    def __init__(self, dialect: str = "none") -> None:
+        self._registry = CollectorRegistry()
+        self._requests = RequestMetrics(self._registry)
+        self._rooms = RoomMetrics(self._registry)
+        self._evictions = EvictionMetrics(self._registry)
+        self._faults = FaultMetrics(self._registry)
+        self._pulls = PullMetrics(self._registry)
+        self._dialect = dialect
+
+    def observe(self, message: Told) -> None:
+        match message:
+            case TokenOut() | Finished() | Rejected():
+                self._requests.observe(message)
+            case RoomEnded():
+                self._rooms.observe(message)
+            case Evicted():
+                self._evictions.observe(message)
+            case PullCommitted() | PullLost():
+                self._pulls.observe(message)
+            case Submit() | PeersChanged() | PullFenced():
+                pass
+            case _:
+                self._faults.observe(message)
+
+    def families(self, report: NodeReport) -> list[Metric]:
+        """All that is told, under our own names."""
+        return [*self._registry.collect(), *cache_families(report), *engine_families(report)]
+
+    def text(self, report: NodeReport) -> bytes:
+        families = self.families(report)
+        return generate_latest(_Families(chain(families, translated(families, self._dialect))))
+
+
+class _Families(CollectorRegistry):
+    """Families that were collected already, in the shape that generate_latest takes."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families

@@ -1,0 +1,57 @@
+"""Families of numbers that somebody else counted. Pure functions."""
+
+from collections.abc import Mapping
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from tasuki.engine.messages import TimeSpread
+
+FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
+TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
+REQUEST = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+QUEUE = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+PREFILL = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 100)
+EXPOSED = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+WINDOW = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+FENCE = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+
+
+def gauge(name: str, text: str, *value: str | float | Mapping[str, float]) -> Metric:
+    return _filled(GaugeMetricFamily, name, text, *value)
+
+
+def counter(name: str, text: str, *value: str | float | Mapping[str, float]) -> Metric:
+    return _filled(CounterMetricFamily, name, text, *value)
+
+
+def _filled(
+    family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    *value: str | float | Mapping[str, float],
+) -> Metric:
+    """value: one number, or a label and the number of each of its values."""
+    match value:
+        case (int(number) | float(number),):
+            return family(f"tasuki_{name}", text, value=number)
+        case (str(label), counts) if isinstance(counts, Mapping):
+            metric = family(f"tasuki_{name}", text, labels=[label])
+            for key in sorted(counts):
+                metric.add_metric([key], counts[key])
+            return metric
+    raise TypeError(f"{name}: neither a number nor a label with its numbers")
+
+
+def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
+    """Of seconds."""
+    family = HistogramMetricFamily(f"tasuki_{name}_seconds", text)
+    buckets, below = [], 0
+    for bound, count in zip((*spread.bounds, float("inf")), spread.counts, strict=True):
+        below += count
+        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(below)))
+    family.add_metric([], buckets, spread.seconds)
+    return family

@@ -1,0 +1,60 @@
+"""Hand-overs that were lost, and how long what they were granted stayed out of use.
+
+Owns no registry but the one it is given, and the rooms that wait for their fence. One thread.
+"""
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from tasuki.engine.messages import HandoverCancelled, HandoverLost, LossCause, RoomId, WriterFenced
+
+from .families import FENCE
+
+# Rooms lost before a grant are never fenced; they are forgotten when so many others came.
+_REMEMBERED = 4096
+
+
+class FaultMetrics:
+    def __init__(
+        self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._lost = Counter(
+            "tasuki_handovers_lost",
+            "Hand-overs that failed, by cause; their prompts went elsewhere or were computed here.",
+            ["cause"],
+            registry=registry,
+        )
+        for cause in LossCause:
+            self._lost.labels(cause.value)
+        self._cancelled = Counter(
+            "tasuki_handovers_cancelled",
+            "Hand-overs given up because the client went away.",
+            registry=registry,
+        )
+        self._fences = Histogram(
+            "tasuki_fence_seconds",
+            "From a room's loss until its writer was certain to write no more.",
+            buckets=FENCE,
+            registry=registry,
+        )
+        self._open: dict[RoomId, float] = {}
+
+    def observe(self, message: HandoverLost | HandoverCancelled | WriterFenced) -> None:
+        match message:
+            case HandoverLost(room=room, cause=cause):
+                self._lost.labels(cause.value).inc()
+                self._begin(room)
+            case HandoverCancelled(room=room):
+                self._cancelled.inc()
+                self._begin(room)
+            case WriterFenced(room=room):
+                began = self._open.pop(room, None)
+                if began is not None:
+                    self._fences.observe(self._clock() - began)
+
+    def _begin(self, room: RoomId) -> None:
+        self._open[room] = self._clock()
+        if len(self._open) > _REMEMBERED:
+            del self._open[next(iter(self._open))]

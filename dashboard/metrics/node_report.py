@@ -1,0 +1,20 @@
+"""Everything that a node counts, at one moment: plain values, the source of every gauge."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tasuki.engine.messages import StatsReply
+from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.sending.counters import SenderCounters
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """prefill_nodes: by state. windows: those sent here, by what became of them. sent: of a node
+    that hands on. peers: what nodes linked to this one tell of themselves, by address or name."""
+
+    stats: StatsReply
+    prefill_nodes: Mapping[str, int] = field(default_factory=dict)
+    windows: Mapping[str, int] = field(default_factory=dict)
+    sent: SenderCounters | None = None
+    peers: Mapping[str, NodeProgress] = field(default_factory=dict)

@@ -1,0 +1,100 @@
+"""What requests were told: counters and histograms fed from the messages that end them.
+
+Owns no registry but the one it is given. Knows the engine's messages, not its caches. One thread.
+Invariant: prompt tokens == usable tokens + the sum of lost tokens over causes, exactly as the
+usages that clients got.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from tasuki.engine.messages import Finished, HitBreakdown, Rejected, TokenOut, TransferReport, Usage
+
+from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW
+from .life_spans import prefilled_seconds, queued_seconds
+
+UNSCHEDULED = "unscheduled"
+"""Cause of the prompt tokens of requests that ended before their prompt was looked up."""
+
+
+class RequestMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tasuki_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"tasuki_{name}_seconds", text, buckets=buckets, registry=registry)
+
+        self._finished = counter("requests_finished", "Requests that ended, by reason.", "reason")
+        self._rejected = counter("requests_rejected", "Requests refused, by kind.", "kind")
+        self._prompt = counter("request_prompt_tokens", "Prompt tokens of ended requests.")
+        self._usable = counter("request_usable_tokens", "Prompt tokens served from the cache.")
+        self._lost = counter(
+            "request_lost_tokens", "Prompt tokens that were computed, by cause.", "cause"
+        )
+        self._generated = counter("generated_tokens", "Tokens emitted to clients.")
+        self._remote = counter("remote_prefills", "Requests whose prompt was handed over.")
+        self._fallbacks = counter(
+            "local_fallbacks", "Requests whose hand-over was lost and whose prompt came from here."
+        )
+        self._transferred = counter("handover_bytes", "Bytes that hand-overs brought here.")
+        self._first_token = histogram(
+            "time_to_first_token", "From arrival to the first token.", FIRST_TOKEN
+        )
+        self._per_token = histogram(
+            "time_per_output_token", "Mean over a request's tokens after the first.", TOKEN
+        )
+        self._request = histogram("request_duration", "From arrival to the end.", REQUEST)
+        self._queue = histogram(
+            "queue", "Waiting, here or for a prefill node, before the prompt was computed.", QUEUE
+        )
+        self._prefill = histogram("prefill", "Computing or receiving the prompt.", PREFILL)
+        self._exposed = histogram(
+            "handover_exposed", "Transfer time after the forward's end.", EXPOSED
+        )
+        self._window = histogram(
+            "handover_window",
+            "A window of a hand-over on its sender's clock, from its digest's begin to its flush.",
+            WINDOW,
+        )
+
+    def observe(self, message: TokenOut | Finished | Rejected) -> None:
+        match message:
+            case TokenOut():
+                self._generated.inc()
+            case Rejected(error=error):
+                self._rejected.labels(error.kind.value).inc()
+            case Finished(reason=reason, usage=usage, life=life):
+                self._finished.labels(reason.value).inc()
+                self._observe_usage(usage)
+                self._queue.observe(queued_seconds(life))
+                if usage.hit is not None:
+                    self._prefill.observe(prefilled_seconds(life))
+
+    def _observe_usage(self, usage: Usage) -> None:
+        self._prompt.inc(usage.prompt_tokens)
+        self._observe_hit(usage.prompt_tokens, usage.hit)
+        if usage.local_fallback:
+            self._fallbacks.inc()
+        if usage.transfer is not None:
+            self._remote.inc()
+            self._observe_transfer(usage.transfer)
+        self._request.observe(usage.seconds)
+        if usage.completion_tokens:
+            self._first_token.observe(usage.time_to_first_token)
+        if usage.completion_tokens > 1:
+            after_first = usage.seconds - usage.time_to_first_token
+            self._per_token.observe(after_first / (usage.completion_tokens - 1))
+
+    def _observe_transfer(self, transfer: TransferReport) -> None:
+        self._transferred.inc(transfer.bytes)
+        self._exposed.observe(transfer.exposed_seconds)
+        if transfer.timeline is not None:
+            for window in transfer.timeline.sender.windows:
+                self._window.observe(window.flushed_at - window.begun_at)
+
+    def _observe_hit(self, prompt_tokens: int, hit: HitBreakdown | None) -> None:
+        if hit is None:
+            self._lost.labels(UNSCHEDULED).inc(prompt_tokens)
+            return
+        self._usable.inc(hit.usable_tokens)
+        for cause, tokens in hit.causes.items():
+            self._lost.labels(cause).inc(tokens)

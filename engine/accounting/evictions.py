@@ -1,0 +1,98 @@
+"""Which request took whose place in the cache.
+
+Owns a bounded memory of evictions, by number. Asks the cache for what it decided; decides nothing.
+Thread rule: the engine loop's. Invariant: an eviction is attributed before the request that caused
+it may release its lease, so `collect` runs once a step.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from tasuki.engine.messages import Eviction, HitBreakdown, LostState, RequestId
+from tasuki.pycache._cpp_cache import CheckpointKind, Match, PageMatch
+from tasuki.pycache._cpp_cache import Eviction as Decision
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+
+def breakdown(match: Match, lost: LostState | None) -> HitBreakdown:
+    pages = _counts(match.prompt_tokens, match.in_pages, None, None)
+    return _counts(match.prompt_tokens, match, lost, pages)
+
+
+def _counts(
+    prompt_tokens: int,
+    match: Match | PageMatch,
+    lost: LostState | None,
+    in_pages: HitBreakdown | None,
+) -> HitBreakdown:
+    return HitBreakdown(
+        prompt_tokens=prompt_tokens,
+        kv_tokens=match.kv_tokens,
+        usable_tokens=match.usable_tokens,
+        causes=match.causes.as_dict(),
+        checkpoint_source=_name(match.checkpoint_kind),
+        lost=lost,
+        in_pages=in_pages,
+    )
+
+
+def _name(kind: CheckpointKind | None) -> str | None:
+    return None if kind is None else kind.name.lower()
+
+
+_REMEMBERED = 4096
+
+
+class EvictionLedger:
+    def __init__(
+        self, cache: HybridPrefixCache, owners: Callable[[], Mapping[int, RequestId]]
+    ) -> None:
+        """owners: the requests that hold leases now, by the lease's id."""
+        self._cache = cache
+        self._pages_per_slab = cache.arena.layout.pages_per_slab
+        self._owners = owners
+        self._evictions: OrderedDict[int, Eviction] = OrderedDict()
+        self._untold: list[Eviction] = []
+
+    def collect(self) -> None:
+        """Take in what was evicted since the last call."""
+        decisions = self._cache.drain_evictions()
+        if not decisions:
+            return
+        owners = self._owners()
+        for decision in decisions:
+            taken_by = None if decision.lease is None else owners.get(decision.lease)
+            eviction = self._read(decision, taken_by)
+            self._evictions[eviction.sequence] = eviction
+            self._untold.append(eviction)
+        while len(self._evictions) > _REMEMBERED:
+            self._evictions.popitem(last=False)
+
+    def take_untold(self) -> tuple[Eviction, ...]:
+        """Those collected since the last call, oldest first."""
+        told, self._untold = tuple(self._untold), []
+        return told
+
+    def lost(self, match: Match) -> LostState | None:
+        """What of the prompt had a state that was evicted; None where nothing is remembered."""
+        lost = match.lost
+        if lost is None:
+            return None
+        self.collect()
+        return LostState(
+            lost.boundary,
+            lost.pages_since / self._pages_per_slab,
+            self._evictions.get(lost.eviction),
+        )
+
+    def _read(self, decision: Decision, taken_by: RequestId | None) -> Eviction:
+        kind = decision.checkpoint_kind
+        return Eviction(
+            decision.sequence,
+            decision.kind,
+            None if kind is None else kind.name.lower(),
+            decision.boundary,
+            decision.pages / self._pages_per_slab,
+            decision.score,
+            taken_by,
+        )

@@ -1,0 +1,73 @@
+"""Counters of one engine as a message: pools by owner, the hit waterfall, requests by state; and
+the cache's tree by one call, whose cost its limit bounds."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tasuki.engine.messages import StatsReply, StepReport, TreeQuery, TreeReply
+from tasuki.engine.request import Request
+from tasuki.pycache._cpp_cache import PoolCounts
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+
+def tree_reply(cache: HybridPrefixCache, query: TreeQuery) -> TreeReply:
+    under = query.under
+    if query.prefix is not None:
+        under = cache.node_at(query.prefix, query.salt)
+        if under is None:
+            return TreeReply(query.query_id, None)
+    return TreeReply(query.query_id, cache.view(query.limit, under))
+
+
+def _pool(counts: PoolCounts) -> dict[str, int]:
+    return {
+        "free": counts.free,
+        "working": counts.working,
+        "tree": counts.tree,
+        "granted": counts.granted,
+        "quarantined": counts.quarantined,
+        "total": counts.total,
+        "pinned": counts.pinned,
+    }
+
+
+def stats_reply(
+    query_id: int,
+    cache: HybridPrefixCache,
+    requests: Iterable[Request],
+    integrity: str,
+    steps: StepReport,
+    early: dict[str, int],
+) -> StatsReply:
+    stats = cache.stats()
+    return StatsReply(
+        query_id=query_id,
+        pages=_pool(stats.pages),
+        slots=_pool(stats.slots),
+        slabs={
+            "free": stats.slabs_free,
+            "pages": stats.slabs_of_pages,
+            "slots": stats.slabs_of_slots,
+            "total": stats.slabs_total,
+        },
+        tree={
+            "nodes": stats.nodes,
+            "ghost_nodes": stats.ghost_nodes,
+            "checkpoints": stats.checkpoints,
+            "leases": stats.leases,
+            "cursors": stats.cursors,
+            "evicted_pages": stats.evicted_pages,
+            "evicted_checkpoints": stats.evicted_checkpoints,
+            "leased_requests": stats.leased_requests,
+            "prompt_tokens": stats.prompt_tokens,
+            "usable_tokens": stats.usable_tokens,
+        },
+        lost=stats.lost.as_dict(),
+        requests=dict(Counter(type(request.state).__name__ for request in requests)),
+        integrity=integrity,
+        policy=cache.policy,
+        policies=stats.policies,
+        slab_pages=cache.arena.layout.pages_per_slab,
+        steps=steps,
+        early=early,
+    )

@@ -1,0 +1,1 @@
+"""The engine sides of a hand-over and of a pull."""

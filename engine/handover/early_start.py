@@ -1,0 +1,128 @@
+"""Whether a request decodes before its prompt has landed, and what becomes of that step.
+
+Owns the step of each room that has one, and how long such a step takes. Does not know leases: who
+holds a room's ids asks busy() before it gives them to anybody else. Thread rule: the engine loop.
+Invariants: a step's token leaves here only by take(), which is for rooms that are done; a room has
+one step at most, and what it left is gone with withdraw().
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from tasuki.engine.messages import RoomId
+from tasuki.engine.request import Request
+from tasuki.model.batch import SequenceSlice
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache._cpp_cache import Lease
+from tasuki.transfer.receiving.layer_barrier import LayerBarrier
+
+from .early_step import EarlyStep, EarlySteps
+
+_REMEMBERED = 8
+"""Steps whose shortest is believed: a step that others held up says nothing of the next."""
+_DOUBT = 0.98
+"""Of what is believed, for each transfer that was not worth a step: without steps nothing is
+learnt."""
+
+Barriers = Callable[[RoomId], LayerBarrier | None]
+"""The barrier of a room whose windows land here; None where none are awaited."""
+
+
+@dataclass
+class EarlyCounters:
+    """unneeded: the rest of the transfer was shorter than a step; busy: another room's step ran;
+    joined: its token was the answer's second; dropped: the room was lost or the step broke."""
+
+    begun: int = 0
+    unneeded: int = 0
+    busy: int = 0
+    joined: int = 0
+    dropped: int = 0
+
+
+class EarlyStart:
+    def __init__(self, steps: EarlySteps, barriers: Barriers) -> None:
+        self._steps = steps
+        self._barriers = barriers
+        self._rooms: dict[RoomId, EarlyStep] = {}
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._belief = 1.0
+        self._counters = EarlyCounters()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return asdict(self._counters)
+
+    def prepare(self) -> None:
+        self._steps.prepare()
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def consider(
+        self, room: RoomId, request: Request, lease: Lease, tail_seconds: float | None
+    ) -> None:
+        """Begin the step behind the first token, if the transfer's rest takes longer than it.
+
+        Before the first step of all its length is unknown and taken for nothing. REQUIRES: the
+        request's output is one token, not its last; the lease covers that token's position."""
+        if tail_seconds is None or tail_seconds <= self._step_seconds:
+            self._counters.unneeded += 1
+            self._belief *= _DOUBT
+            return
+        barrier = self._barriers(room)
+        if barrier is None:
+            return
+        position = len(request.prompt)
+        step = EarlyStep(
+            barrier,
+            SequenceSlice(
+                token_ids=request.output[:1],
+                start=position,
+                pages=lease.pages.tolist(),
+                read_slot=lease.working_slots[0],
+                write_slot=lease.working_slots[1],
+            ),
+            request.sampling,
+        )
+        if self._steps.begin(step):
+            self._rooms[room] = step
+            self._counters.begun += 1
+        else:
+            self._counters.busy += 1
+
+    @property
+    def _step_seconds(self) -> float:
+        return self._belief * min(self._seconds, default=0.0)
+
+    def busy(self, room: RoomId) -> bool:
+        """Whether a step may still write ids of the room."""
+        step = self._rooms.get(room)
+        return step is not None and not step.ended
+
+    def take(self, room: RoomId) -> Sampled | None:
+        """The answer's second token, if a step has drawn it. REQUIRES: the room is done, and not
+        busy."""
+        step = self._rooms.pop(room, None)
+        if step is None:
+            return None
+        if step.sampled is None:
+            self._counters.dropped += 1
+            return None
+        assert step.seconds is not None
+        self._seconds.append(step.seconds)
+        self._belief = 1.0
+        self._counters.joined += 1
+        return step.sampled
+
+    def withdraw(self, room: RoomId) -> None:
+        """The room is lost: its step's token is worth nothing. It may be busy for a layer more."""
+        step = self._rooms.get(room)
+        if step is not None:
+            step.cancel()
+
+    def forget(self, room: RoomId) -> None:
+        """REQUIRES: withdrawn, and not busy any more."""
+        if self._rooms.pop(room, None) is not None:
+            self._counters.dropped += 1

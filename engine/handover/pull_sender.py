@@ -1,0 +1,67 @@
+"""The return path as a decode engine sees it: prefixes that a prefill node pulls from here.
+
+Owns the leases that pin them while they are sent. Emits what the decode node acts on; messages of
+pulls that are over are dropped. Invariant: what is being sent stays pinned and unchanged until
+end(), which the daemon posts after its sender has drained.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from tasuki.engine import messages as m
+from tasuki.engine.request import Request
+from tasuki.engine.runner.base import Passed, Runner
+from tasuki.pycache._cpp_cache import Lease
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+
+class Offers:
+    def __init__(
+        self, cache: HybridPrefixCache, runner: Runner, emit: Callable[[m.Outbox], None]
+    ) -> None:
+        self._cache = cache
+        self._runner = runner
+        self._emit = emit
+        self._pinned: dict[m.RoomId, Lease] = {}
+        self._sources: deque[tuple[Passed, m.PullSource]] = deque()
+
+    def asked(self, message: m.PullAsked, request: Request | None) -> None:
+        """request: the one whose room it is, None where that is over."""
+        if request is None or message.room in self._pinned:
+            self._emit(m.PullRefused(message.room, "the room is over, or is pulled already"))
+            return
+        tokens, first = message.tokens, message.first_page
+        # A match ends before a prompt's last token, so one more than what is asked for.
+        lease = self._cache.lease_to_send(request.prompt[: tokens + 1], salt=request.salt)
+        if lease is None or lease.cached_tokens != tokens:
+            if lease is not None:
+                self._cache.release(lease)
+            reason = f"KV and state of the first {tokens} tokens are not here any more"
+            self._emit(m.PullRefused(message.room, reason))
+            return
+        pages: list[int] = lease.pages.tolist()
+        if lease.source_page is not None:
+            pages.append(lease.source_page)
+        assert len(pages) == -(-tokens // PAGE_TOKENS) and lease.cow_source_slot is not None
+        self._pinned[message.room] = lease
+        source = m.PullSource(message.room, tuple(pages[first:]), lease.cow_source_slot)
+        self._sources.append((self._runner.passed(), source))
+        self.tell_sources()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a source waits for the device."""
+        return bool(self._sources)
+
+    def tell_sources(self) -> None:
+        """A sender obeys no stream: it may read once all that was launched or copied has ended."""
+        while self._sources and self._sources[0][0]():
+            _, source = self._sources.popleft()
+            if source.room in self._pinned:
+                self._emit(m.PullPinned(source))
+
+    def end(self, message: m.PullEnd) -> None:
+        lease = self._pinned.pop(message.room, None)
+        if lease is not None:
+            self._cache.release(lease)

@@ -1,0 +1,258 @@
+"""What the engine loop and the world around it say to each other: plain, immutable messages.
+
+Nothing here holds a tensor, a lock or a channel, so either side may be its own process. `Inbox`
+messages go to the engine, `Outbox` messages come from it. A request is named by request_id at a
+front and by room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine
+only rooms.
+"""
+
+from .cache import (
+    CloseCursor,
+    CountersQuery,
+    CursorOpened,
+    EndWatch,
+    EventsReply,
+    Evicted,
+    FlushCache,
+    FlushReply,
+    ForkCursor,
+    OpenCursor,
+    ReadEvents,
+    StatsQuery,
+    StatsReply,
+    TreeQuery,
+    TreeReply,
+    WatchCache,
+    WatchOpened,
+)
+from .evictions import (
+    CAUSES,
+    EVICTION_KINDS,
+    Eviction,
+    LostState,
+)
+from .handover import (
+    EarlyStepEnded,
+    Grant,
+    GrantWanted,
+    HandoverCancelled,
+    HandoverDeclined,
+    HandoverGranted,
+    HandoverLost,
+    HandoverWanted,
+    PeersChanged,
+    PrefillAccepted,
+    PrefillEnd,
+    PrefillQueued,
+    PrefillRefused,
+    PrefillReserve,
+    PrefillStart,
+    PrefillToken,
+    RemoteDone,
+    RemoteReady,
+    RoomEnded,
+    Ticket,
+    WriterFenced,
+)
+from .life import (
+    KEPT_MARKS,
+    LifeMark,
+    marked,
+)
+from .pull import (
+    PullAsked,
+    PullCommitted,
+    PullEnd,
+    PullFenced,
+    PullGrant,
+    PullLost,
+    PullPinned,
+    PullRefused,
+    PullSource,
+    PullWanted,
+)
+from .reports import (
+    ESTIMATES,
+    Choice,
+    HitBreakdown,
+    PullReport,
+    RouteReport,
+    StepReport,
+    TimeSpread,
+    TransferReport,
+    Usage,
+)
+from .requests import (
+    Abort,
+    Drain,
+    Drained,
+    Finished,
+    Rejected,
+    Submit,
+    TokenOut,
+    ToldRoom,
+    Undrain,
+)
+from .types import (
+    ErrorKind,
+    FinishReason,
+    LossCause,
+    NodeName,
+    RequestError,
+    RequestId,
+    RoomId,
+    Tokens,
+)
+
+FrontInbox = (
+    Submit
+    | Abort
+    | OpenCursor
+    | ForkCursor
+    | CloseCursor
+    | StatsQuery
+    | CountersQuery
+    | FlushCache
+    | WatchCache
+    | ReadEvents
+    | EndWatch
+    | TreeQuery
+    | Drain
+    | Undrain
+)
+"""From a front, to an engine of any role."""
+
+PrefillInbox = PrefillReserve | PrefillStart | PrefillEnd | PullCommitted | PullLost | PullFenced
+"""From the control plane of a prefill node."""
+
+DecodeInbox = (
+    PeersChanged
+    | GrantWanted
+    | RemoteReady
+    | RemoteDone
+    | EarlyStepEnded
+    | HandoverLost
+    | WriterFenced
+    | PullAsked
+    | PullEnd
+)
+"""From the control plane of a decode node."""
+
+FrontOutbox = (
+    TokenOut
+    | Finished
+    | Rejected
+    | CursorOpened
+    | StatsReply
+    | FlushReply
+    | WatchOpened
+    | EventsReply
+    | TreeReply
+    | Drained
+    | Evicted
+)
+PrefillOutbox = (
+    RoomEnded | PrefillQueued | PrefillAccepted | PrefillRefused | PrefillToken | PullWanted
+)
+DecodeOutbox = (
+    HandoverWanted
+    | HandoverGranted
+    | HandoverDeclined
+    | HandoverCancelled
+    | PullPinned
+    | PullRefused
+)
+Inbox = FrontInbox | PrefillInbox | DecodeInbox
+Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox
+
+__all__ = [
+    "CAUSES",
+    "ESTIMATES",
+    "EVICTION_KINDS",
+    "KEPT_MARKS",
+    "Abort",
+    "Choice",
+    "CloseCursor",
+    "CountersQuery",
+    "CursorOpened",
+    "DecodeInbox",
+    "DecodeOutbox",
+    "Drain",
+    "Drained",
+    "EarlyStepEnded",
+    "EndWatch",
+    "ErrorKind",
+    "EventsReply",
+    "Evicted",
+    "Eviction",
+    "FinishReason",
+    "Finished",
+    "FlushCache",
+    "FlushReply",
+    "ForkCursor",
+    "FrontInbox",
+    "FrontOutbox",
+    "Grant",
+    "GrantWanted",
+    "HandoverCancelled",
+    "HandoverDeclined",
+    "HandoverGranted",
+    "HandoverLost",
+    "HandoverWanted",
+    "HitBreakdown",
+    "Inbox",
+    "LifeMark",
+    "LossCause",
+    "LostState",
+    "NodeName",
+    "OpenCursor",
+    "Outbox",
+    "PeersChanged",
+    "PrefillAccepted",
+    "PrefillEnd",
+    "PrefillInbox",
+    "PrefillOutbox",
+    "PrefillQueued",
+    "PrefillRefused",
+    "PrefillReserve",
+    "PrefillStart",
+    "PrefillToken",
+    "PullAsked",
+    "PullCommitted",
+    "PullEnd",
+    "PullFenced",
+    "PullGrant",
+    "PullLost",
+    "PullPinned",
+    "PullRefused",
+    "PullReport",
+    "PullSource",
+    "PullWanted",
+    "ReadEvents",
+    "Rejected",
+    "RemoteDone",
+    "RemoteReady",
+    "RequestError",
+    "RequestId",
+    "RoomEnded",
+    "RoomId",
+    "RouteReport",
+    "StatsQuery",
+    "StatsReply",
+    "StepReport",
+    "Submit",
+    "Ticket",
+    "TimeSpread",
+    "TokenOut",
+    "Tokens",
+    "ToldRoom",
+    "TransferReport",
+    "TreeQuery",
+    "TreeReply",
+    "Undrain",
+    "Usage",
+    "WatchCache",
+    "WatchOpened",
+    "WriterFenced",
+    "marked",
+]

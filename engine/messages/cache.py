@@ -1,0 +1,138 @@
+"""Questions about the cache, its cursors and its events, with their replies."""
+
+from dataclasses import dataclass, field
+
+from tasuki.pycache._cpp_cache import EventBatch, TreeView
+
+from .evictions import Eviction
+from .reports import StepReport
+from .types import NodeName, Tokens
+
+
+@dataclass(frozen=True)
+class OpenCursor:
+    query_id: int
+    salt: bytes = b""
+
+
+@dataclass(frozen=True)
+class ForkCursor:
+    query_id: int
+    cursor: int
+
+
+@dataclass(frozen=True)
+class CloseCursor:
+    cursor: int
+
+
+@dataclass(frozen=True)
+class StatsQuery:
+    query_id: int
+
+
+@dataclass(frozen=True)
+class CountersQuery:
+    """As StatsQuery, in constant time: of a large cache `integrity` is what was found last."""
+
+    query_id: int
+
+
+@dataclass(frozen=True)
+class FlushCache:
+    query_id: int
+
+
+@dataclass(frozen=True)
+class WatchCache:
+    """Tell changes of the cache from now on. `stream`: all, usable or spelled
+    (HybridTree.watch)."""
+
+    query_id: int
+    stream: str
+
+
+@dataclass(frozen=True)
+class ReadEvents:
+    """What changed since the last one. REQUIRES: the watch is open."""
+
+    query_id: int
+    watch: int
+
+
+@dataclass(frozen=True)
+class EndWatch:
+    watch: int
+
+
+@dataclass(frozen=True)
+class TreeQuery:
+    """The `limit` heaviest subtrees of what the cache holds, answered by TreeReply. `under`: below
+    that node only. `prefix`: below the deepest node that holds KV of these tokens under `salt`."""
+
+    query_id: int
+    limit: int
+    under: NodeName | None = None
+    prefix: Tokens | None = None
+    salt: bytes = b""
+
+
+@dataclass(frozen=True)
+class CursorOpened:
+    query_id: int
+    cursor: int
+
+
+@dataclass(frozen=True)
+class StatsReply:
+    """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
+    behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
+    counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
+    without shadows. policy: the one that is followed. slab_pages: of one slab."""
+
+    query_id: int
+    pages: dict[str, int]
+    slots: dict[str, int]
+    slabs: dict[str, int]
+    tree: dict[str, int]
+    lost: dict[str, int]
+    requests: dict[str, int]
+    integrity: str = "ok"
+    policy: str = ""
+    policies: dict[str, float] = field(default_factory=dict)
+    slab_pages: int = 1
+    steps: StepReport | None = None
+    early: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FlushReply:
+    query_id: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class WatchOpened:
+    query_id: int
+    watch: int
+
+
+@dataclass(frozen=True)
+class EventsReply:
+    query_id: int
+    batch: EventBatch
+
+
+@dataclass(frozen=True)
+class TreeReply:
+    """view: parents before children; None where what was asked for is not in the tree."""
+
+    query_id: int
+    view: TreeView | None
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What the cache gave up since it was last told, oldest first."""
+
+    evictions: tuple[Eviction, ...]

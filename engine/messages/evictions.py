@@ -1,0 +1,46 @@
+"""What the cache gave up, and which of it a prompt would have needed: plain, immutable values.
+
+Nothing here decides or remembers; engine/accounting/evictions.py does.
+"""
+
+from dataclasses import dataclass
+
+CAUSES = frozenset(
+    {"new", "never_checkpointed", "checkpoint_evicted", "kv_evicted", "alignment", "in_flight"}
+)
+"""Why a token of a prompt was not usable: the tree's names of them."""
+EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """One decision of the cache's policy.
+
+    sequence: 1, 2, 3, ... over the engine's life. kind: checkpoint, tail, or pages (KV that no
+    state needs). checkpoint_kind: why a state had been kept. tokens: from the prompt's start to its
+    end. slabs: freed, a state's slot being one. score: what the policy held it to be worth, a page;
+    None of one that goes by age. taken_by: the request that needed the room; None where a flush did
+    or that request is gone.
+    """
+
+    sequence: int
+    kind: str
+    checkpoint_kind: str | None
+    tokens: int
+    slabs: float
+    score: float | None
+    taken_by: str | None
+
+
+@dataclass(frozen=True)
+class LostState:
+    """The deepest state of a prompt that was evicted.
+
+    tokens: that it covered, whether or not all of them were lost with it. slabs_since: freed by
+    its eviction and all later ones, so that an arena larger by as much had kept it, as far as
+    evictions go by age. eviction: None where it is forgotten.
+    """
+
+    tokens: int
+    slabs_since: float
+    eviction: Eviction | None = None

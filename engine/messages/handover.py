@@ -1,0 +1,203 @@
+"""A hand-over, room by room, between an engine and its half of the control plane."""
+
+from dataclasses import dataclass
+
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.transfer.timeline import HandoverTimeline
+
+from .life import LifeMark
+from .reports import HitBreakdown, PullReport, RouteReport, TransferReport
+from .types import LossCause, RequestError, RequestId, RoomId, Tokens
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
+    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none."""
+
+    room: RoomId
+    generation: int
+    kv_matched: int
+    sampling: SamplingParams
+    salt: bytes
+    marks: tuple[int, ...] = ()
+    offered: int = 0
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than
+    the ticket said is allowed (first_page rules), so that nothing is pinned while queued."""
+
+    room: RoomId
+    generation: int
+    first_page: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True)
+class PrefillReserve:
+    """(prefill) Queue this prompt; answered by PrefillQueued*, then PrefillAccepted or
+    PrefillRefused."""
+
+    ticket: Ticket
+    prompt: Tokens
+
+
+@dataclass(frozen=True)
+class PrefillStart:
+    """(prefill) The receiver granted and a sender room is open: compute, tick, hand on."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True)
+class PrefillEnd:
+    """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let go.
+    given_up: why this node ended it; None where it did not."""
+
+    room: RoomId
+    given_up: LossCause | None = None
+
+
+@dataclass(frozen=True)
+class PeersChanged:
+    """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
+    locally."""
+
+    prefill_available: bool
+
+
+@dataclass(frozen=True)
+class GrantWanted:
+    """(decode) The prefill node is about to start: lease and answer HandoverGranted or
+    HandoverDeclined."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class RemoteReady:
+    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
+    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
+    tell."""
+
+    room: RoomId
+    token: int
+    logprob: float
+    margin: float
+    hit: HitBreakdown
+    prefilled_on: str
+    pulled: PullReport | None = None
+    tail_seconds: float | None = None
+    route: RouteReport | None = None
+
+
+@dataclass(frozen=True)
+class RemoteDone:
+    """(decode) RemotePrefillDone: every window landed and every digest matched. pull: when what of
+    the pull before happened; None without one."""
+
+    room: RoomId
+    transfer: TransferReport
+    pull: HandoverTimeline | None = None
+
+
+@dataclass(frozen=True)
+class EarlyStepEnded:
+    """(decode) A step that was begun behind the layer barrier touches nothing any more."""
+
+
+@dataclass(frozen=True)
+class HandoverLost:
+    """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
+    another prefill node may be asked; otherwise the prompt is prefilled locally."""
+
+    room: RoomId
+    reason: str
+    elsewhere: bool = False
+    cause: LossCause = LossCause.STREAM
+
+
+@dataclass(frozen=True)
+class WriterFenced:
+    """(decode) The room's writer can write no more: quarantined ids of the room are free."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class RoomEnded:
+    """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
+    handed_on: its prompt was computed to the end. given_up: as in PrefillEnd."""
+
+    room: RoomId
+    prompt_tokens: int
+    hit: HitBreakdown | None
+    handed_on: bool
+    life: tuple[LifeMark, ...]
+    given_up: LossCause | None = None
+
+
+@dataclass(frozen=True)
+class PrefillQueued:
+    room: RoomId
+    position: int
+
+
+@dataclass(frozen=True)
+class PrefillAccepted:
+    """About to start: the lease is held, the grant is awaited."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class PrefillRefused:
+    room: RoomId
+    error: RequestError
+
+
+@dataclass(frozen=True)
+class PrefillToken:
+    """The forward ended and the first token is recorded; windows may still be in flight."""
+
+    room: RoomId
+    token: int
+    logprob: float
+    margin: float
+    hit: HitBreakdown
+    pulled: PullReport | None = None
+    route: RouteReport | None = None
+
+
+@dataclass(frozen=True)
+class HandoverWanted:
+    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has told
+    it of the room."""
+
+    request_id: RequestId
+    ticket: Ticket
+    prompt: Tokens
+    sender: str | None = None
+
+
+@dataclass(frozen=True)
+class HandoverGranted:
+    grant: Grant
+
+
+@dataclass(frozen=True)
+class HandoverDeclined:
+    """(decode) No room for the grant now: abort the room; the request goes on without it."""
+
+    room: RoomId
+
+
+@dataclass(frozen=True)
+class HandoverCancelled:
+    """(decode) The request was aborted: abort the room; ids granted stay quarantined until
+    WriterFenced."""
+
+    room: RoomId

@@ -1,0 +1,111 @@
+"""What an engine reports of work that is over: hits, transfers, routes, steps."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tasuki.transfer.timeline import HandoverTimeline
+
+from .evictions import LostState
+
+
+@dataclass(frozen=True)
+class HitBreakdown:
+    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
+    it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
+    knew whole pages only (PageMatch); None where only this much was told."""
+
+    prompt_tokens: int
+    kv_tokens: int
+    usable_tokens: int
+    causes: dict[str, int]
+    checkpoint_source: str | None
+    lost: LostState | None = None
+    in_pages: "HitBreakdown | None" = None
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """One hand-over as the sender saw it, durations on its monotonic clock.
+
+    hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
+    its end. timeline: both sides' tracks; None where only the sums were told.
+    """
+
+    bytes: int
+    windows: int
+    pages: int
+    hidden_seconds: float
+    exposed_seconds: float
+    timeline: HandoverTimeline | None = None
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
+    of which it then had KV and state. seconds: from the ask to the commit, on its clock. timeline:
+    both sides' tracks; None where only the sums were told, or not yet."""
+
+    tokens: int
+    bytes: int
+    seconds: float
+    timeline: HandoverTimeline | None = None
+
+
+class Choice(Enum):
+    HERE = "here"
+    THERE = "there"
+    PULLED = "there, with a pull"
+
+
+ESTIMATES = frozenset({"here", "there", "pull", "compute"})
+"""Of what seconds are estimated: the prompt here and there, a pull, computing what was offered."""
+
+
+@dataclass(frozen=True)
+class RouteReport:
+    """Why a prompt was computed where it was. choice: "here", "there" or "there, with a pull".
+    estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
+    (of what was offered); empty where constants decided (engine/routing/cost_model.py)."""
+
+    choice: str
+    estimates: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the client is told. hit is None only where the request ended before its prompt was
+    scheduled.
+
+    prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
+    prompt computed here instead.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    hit: HitBreakdown | None
+    transfer: TransferReport | None
+    prefilled_on: str
+    local_fallback: bool
+    time_to_first_token: float
+    seconds: float
+    pulled: PullReport | None = None
+    route: RouteReport | None = None
+
+
+@dataclass(frozen=True)
+class TimeSpread:
+    """counts[i]: of those at most bounds[i] seconds and more than the bound before; one more for
+    what is longer. seconds: the sum."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """steps: from planning a forward to having landed the one before. idle: from the end of a
+    forward to the start of the next, where the next was launched before the first had landed."""
+
+    steps: TimeSpread
+    idle: TimeSpread

@@ -1,0 +1,94 @@
+"""Requests: asked, ended, refused, and the tokens between. Also the drain of a node."""
+
+from dataclasses import dataclass
+
+from tasuki.model.ops.sampling.params import SamplingParams
+
+from .life import LifeMark
+from .reports import Usage
+from .types import FinishReason, RequestError, RequestId, RoomId, Tokens
+
+
+@dataclass(frozen=True)
+class ToldRoom:
+    """A room that a gateway made and told both nodes of. sender: HOST:PORT of the prefill node's
+    gRPC server."""
+
+    room: RoomId
+    sender: str
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
+
+    marks are token counts at which the client wants a checkpoint (role boundaries). session: what
+    operators may call the conversation; the engine does not look at it. told: the room of its
+    first hand-over, where a gateway made it.
+    """
+
+    request_id: RequestId
+    prompt: Tokens
+    sampling: SamplingParams
+    salt: bytes = b""
+    cursor: int | None = None
+    marks: tuple[int, ...] = ()
+    session: str | None = None
+    told: ToldRoom | None = None
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Idempotent; answered by Finished(ABORT) where the request still lived, by nothing
+    otherwise."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Refuse new requests; answered once everything in flight has ended, or an Undrain came."""
+
+    query_id: int
+
+
+@dataclass(frozen=True)
+class TokenOut:
+    """margin: how far, in logits, the choice was from a tie (model/ops/sampling/reference.py)."""
+
+    request_id: RequestId
+    token: int
+    logprob: float
+    margin: float
+    index: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """life: the states that the request went through. hint: what the answer's end tells of the next
+    turn (engine/scheduling/turn_end.py)."""
+
+    request_id: RequestId
+    reason: FinishReason
+    usage: Usage
+    life: tuple[LifeMark, ...] = ()
+    hint: str = "unknown"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    request_id: RequestId
+    error: RequestError
+
+
+@dataclass(frozen=True)
+class Undrain:
+    """Take new requests again."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """at_rest: everything in flight has ended; else an Undrain came first."""
+
+    query_id: int
+    at_rest: bool = True

@@ -1,0 +1,1 @@
+"""What a prompt costs here and elsewhere, learnt from what it cost."""

@@ -1,0 +1,67 @@
+"""Learns the rates of one engine from what its requests took.
+
+Owns decayed sums; a clock it does not have: callers bring durations. Thread rule: the engine loop.
+Invariants: a line is told only after LEAST samples and while one came within the last FRESH
+verdicts, so that what is no longer tried is tried again by the constant; a line never falls with
+the amount.
+"""
+
+from dataclasses import dataclass, field
+
+from .cost_model import Line, Rates
+
+LEAST = 8
+FRESH = 64
+_KEPT = 0.95
+"""Of a sample's weight when the next one comes."""
+_SPREAD = 0.1
+"""Below that relative deviation of the amounts a slope is not told from noise."""
+
+
+class LineFit:
+    """Least squares over (amount, seconds), older samples weighing less."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.verdicts_since = 0
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, amount: float, seconds: float) -> None:
+        """REQUIRES: amount > 0, seconds >= 0."""
+        self.samples += 1
+        self.verdicts_since = 0
+        self._weight = _KEPT * self._weight + 1.0
+        self._x = _KEPT * self._x + amount
+        self._y = _KEPT * self._y + seconds
+        self._xx = _KEPT * self._xx + amount * amount
+        self._xy = _KEPT * self._xy + amount * seconds
+
+    def line(self) -> Line | None:
+        if self.samples < LEAST or self.verdicts_since > FRESH:
+            return None
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        through_origin = Line(0.0, mean_y / mean_x)
+        if variance < (_SPREAD * mean_x) ** 2:
+            return through_origin
+        each = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
+        fixed = mean_y - each * mean_x
+        return through_origin if fixed < 0 else Line(fixed, each)
+
+
+@dataclass
+class RateMeter:
+    """One fit for each of Rates' lines, which see."""
+
+    here: LineFit = field(default_factory=LineFit)
+    there: LineFit = field(default_factory=LineFit)
+    sent: LineFit = field(default_factory=LineFit)
+    pulled: LineFit = field(default_factory=LineFit)
+
+    def rates(self) -> Rates:
+        return Rates(self.here.line(), self.there.line(), self.sent.line(), self.pulled.line())
+
+    def judged(self) -> None:
+        """A verdict was given: what it did not choose grows stale."""
+        for fit in (self.here, self.there, self.sent, self.pulled):
+            fit.verdicts_since += 1

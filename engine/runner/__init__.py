@@ -1,0 +1,1 @@
+"""Forwards on a device."""

@@ -1,0 +1,101 @@
+"""Decode steps as CUDA graphs, one a padded batch size, from the drawn tokens to the next ones.
+
+Owns the graphs and their memory. A replay reads its rows, pages and lanes from buffers of fixed
+address and writes tokens back to the lanes, so that the next replay needs nothing from the host.
+"""
+
+from bisect import bisect_left
+
+import torch
+from tasuki.model.backends.triton_backend import TritonBackend
+from tasuki.model.batch import DecodeBatch
+from tasuki.model.hooks import NullHooks
+from tasuki.model.ops.sampling.sample import sample
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.pycache.arena import Arena
+from tasuki.utils.progress import Progress, untold
+from torch import Tensor
+
+from .device_batch import DeviceRows
+from .last_tokens import Lanes
+
+_STRIDES = ((4, 2), (16, 4), (64, 8), (256, 16))
+"""Up to so many rows, sizes stand so far apart; then by 64."""
+
+
+def padded_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, 12, 16, 24, ...; the last is `largest`.
+
+    A row too many costs its share of the matrix products and nothing else.
+    """
+    sizes = [1, 2]
+    while sizes[-1] < largest:
+        last = sizes[-1]
+        sizes.append(last + next((stride for end, stride in _STRIDES if last < end), 64))
+    return [size for size in sizes if size < largest] + [largest]
+
+
+class DecodeGraphs:
+    def __init__(
+        self,
+        model: Qwen35Model,
+        backend: TritonBackend,
+        arena: Arena,
+        rows: DeviceRows,
+        table: Tensor,
+        lanes: Lanes,
+        progress: Progress = untold,
+    ) -> None:
+        """Capture a graph for every size up to table's rows. Nothing of the arena is touched: while
+        rows counts no row, the operators leave it alone."""
+        self._model = model
+        self._backend = backend
+        self._arena = arena
+        self._rows = rows
+        self._table = table
+        self._lanes = lanes
+        self._sizes = padded_sizes(table.shape[0])
+        self._scratch = backend.scratch(table.shape[0])
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, Tensor] = {}
+        rows.fill([])
+        pool = torch.cuda.graph_pool_handle()
+        # The largest first: the smaller ones then live in the memory that it took.
+        for size in reversed(self._sizes):
+            # Kernels are compiled and libraries find their workspaces outside of the capture.
+            self._step(size)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._logits[size] = self._step(size)
+            self._graphs[size] = graph
+            progress(len(self._graphs), len(self._sizes))
+
+    def replay(self, count: int) -> Tensor:
+        """One token for each of `count` rows; their logits [padded, vocab], which the next replay
+        overwrites. REQUIRES: rows are filled, the table is written, lanes hold tokens."""
+        size = self._sizes[bisect_left(self._sizes, count)]
+        self._graphs[size].replay()
+        return self._logits[size]
+
+    @torch.inference_mode()
+    def _step(self, size: int) -> Tensor:
+        rows, lanes = self._rows, self._rows.lanes(size)
+        operators = self._backend.bind_decode(
+            DecodeBatch(
+                positions=rows.positions(size),
+                context_lens=rows.context_lens(size),
+                page_table=self._table[:size],
+                read_slots=rows.read_slots(size),
+                write_slots=rows.write_slots(size),
+                rows=rows.rows,
+            ),
+            self._scratch,
+        )
+        tokens = self._lanes.tokens(lanes)
+        branch, residual = self._model.layers(tokens, operators, self._arena, NullHooks())
+        logits = self._model.head(branch, residual, operators)
+        draws = rows.draws(size)
+        sample(logits, draws, rows.rows)
+        self._lanes.put(lanes, draws.token)
+        return logits

@@ -1,0 +1,115 @@
+"""The rows of a batch as numbers on a GPU: inputs that one copy fills, results that one copy reads.
+
+Owns both blocks; their addresses never change, so that graphs may be captured over them. Knows
+neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
+from and to pinned memory that nothing reuses before they have ended.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from tasuki.engine.forward_plan import Work
+from tasuki.model.ops.sampling.gumbel import noise_key
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.model.ops.sampling.sample import Draws
+from torch import Tensor
+
+_ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS = range(10)
+_FIELDS = 11
+# Fields begin at multiples of this many numbers, so that every one is aligned to 128 bytes.
+_ALIGNMENT = 32
+
+
+class DeviceRows:
+    """At most `capacity` rows; scratch_lane: the lane that rows past the last one use."""
+
+    def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:
+        self._stride = -(-capacity // _ALIGNMENT) * _ALIGNMENT
+        self._scratch_lane = scratch_lane
+        self._inputs = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, device=device)
+        self._inputs[_LANES] = scratch_lane
+        # Tokens start as valid ids: graphs look up the embeddings of rows past the last one too.
+        self._results = torch.zeros(3, self._stride, dtype=torch.int32, device=device)
+
+    def fill(self, work: Sequence[Work]) -> None:
+        """Row i is work[i] from here on in the stream."""
+        host = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, pin_memory=True)
+        fields, floats = host.numpy(), host.view(torch.float32).numpy()
+        fields[_ROWS] = len(work)
+        fields[_LANES] = self._scratch_lane
+        keys = fields[_KEYS : _KEYS + 2].reshape(-1)
+        for row, item in enumerate(work):
+            sampling = item.request.sampling
+            fields[_LANES : _WRITE + 1, row] = (
+                item.lane,
+                item.stop - 1,
+                item.stop,
+                item.read_slot,
+                item.write_slot,
+            )
+            floats[_HEAT, row] = sampling.temperature
+            # The best of all is the best of any cut.
+            fields[_TOP_K, row] = sampling.top_k if sampling.temperature else 0
+            floats[_TOP_P, row] = sampling.top_p if sampling.temperature else 1
+            keys[2 * row : 2 * row + 2] = noise_key(sampling.seed)
+        self._inputs.copy_(host, non_blocking=True)
+
+    def read(self) -> "DrawnRows":
+        """Start to copy what was drawn; it may be looked at once the stream has come this far."""
+        host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
+        host.copy_(self._results, non_blocking=True)
+        return DrawnRows(host)
+
+    @property
+    def rows(self) -> Tensor:
+        """[1]: how many rows count."""
+        return self._inputs[_ROWS, :1]
+
+    def lanes(self, size: int) -> Tensor:
+        return self._inputs[_LANES, :size]
+
+    def positions(self, size: int) -> Tensor:
+        return self._inputs[_POSITIONS, :size]
+
+    def context_lens(self, size: int) -> Tensor:
+        return self._inputs[_CONTEXT, :size]
+
+    def read_slots(self, size: int) -> Tensor:
+        return self._inputs[_READ, :size]
+
+    def write_slots(self, size: int) -> Tensor:
+        return self._inputs[_WRITE, :size]
+
+    def draws(self, size: int) -> Draws:
+        floats, drawn = self._inputs.view(torch.float32), self._results.view(torch.float32)
+        return Draws(
+            temperature=floats[_HEAT, :size],
+            top_k=self._inputs[_TOP_K, :size],
+            top_p=floats[_TOP_P, :size],
+            keys=self._inputs[_KEYS : _KEYS + 2].view(-1, 2)[:size],
+            # The drawn token stands behind its context.
+            positions=self._inputs[_CONTEXT, :size],
+            token=self._results[0, :size],
+            logprob=drawn[1, :size],
+            margin=drawn[2, :size],
+        )
+
+
+class DrawnRows:
+    """Results on their way to the host, [3, rows] int32 (two of the three are float32 bits)."""
+
+    def __init__(self, host: Tensor) -> None:
+        self._host = host
+
+    def sampled(self, rows: int) -> list[Sampled]:
+        """REQUIRES: the copy has ended."""
+        floats = self._host.view(torch.float32)
+        return [
+            Sampled(token, logprob, margin)
+            for token, logprob, margin in zip(
+                self._host[0, :rows].tolist(),
+                floats[1, :rows].tolist(),
+                floats[2, :rows].tolist(),
+                strict=True,
+            )
+        ]

@@ -1,0 +1,50 @@
+"""Ticks the step counter when a GPU has written a layer's KV and state.
+
+Owns one thread, which waits for the event recorded behind each layer's writes and ticks: the thread
+of the forward only records. Thread rule: hooks on the engine loop's thread; the thread here is the
+only one that ticks the counter.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import torch
+from tasuki.transfer.windows.step_counter import StepCounter
+from torch import Tensor
+
+
+class EventTicks:
+    """`model.hooks.LayerHooks`. launched: the counter's value once all recorded events passed."""
+
+    def __init__(self, steps: StepCounter, layers: int) -> None:
+        """layers: of a forward."""
+        self._steps = steps
+        self._layers = layers
+        self._events: SimpleQueue[tuple[torch.cuda.Event, Callable[[], None]]] = SimpleQueue()
+        self.launched = steps.value
+        threading.Thread(target=self._tick, name="tasuki-ticks", daemon=True).start()
+
+    def before_layer(self, layer: int) -> None:
+        """Nothing to wait for: every input of this forward is ordered before it in the stream."""
+
+    def cache_written(self, layer: int) -> None:
+        self.launched += 1
+        self._once_passed(self._steps.tick)
+
+    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
+        if layer == self._layers - 1:
+            self._once_passed(self._steps.end_forward)
+
+    def _once_passed(self, tell: Callable[[], None]) -> None:
+        """Once all that was enqueued has ended."""
+        # Blocking, so that the waiting thread sleeps instead of polling beside the forward's.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._events.put((event, tell))
+
+    def _tick(self) -> None:
+        while True:
+            event, tell = self._events.get()
+            event.synchronize()
+            tell()

@@ -1,0 +1,1 @@
+"""Which requests the next forward computes, and where it leaves checkpoints."""

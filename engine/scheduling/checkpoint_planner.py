@@ -1,0 +1,36 @@
+"""Where a prefill leaves checkpoints: at the prompt's end, at a branch point, at the client's
+marks."""
+
+from collections.abc import Iterable
+
+from tasuki.engine.request import PlannedCheckpoint
+from tasuki.pycache._cpp_cache import CheckpointKind, Match
+from tasuki.pycache.layout import PAGE_TOKENS
+
+MAX_MARKS = 4
+
+
+def plan_checkpoints(
+    tokens: int, cached: int, match: Match, marks: Iterable[int]
+) -> list[PlannedCheckpoint]:
+    """Positions in (cached, tokens), ascending, all multiples of a page, none twice.
+
+    The prompt's end is kept at the last page boundary that a repeat of the same prompt may use (at
+    most tokens - 1). Of many marks the last ones are kept: they cover most. A mark inside a page is
+    moved down to its boundary.
+    """
+    chosen: dict[int, CheckpointKind] = {}
+
+    def keep(position: int, kind: CheckpointKind) -> None:
+        if cached < position < tokens:
+            chosen.setdefault(position, kind)
+
+    keep((tokens - 1) // PAGE_TOKENS * PAGE_TOKENS, CheckpointKind.PROMPT_END)
+    if match.branch_tokens is not None:
+        keep(match.branch_tokens, CheckpointKind.BRANCH)
+    for position in match.interior_tokens:
+        keep(position, CheckpointKind.INTERIOR)
+    boundaries = {mark // PAGE_TOKENS * PAGE_TOKENS for mark in marks}
+    for position in sorted(boundaries, reverse=True)[:MAX_MARKS]:
+        keep(position, CheckpointKind.MARK)
+    return [PlannedCheckpoint(position, chosen[position]) for position in sorted(chosen)]

@@ -1,0 +1,1 @@
+"""The operators of a model on PyTorch and on Triton, behind one protocol."""

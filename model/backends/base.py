@@ -1,0 +1,54 @@
+"""What a layer is made of: the seam between the layer stack and the kernels.
+
+A back end is chosen once, when the model is built. For every forward it is bound to a `Batch`, and
+the operators that come out hold what all layers of that forward share: slots, pages, cuts, angles.
+Nothing is dispatched per call. Memory that no index of the batch points at may hold NaN.
+
+The residual stream travels as (branch, residual), whose sum it is: the next norm adds them, where a
+kernel can do both at once. Activations are [T, ...] in the model's dtype.
+"""
+
+from typing import Protocol
+
+from tasuki.model.batch import Batch
+from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from torch import Tensor
+
+
+class Operators(Protocol):
+    """One forward of T tokens."""
+
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(root-mean-square norm of branch + residual, times weight [n, hidden] transposed: [T, n];
+        the sum). norm [hidden] float32, 1 + w. Either input may be overwritten."""
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, k] times weight [n, k] transposed: [T, n]."""
+
+    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
+        """[T, value_heads * value_dim], the input of out_proj.
+
+        projected [T, q | k | v | z | b | a]; conv [slots, channels, columns] and ssm [slots,
+        value_heads, value_dim, key_dim] of one layer, read and written by slot.
+        """
+
+    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
+        """[T, query_heads * head_dim], gated, the input of out_proj.
+
+        projected [T, query_heads x (q, gate) | k | v]; kv [pages, 2, page_tokens, kv_heads,
+        head_dim] of one layer: this forward's keys and values are written before any is read.
+        """
+
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        """(feed-forward of the norm of branch + residual, the sum), norm as for norm_project."""
+
+
+class Backend(Protocol):
+    """Makes operators for forwards of one model on one device."""
+
+    def bind(self, batch: Batch) -> Operators:
+        """Plan the forward of a batch: all that its layers share."""

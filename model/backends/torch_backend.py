@@ -1,0 +1,97 @@
+"""The operators in PyTorch: the CPU path, and the oracle of every kernel."""
+
+from tasuki.model.batch import Batch
+from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.ops.attention.reference import paged_attention
+from tasuki.model.ops.attention.rope import apply_rotary
+from tasuki.model.ops.gdn.reference import gated_delta_rule
+from tasuki.model.ops.gdn.reference_conv import causal_conv
+from tasuki.model.ops.linear.reference import swiglu
+from tasuki.model.ops.moe.reference import gated_shared, mixture, route
+from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
+from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from torch import Tensor
+from torch.nn import functional
+
+from .torch_plan import ForwardPlan
+
+
+class TorchBackend:
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+
+    def bind(self, batch: Batch) -> "TorchOperators":
+        return TorchOperators(self._config, ForwardPlan.of(batch, self._config))
+
+
+class TorchOperators:
+    """`model.operators.Operators` of one forward; holds its plan and nothing of its memory."""
+
+    def __init__(self, config: ModelConfig, plan: ForwardPlan) -> None:
+        self._config = config
+        self._plan = plan
+
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        total = residual if branch is None else residual + branch
+        return functional.linear(rms_norm(total, norm, self._config.norm_eps), weight), total
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight)
+
+    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
+        config = self._config
+        tokens, heads = projected.shape[0], config.value_heads
+        keys, values = config.key_heads * config.key_dim, heads * config.value_dim
+        mixed, z, b, a = projected.split_with_sizes(
+            [config.conv_channels, values, heads, heads], dim=-1
+        )
+        mixed = causal_conv(mixed, weights.conv, conv, self._plan.conv).float()
+        qk = l2_norm(mixed[:, : 2 * keys].view(tokens, 2, config.key_heads, config.key_dim))
+        # Value head j belongs to key head j // ratio: repeats are neighbours.
+        ratio = heads // config.key_heads
+        q, k = qk.unsqueeze(3).expand(-1, -1, -1, ratio, -1).flatten(2, 3).unbind(1)
+        output = gated_delta_rule(
+            q * config.key_dim**-0.5,
+            k,
+            mixed[:, 2 * keys :].view(tokens, heads, config.value_dim),
+            weights.decay_rate * functional.softplus(a.float() + weights.dt_bias),
+            b.float().sigmoid(),
+            ssm,
+            self._plan.gdn,
+        )
+        gate = z.view(tokens, heads, config.value_dim)
+        return gated_rms_norm(output, gate, weights.norm, config.norm_eps).flatten(1)
+
+    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
+        config, plan = self._config, self._plan
+        tokens, heads, dim = projected.shape[0], config.query_heads, config.head_dim
+        width = config.kv_heads * dim
+        gated, k, v = projected.split_with_sizes([2 * heads * dim, width, width], dim=-1)
+        q, gate = gated.view(tokens, heads, 2 * dim).chunk(2, dim=-1)
+        q = rms_norm(q, weights.q_norm, config.norm_eps)
+        k = rms_norm(k.view(tokens, config.kv_heads, dim), weights.k_norm, config.norm_eps)
+        output = paged_attention(
+            apply_rotary(q, plan.cos, plan.sin),
+            apply_rotary(k, plan.cos, plan.sin),
+            v.view(tokens, config.kv_heads, dim),
+            kv,
+            plan.attention,
+        )
+        return (output * gate.sigmoid()).flatten(1)
+
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        total = residual + branch
+        return self._experts(rms_norm(total, norm, self._config.norm_eps), weights), total
+
+    def _experts(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
+        if isinstance(weights, MlpWeights):
+            return swiglu(x, weights.gate_up, weights.down)
+        assert isinstance(self._config.feed_forward, MoeShape)
+        chosen, experts = route(x, weights.router, self._config.feed_forward.chosen)
+        routed = mixture(x, weights.gate_up, weights.down, chosen, experts)
+        shared = weights.shared
+        return routed + gated_shared(x, shared.gate_up, shared.down, weights.shared_gate)

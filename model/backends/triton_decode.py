@@ -1,0 +1,134 @@
+"""The operators of a decode step in Triton: one token a sequence, every address fixed.
+
+Waits for nothing and allocates only through PyTorch, so that a CUDA graph may capture it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from tasuki.model.batch import DecodeBatch
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
+from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.gdn.decode import gdn_decode
+from tasuki.model.ops.linear.gemv import norm_row_product, norm_row_swiglu, row_product
+from tasuki.model.ops.linear.small_batch import MOST_ROWS, batch_product, is_one_round
+from tasuki.model.ops.linear.swiglu import swiglu
+from tasuki.model.ops.moe.experts import moe
+from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
+from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class DecodeScratch:
+    """What decode steps of up to `batch` rows share: launches that use it share a stream.
+
+    attention: partial results. owners [batch] int32: 0, 1, ...
+    """
+
+    attention: DecodeWorkspace
+    owners: Tensor
+
+    @staticmethod
+    def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeScratch":
+        return DecodeScratch(
+            attention=DecodeWorkspace.of(config, batch, device),
+            owners=torch.arange(batch, dtype=torch.int32, device=device),
+        )
+
+
+class TritonDecode:
+    """`model.operators.Operators` of the steps that a `DecodeBatch` will ever describe."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: DecodeBatch,
+        scratch: DecodeScratch,
+        rotary: Tensor,
+        side: torch.cuda.Stream,
+    ) -> None:
+        """rotary: of `rotary_cache`; side: where the shared expert runs beside the chosen ones."""
+        self._config = config
+        self._batch = batch
+        self._scratch = scratch
+        self._rotary = rotary
+        self._side = side
+        self._places = TokenPlaces(
+            batch.positions, scratch.owners[: batch.size], batch.page_table, batch.rows
+        )
+
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        eps = self._config.norm_eps
+        if branch is None:
+            return functional.linear(rms_norm(residual, norm, eps), weight), residual
+        normed, residual = add_rms_norm(branch, residual, norm, eps)
+        return functional.linear(normed, weight), residual
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._batch.size <= MOST_ROWS and is_one_round(weight):
+            return batch_product(x, weight)
+        return functional.linear(x, weight)
+
+    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
+        batch = self._batch
+        return gdn_decode(
+            projected,
+            weights,
+            self._config,
+            conv,
+            ssm,
+            batch.read_slots,
+            batch.write_slots,
+            batch.rows,
+        )
+
+    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
+        batch = self._batch
+        q = qk_norm_rope_gate(projected, weights, self._config, self._rotary, self._places, kv)
+        return paged_attention_decode(
+            q,
+            projected,
+            self._config,
+            kv,
+            batch.page_table,
+            batch.context_lens,
+            batch.rows,
+            self._scratch.attention,
+        )
+
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
+        if isinstance(weights, MoeWeights):
+            return moe(x, weights, self._config, self._batch.rows, self._side), residual
+        acts = swiglu(functional.linear(x, weights.gate_up))
+        return self.project(acts, weights.down), residual
+
+
+class TritonRowDecode(TritonDecode):
+    """Of so few rows that products are streams of weights: norms, SwiGLU and launches hide in
+    them."""
+
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return norm_row_product(branch, residual, norm, self._config.norm_eps, weight)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        return row_product(x, weight)
+
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        if isinstance(weights, MoeWeights):
+            return super().feed_forward(branch, residual, norm, weights)
+        acts, residual = norm_row_swiglu(
+            branch, residual, norm, self._config.norm_eps, weights.gate_up
+        )
+        return row_product(acts, weights.down), residual

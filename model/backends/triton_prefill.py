@@ -1,0 +1,116 @@
+"""The operators of a forward over prompts in Triton: runs of any lengths, on any context.
+
+Its plan is made on the host and moved by asynchronous copies; layers wait for nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from tasuki.model.batch import Batch
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.attention.prefill import paged_attention_prefill
+from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
+from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.gdn.prefill import gdn_prefill
+from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
+from tasuki.model.ops.linear.swiglu import swiglu
+from tasuki.model.ops.moe.experts import moe
+from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
+from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    """What every layer of one forward shares. rows [1] int32: T, all of them."""
+
+    gdn: GdnPrefillPlan
+    places: TokenPlaces
+    tiles: PrefillTiles
+
+    @staticmethod
+    def of(
+        batch: Batch, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    ) -> "PrefillPlan":
+        """batch is on the host; dtype: of activations."""
+        lengths = batch.cu_seqlens.diff()
+        counts, contexts = lengths.tolist(), batch.context_lens.tolist()
+        saves = [
+            (sequence, offset, slot)
+            for sequence, (length, final, marks) in enumerate(
+                zip(counts, batch.write_slots.tolist(), batch.checkpoints, strict=True)
+            )
+            for offset, slot in ((length, final), *marks)
+        ]
+        owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
+        tokens = torch.tensor([sum(counts)])
+        pages = _padded(batch.page_table)
+        tables = [batch.positions, owners, tokens, pages.flatten()]
+        packed = torch.cat([_padded(table) for table in tables]).int()
+        places = torch.split(
+            packed.pin_memory().to(device, non_blocking=True),
+            [len(_padded(table)) for table in tables],
+        )
+        positions, owners, rows, pages = (
+            place[: len(table)] for place, table in zip(places, tables, strict=True)
+        )
+        return PrefillPlan(
+            gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), saves, device),
+            places=TokenPlaces(positions, owners, pages.view(len(counts), -1), rows),
+            tiles=PrefillTiles.of(counts, contexts, config, dtype, device),
+        )
+
+
+def _padded(table: Tensor) -> Tensor:
+    """With its last dimension a multiple of 16: kernels are compiled anew for strides that are
+    none, and for tables that do not begin at 16 bytes."""
+    return functional.pad(table, (0, -table.shape[-1] % 16))
+
+
+class TritonPrefill:
+    """`model.operators.Operators` of one forward."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        plan: PrefillPlan,
+        rotary: Tensor,
+        side: torch.cuda.Stream,
+    ) -> None:
+        """rotary: of `rotary_cache`; side: where the shared expert runs beside the chosen ones."""
+        self._config = config
+        self._plan = plan
+        self._rotary = rotary
+        self._side = side
+
+    def norm_project(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        eps = self._config.norm_eps
+        if branch is None:
+            return functional.linear(rms_norm(residual, norm, eps), weight), residual
+        normed, residual = add_rms_norm(branch, residual, norm, eps)
+        return functional.linear(normed, weight), residual
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(x, weight)
+
+    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
+        return gdn_prefill(projected, weights, self._config, conv, ssm, self._plan.gdn)
+
+    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
+        places = self._plan.places
+        q = qk_norm_rope_gate(projected, weights, self._config, self._rotary, places, kv)
+        return paged_attention_prefill(
+            q, projected, self._config, kv, places.page_table, self._plan.tiles
+        )
+
+    def feed_forward(
+        self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
+        if isinstance(weights, MoeWeights):
+            return moe(x, weights, self._config, self._plan.places.rows, self._side), residual
+        acts = swiglu(functional.linear(x, weights.gate_up))
+        return functional.linear(acts, weights.down), residual

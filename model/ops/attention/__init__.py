@@ -1,0 +1,1 @@
+"""Paged full attention: kernels beside their reference."""

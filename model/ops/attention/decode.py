@@ -1,0 +1,247 @@
+"""Attention of one token a sequence over its pages, split over all multiprocessors.
+
+The pages of all sequences of a batch, laid end to end, are shared out evenly: program p of a key
+head takes pages [p * share, (p + 1) * share), wherever sequences begin and end in it, so that
+mixed contexts balance and the grid does not depend on them (CUDA graphs). Each (program, sequence)
+pair leaves one partial result; pairs form a staircase, so that p + sequence numbers them uniquely.
+`attention_merge` joins the partial results and applies the gate.
+
+Twin: `model.ops.attention.paged_attention`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.model.config import ModelConfig
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+from .merge import GateSource, merge_shares, share_of_program
+from .online_softmax import LOG2_E, attend, attend_visible
+from .paged_tiles import page_matrix
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace:
+    """Room for the partial results of batches of up to `batch` rows, reused by every layer.
+
+    shares: programs a key head. outputs [shares + batch, query_heads, head_dim] and weights
+    [shares + batch, query_heads] (log2 of the sum of exponentials), float32. Launches that share
+    it must share a stream.
+    """
+
+    shares: int
+    outputs: Tensor
+    weights: Tensor
+
+    @staticmethod
+    def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeWorkspace":
+        """As many programs as fit on the device at once."""
+        processors = 1
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        shares = max(_PROGRAMS_PER_PROCESSOR * processors // config.kv_heads, 1)
+        return DecodeWorkspace.sized(config, batch, device, shares)
+
+    @staticmethod
+    def sized(
+        config: ModelConfig, batch: int, device: torch.device, shares: int
+    ) -> "DecodeWorkspace":
+        rows, heads = shares + batch, config.query_heads
+        return DecodeWorkspace(
+            shares,
+            torch.empty(rows, heads, config.head_dim, dtype=torch.float32, device=device),
+            torch.empty(rows, heads, dtype=torch.float32, device=device),
+        )
+
+
+_PROGRAMS_PER_PROCESSOR = 1
+_WARPS = 4
+_STAGES = 5
+
+
+def paged_attention_decode(
+    q: Tensor,
+    projected: Tensor,
+    config: ModelConfig,
+    kv: Tensor,
+    page_table: Tensor,
+    context_lens: Tensor,
+    rows: Tensor,
+    workspace: DecodeWorkspace,
+) -> Tensor:
+    """Gated attention output [B, query_heads * head_dim] in q's dtype; rows from rows[0] on are
+    left unwritten.
+
+    q [B, query_heads, head_dim] contiguous, after norm and rotary; projected [B, query_heads x (q,
+    gate) | ...], any row stride, gives the gate; kv [pages, 2, page_tokens, kv_heads, head_dim],
+    dense. page_table [B, pages a row], context_lens [B] (keys of each row, its own included, at
+    least 1) and rows [1]: int32 on the device.
+    """
+    batch, heads, dim = q.shape
+    group = heads // config.kv_heads
+    group_block = max(triton.next_power_of_2(group), 16)
+    tile = kv.shape[2] if kv.element_size() == 2 else 16
+    batch_block = triton.next_power_of_2(batch)
+    _kernel[(config.kv_heads, workspace.shares)](
+        q,
+        page_matrix(kv, tile),
+        page_table,
+        page_table.stride(0),
+        context_lens,
+        rows,
+        workspace.outputs,
+        workspace.weights,
+        batch,
+        dim**-0.5 * LOG2_E.value,
+        KV_HEADS=config.kv_heads,
+        GROUP=group,
+        GROUP_BLOCK=group_block,
+        HEAD_DIM=dim,
+        PAGE_TOKENS=kv.shape[2],
+        TILE=tile,
+        BATCH_BLOCK=batch_block,
+        num_warps=_WARPS,
+        num_stages=_STAGES if kv.element_size() == 2 else 1,
+        **dependent(q),
+    )
+    return merge_shares(
+        workspace.outputs,
+        workspace.weights,
+        GateSource.of(projected, dim),
+        context_lens,
+        rows,
+        workspace.shares,
+        q,
+        kv.shape[2],
+    )
+
+
+@triton.jit(do_not_specialize=["page_table_stride", "batch"])
+def _kernel(
+    q,
+    kv,
+    page_table,
+    page_table_stride,
+    context_lens,
+    rows,
+    outputs,
+    weights,
+    batch,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    BATCH_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    # Heads of one page run side by side, so that their reads meet in the same memory rows.
+    kv_head = tl.program_id(0)
+    program = tl.program_id(1)
+    # What is read before the wait is older than the kernel before this one.
+    ends, share = share_of_program(
+        context_lens, rows, batch, tl.num_programs(1), PAGE_TOKENS, BATCH_BLOCK
+    )
+    every = tl.arange(0, BATCH_BLOCK)
+    position = program * share
+    stop = tl.minimum(position + share, tl.max(ends, axis=0))
+    sequence = tl.sum((ends <= position).to(tl.int32), axis=0)
+    query = tl.arange(0, GROUP_BLOCK)
+    element = tl.arange(0, HEAD_DIM)
+    offset = tl.arange(0, TILE)
+    column = kv_head * HEAD_DIM
+    tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
+    wait_for_inputs(DEPENDENT)
+    while position < stop:
+        begin = tl.sum(tl.where(every == sequence - 1, ends, 0), axis=0)
+        end = tl.sum(tl.where(every == sequence, ends, 0), axis=0)
+        last = tl.minimum(stop, end)
+        length = tl.load(context_lens + sequence)
+        table = page_table + sequence.to(tl.int64) * page_table_stride
+        head = kv_head * GROUP + query
+        rows_of_q = q + (sequence.to(tl.int64) * KV_HEADS * GROUP + head)[:, None] * HEAD_DIM
+        queries = tl.load(rows_of_q + element, mask=(query < GROUP)[:, None], other=0.0)
+        output = tl.zeros([GROUP_BLOCK, HEAD_DIM], tl.float32)
+        largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP_BLOCK], tl.float32)
+
+        first_tile = (position - begin) * tiles_a_page
+        last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
+        full = tl.minimum(last_tile, length // TILE)
+        for tile in range(first_tile, full):
+            page = tl.load(table + tile // tiles_a_page)
+            row = page * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
+            key = kv.load([row, column])
+            value = kv.load([row + PAGE_TOKENS, column])
+            output, largest, total = attend(queries, key, value, output, largest, total, scale)
+        if full < last_tile:
+            page = tl.load(table + full // tiles_a_page)
+            row = page * (2 * PAGE_TOKENS) + full % tiles_a_page * TILE
+            key = kv.load([row, column])
+            value = kv.load([row + PAGE_TOKENS, column])
+            written = full * TILE + offset < length
+            output, largest, total = attend_visible(
+                queries,
+                key,
+                value,
+                written[None, :],
+                written,
+                output,
+                largest,
+                total,
+                scale,
+            )
+        place = (program + sequence).to(tl.int64) * (KV_HEADS * GROUP) + head
+        tl.store(
+            outputs + place[:, None] * HEAD_DIM + element,
+            output / total[:, None],
+            mask=(query < GROUP)[:, None],
+        )
+        tl.store(weights + place, largest + tl.log2(total), mask=query < GROUP)
+        position = last
+        sequence += 1
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shape of the 9B model, bfloat16 and float32."""
+
+    def spec(name: str, dtype: str, tile: int, stages: int) -> KernelSpec:
+        return KernelSpec(
+            name,
+            _kernel,
+            {
+                "q": f"*{dtype}",
+                "kv": f"tensordesc<{dtype}[{tile},256]>",
+                "page_table": "*i32",
+                "page_table_stride": "i32",
+                "context_lens": "*i32",
+                "rows": "*i32",
+                "outputs": "*fp32",
+                "weights": "*fp32",
+                "batch": "i32",
+                "scale": "fp32",
+            },
+            {
+                "KV_HEADS": 4,
+                "GROUP": 4,
+                "GROUP_BLOCK": 16,
+                "HEAD_DIM": 256,
+                "PAGE_TOKENS": 64,
+                "TILE": tile,
+                "BATCH_BLOCK": 32,
+                "DEPENDENT": True,
+            },
+            _WARPS,
+            stages,
+        )
+
+    return [
+        spec("attention_decode", "bf16", 64, _STAGES),
+        spec("attention_decode_fp32", "fp32", 16, 1),
+    ]

@@ -1,0 +1,266 @@
+"""Joins partial attention results by their weights and applies the output gate.
+
+Two kernels, one for each way in which a context was split: by even shares of a whole batch's pages
+(decode) or into the same number of splits for every token (short prefill). Knows the splits only
+by number; the partial results are normalised, and their weights are log2 of the sum of
+exponentials. Twin: a softmax over the parts' weights, then `output * sigmoid(gate)`.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+_SLICE = 32
+_STEP = 64
+_WARPS = 2
+
+
+@dataclass(frozen=True)
+class GateSource:
+    """The gate of head h of row r lies at gate[r, 2 h D: 2 h D + D]: `projected` from its first
+    gate on."""
+
+    gate: Tensor
+    stride: int
+
+    @staticmethod
+    def of(projected: Tensor, head_dim: int) -> "GateSource":
+        return GateSource(projected[:, head_dim:], projected.stride(0))
+
+
+def merge_shares(
+    outputs: Tensor,
+    weights: Tensor,
+    source: GateSource,
+    context_lens: Tensor,
+    rows: Tensor,
+    shares: int,
+    like: Tensor,
+    page_tokens: int,
+) -> Tensor:
+    """[B, heads * dim] in the dtype of `like` [B, heads, dim]; rows from rows[0] on unwritten.
+
+    outputs [shares + B, heads, dim] and weights [shares + B, heads] float32, as
+    `attention_decode` leaves them.
+    """
+    batch, heads, dim = like.shape
+    merged = like.new_empty(batch, heads * dim)
+    _shares_kernel[(heads * (dim // min(dim, _SLICE)), batch)](
+        outputs,
+        weights,
+        source.gate,
+        source.stride,
+        context_lens,
+        rows,
+        shares,
+        merged,
+        batch,
+        HEADS=heads,
+        HEAD_DIM=dim,
+        PAGE_TOKENS=page_tokens,
+        BATCH_BLOCK=triton.next_power_of_2(batch),
+        SLICE=min(dim, _SLICE),
+        STEP=_STEP,
+        num_warps=_WARPS,
+        **dependent(like),
+    )
+    return merged
+
+
+def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Tensor) -> Tensor:
+    """[T, heads * dim] in the dtype of `like` [T, heads, dim].
+
+    outputs [splits, T, heads, dim] and weights [splits, T, heads] float32, where a weight of -inf
+    marks a part without keys.
+    """
+    tokens, heads, dim = like.shape
+    merged = like.new_empty(tokens, heads * dim)
+    _splits_kernel[(heads * (dim // min(dim, _SLICE)), tokens)](
+        outputs,
+        weights,
+        source.gate,
+        source.stride,
+        outputs.shape[0],
+        merged,
+        tokens,
+        HEADS=heads,
+        HEAD_DIM=dim,
+        SLICE=min(dim, _SLICE),
+        STEP=_STEP,
+        num_warps=_WARPS,
+        **dependent(like),
+    )
+    return merged
+
+
+@triton.jit
+def share_of_program(
+    context_lens, rows, batch, programs, PAGE_TOKENS: tl.constexpr, BATCH_BLOCK: tl.constexpr
+):
+    """Running page counts of the batch's sequences, [BATCH_BLOCK], and pages a program."""
+    every = tl.arange(0, BATCH_BLOCK)
+    live = every < tl.minimum(batch, tl.load(rows, cache_modifier=".cg"))
+    lengths = tl.load(context_lens + every, mask=live, other=0, cache_modifier=".cg")
+    ends = tl.cumsum((lengths + PAGE_TOKENS - 1) // PAGE_TOKENS, axis=0)
+    return ends, (tl.max(ends, axis=0) + programs - 1) // programs
+
+
+@triton.jit
+def _joined(
+    outputs,
+    weights,
+    first,
+    last,
+    step,
+    element,
+    HEAD_DIM: tl.constexpr,
+    SLICE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Parts first, ..., last - 1, `step` rows apart, by their weights: the elements [SLICE]."""
+    largest = tl.full([STEP], -1.0e30, tl.float32)
+    total = tl.zeros([STEP], tl.float32)
+    joined = tl.zeros([STEP, SLICE], tl.float32)
+    for start in range(first, last, STEP):
+        part = start + tl.arange(0, STEP)
+        row = part.to(tl.int64) * step
+        weight = tl.load(weights + row, mask=part < last, other=float("-inf"))
+        place = outputs + row[:, None] * HEAD_DIM + element
+        output = tl.load(place, mask=(part < last)[:, None], other=0.0)
+        higher = tl.maximum(largest, weight)
+        correction = tl.exp2(largest - higher)
+        share = tl.exp2(weight - higher)
+        total = total * correction + share
+        joined = joined * correction[:, None] + output * share[:, None]
+        largest = higher
+    scale = tl.exp2(largest - tl.max(largest, axis=0))
+    return tl.sum(joined * scale[:, None], axis=0) / tl.sum(total * scale, axis=0)
+
+
+@triton.jit
+def _opening(gate, gate_stride, row, head, element, HEAD_DIM: tl.constexpr):
+    start = gate + row * gate_stride + head * (2 * HEAD_DIM)
+    return tl.sigmoid(tl.load(start + element, cache_modifier=".cg").to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["shares", "batch"])
+def _shares_kernel(
+    outputs,
+    weights,
+    gate,
+    gate_stride,
+    context_lens,
+    rows,
+    shares,
+    merged,
+    batch,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BATCH_BLOCK: tl.constexpr,
+    SLICE: tl.constexpr,
+    STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    slices: tl.constexpr = HEAD_DIM // SLICE
+    head = tl.program_id(0) // slices
+    element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
+    sequence = tl.program_id(1)
+    row = sequence.to(tl.int64)
+    # All of this is older than the kernel before this one.
+    ends, share = share_of_program(context_lens, rows, batch, shares, PAGE_TOKENS, BATCH_BLOCK)
+    every = tl.arange(0, BATCH_BLOCK)
+    begin = tl.sum(tl.where(every == sequence - 1, ends, 0), axis=0)
+    end = tl.sum(tl.where(every == sequence, ends, 0), axis=0)
+    opening = _opening(gate, gate_stride, row, head, element, HEAD_DIM)
+    wait_for_inputs(DEPENDENT)
+    if sequence >= tl.load(rows):
+        return
+    joined = _joined(
+        outputs + head * HEAD_DIM,
+        weights + head,
+        begin // share + sequence,
+        (end - 1) // share + sequence + 1,
+        HEADS,
+        element,
+        HEAD_DIM,
+        SLICE,
+        STEP,
+    )
+    target = merged + (row * HEADS + head) * HEAD_DIM + element
+    tl.store(target, (joined * opening).to(merged.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["splits", "tokens"])
+def _splits_kernel(
+    outputs,
+    weights,
+    gate,
+    gate_stride,
+    splits,
+    merged,
+    tokens,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLICE: tl.constexpr,
+    STEP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_inputs(DEPENDENT)
+    slices: tl.constexpr = HEAD_DIM // SLICE
+    head = tl.program_id(0) // slices
+    element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
+    token = tl.program_id(1).to(tl.int64)
+    row = token * HEADS + head
+    joined = _joined(
+        outputs + row * HEAD_DIM,
+        weights + row,
+        0,
+        splits,
+        tokens * HEADS,
+        element,
+        HEAD_DIM,
+        SLICE,
+        STEP,
+    )
+    opening = _opening(gate, gate_stride, token, head, element, HEAD_DIM)
+    target = merged + row * HEAD_DIM + element
+    tl.store(target, (joined * opening).to(merged.dtype.element_ty))
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shape of the 9B model."""
+    signature = {
+        "outputs": "*fp32",
+        "weights": "*fp32",
+        "gate": "*bf16",
+        "gate_stride": "i32:16",
+        "merged": "*bf16",
+    }
+    constants: dict[str, object] = {
+        "HEADS": 16,
+        "HEAD_DIM": 256,
+        "SLICE": _SLICE,
+        "STEP": _STEP,
+        "DEPENDENT": True,
+    }
+    return [
+        KernelSpec(
+            "attention_merge_shares",
+            _shares_kernel,
+            signature | {"context_lens": "*i32", "rows": "*i32", "shares": "i32", "batch": "i32"},
+            constants | {"PAGE_TOKENS": 64, "BATCH_BLOCK": 32},
+            _WARPS,
+        ),
+        KernelSpec(
+            "attention_merge_splits",
+            _splits_kernel,
+            signature | {"splits": "i32", "tokens": "i32"},
+            constants,
+            _WARPS,
+        ),
+    ]

@@ -1,0 +1,266 @@
+"""Causal attention of packed runs of tokens over their pages, the context before them included.
+
+A program owns a tile of tokens of one sequence and one query head and goes through that sequence's
+pages, whole pages first, then those that the diagonal or the end of the context cuts. With too few
+tiles to fill the device (a short run on a long context) every tile's pages are split, and
+`attention_merge` joins the parts. This forward's keys and values must be in their pages already.
+Twin: `model.ops.attention.paged_attention`, times sigmoid of the gate.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.model.config import ModelConfig
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+from .merge import GateSource, merge_splits
+from .online_softmax import LOG2_E
+from .paged_tiles import attend_pages, page_matrix
+from .prefill_tiles import PrefillTiles
+
+_WARPS = 8
+_STAGES = 2
+
+
+def paged_attention_prefill(
+    q: Tensor,
+    projected: Tensor,
+    config: ModelConfig,
+    kv: Tensor,
+    page_table: Tensor,
+    tiles: PrefillTiles,
+) -> Tensor:
+    """Gated attention output [T, query_heads * head_dim] in q's dtype.
+
+    q [T, query_heads, head_dim] contiguous, after norm and rotary; projected [T, query_heads x (q,
+    gate) | ...], any row stride, gives the gate; kv [pages, 2, page_tokens, kv_heads, head_dim],
+    dense; page_table [B, pages a row] int32 on the device.
+    """
+    tokens, heads, dim = q.shape
+    source = GateSource.of(projected, dim)
+    keys = kv.shape[2] if q.element_size() == 2 else 16
+    common = {
+        "TILE_ROWS": tiles.rows,
+        "HEADS": heads,
+        "GROUP": heads // config.kv_heads,
+        "HEAD_DIM": dim,
+        "PAGE_TOKENS": kv.shape[2],
+        "TILE_KEYS": keys,
+        "num_warps": _WARPS if q.element_size() == 2 else 4,
+        "num_stages": _STAGES if q.element_size() == 2 else 1,
+    }
+    scale = dim**-0.5 * LOG2_E.value
+    inputs = (q, page_matrix(kv, keys), page_table, page_table.stride(0), tiles.tiles)
+    if tiles.splits == 1:
+        earlier, sums = None, None
+        if tiles.context.blocks:
+            earlier, sums = tiles.context.run(q, kv, page_table)
+        output = q.new_empty(tokens, heads * dim)
+        _kernel[(heads, tiles.tiles.shape[0])](
+            *inputs, earlier, sums, source.gate, source.stride, output, scale, **common
+        )
+        return output
+    outputs = torch.empty(tiles.splits, *q.shape, dtype=torch.float32, device=q.device)
+    weights = torch.empty(tiles.splits, tokens, heads, dtype=torch.float32, device=q.device)
+    _split_kernel[(heads, tiles.tiles.shape[0], tiles.splits)](
+        *inputs, tokens, outputs, weights, scale, **common
+    )
+    return merge_splits(outputs, weights, source, q)
+
+
+@triton.jit
+def _queries(q, row, head, inside, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    element = tl.arange(0, HEAD_DIM)
+    start = q + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM
+    return tl.load(start + element, mask=inside[:, None], other=0.0)
+
+
+@triton.jit(do_not_specialize=["page_table_stride"])
+def _kernel(
+    q,
+    kv,
+    page_table,
+    page_table_stride,
+    tiles,
+    earlier,
+    sums,
+    gate,
+    gate_stride,
+    output,
+    scale,
+    TILE_ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    head = tl.program_id(0)
+    tile = tiles + tl.program_id(1) * 5
+    count = tl.load(tile + 1)
+    position = tl.load(tile + 3)
+    offset = tl.arange(0, TILE_ROWS)
+    row = tl.load(tile) + offset
+    inside = offset < count
+    end = position + count
+    element = tl.arange(0, HEAD_DIM)
+    served = tl.load(tile + 4)
+    output_row = row.to(tl.int64) * HEADS + head
+    started = tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32)
+    largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([TILE_ROWS], tl.float32)
+    if earlier is not None:
+        # The earlier keys count as one, of that score and with that output for its value.
+        there = inside & (served > 0)
+        start = earlier + output_row[:, None] * HEAD_DIM
+        started = tl.load(start + element, mask=there[:, None], other=0.0).to(tl.float32)
+        largest = tl.load(sums + output_row, mask=there, other=float("-inf")) * LOG2_E
+        total = tl.where(there, 1.0, 0.0)
+    result, _, total = attend_pages(
+        _queries(q, row, head, inside, HEADS, HEAD_DIM),
+        kv,
+        page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
+        head // GROUP * HEAD_DIM,
+        position + offset,
+        end,
+        served // TILE_KEYS,
+        (position + 1) // TILE_KEYS,
+        (end + TILE_KEYS - 1) // TILE_KEYS,
+        started,
+        largest,
+        total,
+        scale,
+        HEAD_DIM,
+        PAGE_TOKENS,
+        TILE_KEYS,
+    )
+    start = gate + row.to(tl.int64)[:, None] * gate_stride + head * (2 * HEAD_DIM)
+    opening = tl.load(start + element, mask=inside[:, None], other=0.0).to(tl.float32)
+    result = result / total[:, None] * tl.sigmoid(opening)
+    target = output + output_row[:, None] * HEAD_DIM + element
+    tl.store(target, result.to(output.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["page_table_stride", "tokens"])
+def _split_kernel(
+    q,
+    kv,
+    page_table,
+    page_table_stride,
+    tiles,
+    tokens,
+    outputs,
+    weights,
+    scale,
+    TILE_ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    head = tl.program_id(0)
+    tile = tiles + tl.program_id(1) * 5
+    split = tl.program_id(2)
+    count = tl.load(tile + 1)
+    position = tl.load(tile + 3)
+    offset = tl.arange(0, TILE_ROWS)
+    row = tl.load(tile) + offset
+    inside = offset < count
+    end = position + count
+    key_tiles = (end + TILE_KEYS - 1) // TILE_KEYS
+    share = (key_tiles + tl.num_programs(2) - 1) // tl.num_programs(2)
+    last = tl.minimum(split * share + share, key_tiles)
+    result, largest, total = attend_pages(
+        _queries(q, row, head, inside, HEADS, HEAD_DIM),
+        kv,
+        page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
+        head // GROUP * HEAD_DIM,
+        position + offset,
+        end,
+        split * share,
+        tl.minimum((position + 1) // TILE_KEYS, last),
+        last,
+        tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32),
+        tl.full([TILE_ROWS], float("-inf"), tl.float32),
+        tl.zeros([TILE_ROWS], tl.float32),
+        scale,
+        HEAD_DIM,
+        PAGE_TOKENS,
+        TILE_KEYS,
+    )
+    element = tl.arange(0, HEAD_DIM)
+    place = (split.to(tl.int64) * tokens + row) * HEADS + head
+    target = outputs + place[:, None] * HEAD_DIM + element
+    seen = total > 0
+    divisor = tl.where(seen, total, 1.0)
+    tl.store(target, result / divisor[:, None], mask=inside[:, None])
+    weight = tl.where(seen, largest + tl.log2(divisor), float("-inf"))
+    tl.store(weights + place, weight, mask=inside)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shape of the 9B model, bfloat16 and float32."""
+
+    def constants(rows: int, keys: int) -> dict[str, object]:
+        return {
+            "TILE_ROWS": rows,
+            "HEADS": 16,
+            "GROUP": 4,
+            "HEAD_DIM": 256,
+            "PAGE_TOKENS": 64,
+            "TILE_KEYS": keys,
+        }
+
+    def inputs(dtype: str, keys: int) -> dict[str, str]:
+        return {
+            "q": f"*{dtype}",
+            "kv": f"tensordesc<{dtype}[{keys},256]>",
+            "page_table": "*i32",
+            "page_table_stride": "i32",
+            "tiles": "*i32",
+            "scale": "fp32",
+        }
+
+    def whole(dtype: str) -> dict[str, str]:
+        return {"gate": f"*{dtype}", "gate_stride": "i32:16", "output": f"*{dtype}"}
+
+    alone: dict[str, object] = {"earlier": None, "sums": None}
+    after = {"earlier": "*bf16", "sums": "*fp32"}
+
+    split = {"tokens": "i32", "outputs": "*fp32", "weights": "*fp32"}
+    return [
+        KernelSpec(
+            "attention_prefill",
+            _kernel,
+            inputs("bf16", 64) | whole("bf16"),
+            constants(128, 64) | alone,
+            _WARPS,
+            _STAGES,
+        ),
+        KernelSpec(
+            "attention_prefill_after_context",
+            _kernel,
+            inputs("bf16", 64) | whole("bf16") | after,
+            constants(128, 64),
+            _WARPS,
+            _STAGES,
+        ),
+        KernelSpec(
+            "attention_prefill_fp32",
+            _kernel,
+            inputs("fp32", 16) | whole("fp32"),
+            constants(16, 16) | alone,
+            4,
+            1,
+        ),
+        KernelSpec(
+            "attention_prefill_split",
+            _split_kernel,
+            inputs("bf16", 64) | split,
+            constants(128, 64),
+            _WARPS,
+            _STAGES,
+        ),
+    ]

@@ -1,0 +1,95 @@
+"""How the rows of a forward over prompts are shared out to attention's programs.
+
+Planned once a forward on the host, the same for every layer. Knows nothing of pages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from tasuki.model.config import ModelConfig
+from torch import Tensor
+
+from .long_context import ContextBlocks, block_rows_of, cudnn_attention
+
+_PAGES_A_SPLIT = 16
+
+
+@dataclass(frozen=True)
+class PrefillTiles:
+    """Tiles of one forward, the same for every layer.
+
+    tiles [N, 5] int32 on the device: first row, rows, sequence, position of the first row, keys
+    that a block of `context` has served; most keys left first, since those take longest. rows: of
+    a full tile. splits: parts of every tile's context; 1 where there are blocks.
+    """
+
+    tiles: Tensor
+    rows: int
+    splits: int
+    context: ContextBlocks
+
+    @staticmethod
+    def of(
+        lengths: Sequence[int],
+        context_lens: Sequence[int],
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "PrefillTiles":
+        """lengths: tokens of each sequence in this forward; context_lens: tokens before them."""
+        context = ContextBlocks((), tile_rows(dtype), cudnn_attention)
+        if device.type == "cuda" and dtype.itemsize == 2:
+            rows = block_rows_of(config, device)
+            context = ContextBlocks.of(lengths, context_lens, rows, cudnn_attention)
+        tiles = PrefillTiles.after(context, lengths, context_lens, dtype, device)
+        if context.blocks:
+            return tiles
+        longest = max(map(sum, zip(lengths, context_lens, strict=True)))
+        splits = _splits(len(tiles.tiles) * config.query_heads, longest, device)
+        return replace(tiles, splits=splits)
+
+    @staticmethod
+    def after(
+        context: ContextBlocks,
+        lengths: Sequence[int],
+        context_lens: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "PrefillTiles":
+        """Tiles of what the blocks of `context` leave, whole."""
+        rows = tile_rows(dtype)
+        served = context.served(rows)
+        tiles: list[tuple[int, int, int, int, int]] = []
+        start = 0
+        for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
+            tiles.extend(
+                (
+                    start + row,
+                    min(rows, length - row),
+                    sequence,
+                    before + row,
+                    served.get(start + row, 0),
+                )
+                for row in range(0, length, rows)
+            )
+            start += length
+        tiles.sort(key=lambda tile: tile[4] - tile[3])
+        packed = torch.tensor(tiles, dtype=torch.int32)
+        if device.type == "cuda":
+            packed = packed.pin_memory()
+        return PrefillTiles(packed.to(device, non_blocking=True), rows, 1, context)
+
+
+def _splits(programs: int, longest: int, device: torch.device) -> int:
+    """Parts of each context: enough to fill the device, and no shorter than is worth a program."""
+    if device.type != "cuda":
+        return 1
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    worthwhile = longest // (64 * _PAGES_A_SPLIT)
+    return max(min(processors // programs, worthwhile), 1)
+
+
+def tile_rows(dtype: torch.dtype) -> int:
+    """Rows of a full tile: what a program's registers hold."""
+    return 128 if dtype.itemsize == 2 else 16

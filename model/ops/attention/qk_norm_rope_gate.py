@@ -1,0 +1,275 @@
+"""From attention's in_proj to its queries and its pages: split off the gate, norm, rotate, write.
+
+Queries leave normed and rotated; keys likewise go straight into the page of their token, values as
+they are. The gate stays where it is, in `projected`, for the attention kernels to apply. Twin:
+`rms_norm` and `apply_rotary` of model.ops, then the writes of `paged_attention`.
+
+A program owns one token's heads of one kind. Pages that no written token lies in are not touched.
+The kernel ahead may not write rows or positions: they are read before it has ended.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.model.config import ModelConfig
+from tasuki.model.weights.layers import AttentionWeights
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+from .rope import rotary_table
+
+_HEADS = 8
+_WARPS = 2
+
+
+@dataclass(frozen=True)
+class TokenPlaces:
+    """Where T tokens stand, the same for every layer; all int32 on the device.
+
+    positions [T]; owners [T]: the row of page_table of each token; page_table [B, pages], rows of
+    unit stride; rows [1]: tokens from rows[0] on are padding, of which nothing is written.
+    """
+
+    positions: Tensor
+    owners: Tensor
+    page_table: Tensor
+    rows: Tensor
+
+
+def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
+    """[positions, 2, rotary_dim / 2] float32: cos, then sin, of every position; made at start-up.
+
+    A table gives the oracle's angles to the last bit, and costs a token 1% of the kernel's bytes.
+    """
+    every = torch.arange(positions, device=device)
+    cos, sin = rotary_table(every, config.rotary_dim, config.rope_theta)
+    return torch.cat([cos, sin], dim=1).contiguous()
+
+
+def qk_norm_rope_gate(
+    projected: Tensor,
+    weights: AttentionWeights,
+    config: ModelConfig,
+    rotary: Tensor,
+    places: TokenPlaces,
+    kv: Tensor,
+) -> Tensor:
+    """Queries [T, query_heads, head_dim] in projected's dtype; keys and values go into kv.
+
+    projected [T, query_heads x (q, gate) | k | v], any row stride; rotary of `rotary_cache`, with
+    every position of `places`; kv [pages, 2, page_tokens, kv_heads, head_dim], heads contiguous.
+    """
+    tokens, heads, dim = projected.shape[0], config.query_heads, config.head_dim
+    q = projected.new_empty(tokens, heads, dim)
+    half = config.rotary_dim // 2
+    q_blocks = triton.cdiv(heads, _HEADS)
+    _kernel[(tokens, q_blocks + triton.cdiv(config.kv_heads, _HEADS))](
+        projected,
+        projected.stride(0),
+        weights.q_norm,
+        weights.k_norm,
+        rotary,
+        places.positions,
+        places.owners,
+        places.page_table,
+        places.page_table.stride(0),
+        places.rows,
+        q,
+        kv,
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        config.norm_eps,
+        QUERY_HEADS=heads,
+        KV_HEADS=config.kv_heads,
+        HEAD_DIM=dim,
+        HALF=half,
+        PAGE_TOKENS=kv.shape[2],
+        Q_BLOCK=min(triton.next_power_of_2(heads), _HEADS),
+        KV_BLOCK=min(triton.next_power_of_2(config.kv_heads), _HEADS),
+        DIM=triton.next_power_of_2(dim),
+        PART=triton.next_power_of_2(half),
+        num_warps=_WARPS,
+        **dependent(projected),
+    )
+    return q
+
+
+@triton.jit
+def _norm_and_rotate(
+    stored,
+    source,
+    target,
+    inside,
+    kept,
+    weight,
+    angles,
+    live,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    DIM: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """`stored`, the heads at `source` [HEADS], where `inside`, to `target` [HEADS], where `kept`.
+
+    The elements that turn are read again, from the nearest cache, as two tiles of which one is the
+    other's partner: exchanging them between threads costs more.
+    """
+    element = tl.arange(0, DIM)
+    values = stored.to(tl.float32)
+    root = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)
+    scale = tl.load(weight + element, mask=element < HEAD_DIM, other=0.0)
+    normed = values * root[:, None] * scale[None, :]
+    tl.store(
+        target[:, None] + element,
+        normed.to(stored.dtype),
+        mask=kept[:, None] & (element >= 2 * HALF) & (element < HEAD_DIM),
+    )
+    column = tl.arange(0, PART)
+    there = inside[:, None] & (column < HALF)
+    stays = kept[:, None] & (column < HALF)
+    # Rounded as the oracle rounds between norm and rotary.
+    first = tl.load(source[:, None] + column, mask=there, other=0.0).to(tl.float32)
+    first_scale = tl.load(weight + column, mask=column < HALF, other=0.0)
+    first = (first * root[:, None] * first_scale[None, :]).to(stored.dtype).to(tl.float32)
+    second = tl.load(source[:, None] + HALF + column, mask=there, other=0.0).to(tl.float32)
+    second_scale = tl.load(weight + HALF + column, mask=column < HALF, other=0.0)
+    second = (second * root[:, None] * second_scale[None, :]).to(stored.dtype).to(tl.float32)
+    cos = tl.load(angles + column, mask=live & (column < HALF), other=0.0)[None, :]
+    sin = tl.load(angles + HALF + column, mask=live & (column < HALF), other=0.0)[None, :]
+    turned = first * cos - second * sin
+    tl.store(target[:, None] + column, turned.to(stored.dtype), mask=stays)
+    turned = second * cos + first * sin
+    tl.store(target[:, None] + HALF + column, turned.to(stored.dtype), mask=stays)
+
+
+@triton.jit(do_not_specialize=["page_table_stride"])
+def _kernel(
+    projected,
+    projected_stride,
+    q_norm,
+    k_norm,
+    rotary,
+    positions,
+    owners,
+    page_table,
+    page_table_stride,
+    rows,
+    q,
+    kv,
+    page_stride,
+    value_stride,
+    token_stride,
+    eps,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    Q_BLOCK: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
+    DIM: tl.constexpr,
+    PART: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    # A mask on what is written and no early return: heads are on their way while `rows` is.
+    live = token < tl.load(rows)
+    position = tl.load(positions + token).to(tl.int64)
+    wait_for_inputs(DEPENDENT)
+    angles = rotary + position * (2 * HALF)
+    source = projected + token * projected_stride
+    element = tl.arange(0, DIM)
+    q_blocks: tl.constexpr = (QUERY_HEADS + Q_BLOCK - 1) // Q_BLOCK
+    if block < q_blocks:
+        head = block * Q_BLOCK + tl.arange(0, Q_BLOCK)
+        heads = source + head * (2 * HEAD_DIM)
+        queries = (head < QUERY_HEADS)[:, None] & (element < HEAD_DIM)
+        _norm_and_rotate(
+            tl.load(heads[:, None] + element, mask=queries, other=0.0),
+            heads,
+            q + (token * QUERY_HEADS + head) * HEAD_DIM,
+            head < QUERY_HEADS,
+            (head < QUERY_HEADS) & live,
+            q_norm,
+            angles,
+            live,
+            eps,
+            HEAD_DIM,
+            HALF,
+            DIM,
+            PART,
+        )
+    else:
+        kv_head = (block - q_blocks) * KV_BLOCK + tl.arange(0, KV_BLOCK)
+        inside = kv_head < KV_HEADS
+        keys = source + (2 * QUERY_HEADS + kv_head) * HEAD_DIM
+        whole = inside[:, None] & (element < HEAD_DIM)
+        # Before the page is looked up, which takes two loads one after the other.
+        key = tl.load(keys[:, None] + element, mask=whole, other=0.0)
+        value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
+        owner = tl.load(owners + token, mask=live, other=0).to(tl.int64)
+        entry = page_table + owner * page_table_stride + position // PAGE_TOKENS
+        page = tl.load(entry, mask=live, other=0).to(tl.int64)
+        line = kv + page * page_stride + (position % PAGE_TOKENS) * token_stride
+        target = line + kv_head * HEAD_DIM
+        _norm_and_rotate(
+            key,
+            keys,
+            target,
+            inside,
+            inside & live,
+            k_norm,
+            angles,
+            live,
+            eps,
+            HEAD_DIM,
+            HALF,
+            DIM,
+            PART,
+        )
+        tl.store(target[:, None] + value_stride + element, value, mask=whole & live)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shape of the 9B model."""
+    pointers = {
+        "projected": "*bf16",
+        "q_norm": "*fp32",
+        "k_norm": "*fp32",
+        "rotary": "*fp32",
+        "positions": "*i32",
+        "owners": "*i32",
+        "page_table": "*i32",
+        "rows": "*i32",
+        "q": "*bf16",
+        "kv": "*bf16",
+    }
+    strides = ("projected_stride", "page_stride", "value_stride", "token_stride")
+    return [
+        KernelSpec(
+            "qk_norm_rope_gate",
+            _kernel,
+            pointers
+            | {name: "i32:16" for name in strides}
+            | {"page_table_stride": "i32", "eps": "fp32"},
+            {
+                "QUERY_HEADS": 16,
+                "KV_HEADS": 4,
+                "HEAD_DIM": 256,
+                "HALF": 32,
+                "PAGE_TOKENS": 64,
+                "Q_BLOCK": 8,
+                "KV_BLOCK": 4,
+                "DIM": 256,
+                "PART": 32,
+                "DEPENDENT": True,
+            },
+            _WARPS,
+        )
+    ]

@@ -1,0 +1,96 @@
+"""The convolution's columns that a GDN layer's prefill leaves in the slots.
+
+A launch of its own, after `gdn_conv` has read every first window: a sequence may store into the
+slot it reads. Twin: the state that `model.ops.conv.causal_conv` stores.
+"""
+
+import triton
+import triton.language as tl
+from tasuki.model.config import ModelConfig
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+from .prefill_plan import GdnPrefillPlan
+
+_CHANNELS = 256
+_WARPS = 4
+
+
+def store_conv_columns(
+    projected: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
+) -> None:
+    """The last width - 1 inputs before each save of the plan, into its slot."""
+    grid = (triton.cdiv(config.conv_channels, _CHANNELS), plan.sequences.shape[0])
+    _columns_kernel[grid](
+        projected,
+        projected.stride(0),
+        conv,
+        conv.stride(0),
+        plan.sequences,
+        plan.saves,
+        CHANNELS=config.conv_channels,
+        COLUMNS=config.conv_width - 1,
+        PADDED=triton.next_power_of_2(config.conv_width - 1),
+        BLOCK=_CHANNELS,
+        num_warps=_WARPS,
+    )
+
+
+@triton.jit
+def _columns_kernel(
+    projected,
+    projected_stride,
+    conv,
+    conv_stride,
+    sequences,
+    saves,
+    CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    sequence = sequences + 6 * tl.program_id(1)
+    start = tl.load(sequence).to(tl.int64)
+    read = tl.load(sequence + 1).to(tl.int64)
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, PADDED)
+    inside = (channel < CHANNELS)[:, None] & (column < COLUMNS)[None, :]
+    within = channel[:, None] * COLUMNS + column[None, :]
+    for save in range(tl.load(sequence + 4), tl.load(sequence + 5)):
+        offset = tl.load(saves + 2 * save)
+        slot = tl.load(saves + 2 * save + 1).to(tl.int64)
+        place = offset - COLUMNS + column
+        fresh = tl.load(
+            projected + (start + place)[None, :] * projected_stride + channel[:, None],
+            mask=inside & (place >= 0)[None, :],
+            other=0.0,
+        )
+        stored = tl.load(
+            conv + read * conv_stride + within + offset,
+            mask=inside & (place < 0)[None, :],
+            other=0.0,
+        )
+        # A column that stays in the slot moves over one that another thread may not have read yet.
+        tl.debug_barrier()
+        columns = fresh.to(conv.dtype.element_ty) + stored
+        tl.store(conv + slot * conv_stride + within, columns, mask=inside)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """9B, 4B and 35B-A3B in bfloat16."""
+    return [
+        KernelSpec(
+            name="gdn_conv_columns",
+            kernel=_columns_kernel,
+            signature={
+                "projected": "*bf16",
+                "projected_stride": "i32:16",
+                "conv": "*bf16",
+                "conv_stride": "i32:16",
+                "sequences": "*i32",
+                "saves": "*i32",
+            },
+            constants={"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS},
+            num_warps=_WARPS,
+        ),
+    ]

@@ -1,0 +1,196 @@
+"""The first launch of a GDN decode step: the convolution moves on by a token, the gates are made.
+
+A program owns heads of one row, of q, k or v, and each channel is in one program, so that the
+stored columns can be moved in place. Left for `gdn_decode`: the convolution's output, and scalars
+of each head. Slots are read before the kernel ahead has ended, which may not write slots or rows.
+Twin: the same steps of `model.torch_operators.TorchOperators.gdn`.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from tasuki.model.config import ModelConfig
+from tasuki.model.weights.layers import GdnWeights
+from tasuki.utils.triton.dependent_launch import dependent, start_next, wait
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor, float32
+
+from .math import sigmoid, silu, softplus
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many heads a program owns, and its warps."""
+
+    heads: int
+    warps: int
+
+
+# As measured on an H200: few rows end sooner in small programs, many in half as many programs.
+_FEW = Share(1, 1)
+_MANY = Share(2, 2)
+_FEW_ROWS = 32
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """mixed [B, q | k | v] in the activations' dtype: silu of the convolution. scalars [B, one over
+    q's length, times key_dim ** -0.5 | one over k's length | decay | beta] float32, a head each."""
+
+    mixed: Tensor
+    scalars: Tensor
+
+
+def gdn_step_inputs(
+    projected: Tensor,
+    weights: GdnWeights,
+    config: ModelConfig,
+    conv: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    rows: Tensor,
+) -> StepInputs:
+    """Arguments as of `gdn_decode`; rows from rows[0] on are left unwritten."""
+    batch, heads = projected.shape[0], 2 * config.key_heads + config.value_heads
+    inputs = StepInputs(
+        mixed=projected.new_empty(batch, config.conv_channels),
+        scalars=projected.new_empty(
+            batch, 2 * config.key_heads + 2 * config.value_heads, dtype=float32
+        ),
+    )
+    share = _FEW if batch <= _FEW_ROWS else _MANY
+    _kernel[(triton.cdiv(heads, share.heads), batch)](
+        projected,
+        projected.stride(0),
+        weights.conv,
+        weights.decay_rate,
+        weights.dt_bias,
+        conv,
+        conv.stride(0),
+        read_slots,
+        write_slots,
+        rows,
+        inputs.mixed,
+        inputs.scalars,
+        KEY_HEADS=config.key_heads,
+        VALUE_HEADS=config.value_heads,
+        KEY_DIM=config.key_dim,
+        VALUE_DIM=config.value_dim,
+        DIM=max(config.key_dim, config.value_dim),
+        HEADS=share.heads,
+        WIDTH=config.conv_width,
+        TAPS=triton.next_power_of_2(config.conv_width),
+        num_warps=share.warps,
+        **dependent(projected),
+    )
+    return inputs
+
+
+@triton.jit
+def _kernel(
+    projected,
+    projected_stride,
+    weight,
+    decay_rate,
+    dt_bias,
+    conv,
+    conv_stride,
+    read_slots,
+    write_slots,
+    rows,
+    mixed,
+    scalars,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    # The next launch reads states until it waits, which this one does not touch.
+    if DEPENDENT:
+        start_next()
+    row = tl.program_id(1)
+    count = tl.load(rows)
+    read = tl.load(read_slots + row).to(tl.int64)
+    write = tl.load(write_slots + row).to(tl.int64)
+    if row >= count:
+        if DEPENDENT:
+            wait()
+        return
+    KEYS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM
+    CHANNELS: tl.constexpr = KEYS + VALUE_HEADS * VALUE_DIM
+    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[:, None]
+    is_key = head < 2 * KEY_HEADS
+    value_head = head - 2 * KEY_HEADS
+    is_value = (value_head >= 0) & (value_head < VALUE_HEADS)
+    element = tl.arange(0, DIM)[None, :]
+    channel = tl.where(is_key, head * KEY_DIM, KEYS + value_head * VALUE_DIM) + element
+    exists = (is_key & (element < KEY_DIM)) | (is_value & (element < VALUE_DIM))
+    tap = tl.arange(0, TAPS)[None, None, :]
+    inside = exists[:, :, None] & (tap < WIDTH)
+    column = channel[:, :, None] * (WIDTH - 1) + tap
+    stored = tl.load(conv + read * conv_stride + column, mask=inside & (tap < WIDTH - 1), other=0.0)
+    taps = tl.load(weight + channel[:, :, None] * WIDTH + tap, mask=inside, other=0.0)
+    rate = tl.load(decay_rate + value_head, mask=is_value, other=0.0)
+    bias = tl.load(dt_bias + value_head, mask=is_value, other=0.0)
+    if DEPENDENT:
+        wait()
+
+    inputs = projected + row.to(tl.int64) * projected_stride
+    token = tl.load(inputs + channel, mask=exists, other=0.0)
+    gate = inputs + CHANNELS + VALUE_HEADS * VALUE_DIM + value_head
+    b = tl.load(gate, mask=is_value, other=0.0).to(tl.float32)
+    a = tl.load(gate + VALUE_HEADS, mask=is_value, other=0.0).to(tl.float32)
+    window = tl.where(tap == WIDTH - 1, token[:, :, None], stored.to(token.dtype))
+    total = tl.sum(window.to(tl.float32) * taps.to(tl.float32), axis=2)
+    # Rounded as the operator's output is, so that nothing is lost by storing it so.
+    activated = silu(total).to(mixed.dtype.element_ty)
+    tl.store(mixed + row.to(tl.int64) * CHANNELS + channel, activated, mask=exists)
+    activated = activated.to(tl.float32)
+    length = tl.rsqrt(tl.sum(activated * activated, axis=1) + 1e-6)[:, None]
+    length *= tl.where(head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
+    to = scalars + row * (2 * KEY_HEADS + 2 * VALUE_HEADS) + head
+    tl.store(to, length, mask=is_key)
+    tl.store(to, tl.exp(rate * softplus(a + bias)), mask=is_value)
+    tl.store(to + VALUE_HEADS, sigmoid(b), mask=is_value)
+    # In place, a column must not be overwritten while another thread has it still to read.
+    tl.debug_barrier()
+    target = conv + write * conv_stride + column - 1
+    tl.store(target, window.to(conv.dtype.element_ty), mask=inside & (tap >= 1))
+
+
+def compile_specs() -> list[KernelSpec]:
+    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
+    signature = {
+        "projected": "*bf16",
+        "projected_stride": "i32:16",
+        "weight": "*bf16",
+        "decay_rate": "*fp32",
+        "dt_bias": "*fp32",
+        "conv": "*bf16",
+        "conv_stride": "i32:16",
+        "read_slots": "*i32",
+        "write_slots": "*i32",
+        "rows": "*i32",
+        "mixed": "*bf16",
+        "scalars": "*fp32",
+    }
+    constants: dict[str, object] = {
+        "KEY_HEADS": 16,
+        "VALUE_HEADS": 32,
+        "KEY_DIM": 128,
+        "VALUE_DIM": 128,
+        "DIM": 128,
+        "WIDTH": 4,
+        "TAPS": 4,
+        "DEPENDENT": True,
+    }
+    return [
+        KernelSpec(name, _kernel, signature, {**constants, "HEADS": share.heads}, share.warps)
+        for name, share in (("gdn_step_inputs", _MANY), ("gdn_step_inputs_few", _FEW))
+    ]

@@ -1,0 +1,39 @@
+"""Whole prompts through a GDN layer, from in_proj's output to out_proj's input: the chain of its
+kernels.
+
+Every state that the plan saves is the float32 state at exactly that token, stored on the way: a
+checkpoint costs its bytes, and a chunk cut short. Twin: `model.torch_operators.TorchOperators.gdn`.
+"""
+
+from tasuki.model.config import ModelConfig
+from tasuki.model.weights.layers import GdnWeights
+from torch import Tensor
+
+from .chunk import gdn_chunk
+from .conv import gdn_conv
+from .conv_state import store_conv_columns
+from .norm import gdn_norm
+from .prefill_plan import GdnPrefillPlan
+from .scan import gdn_scan
+
+
+def gdn_prefill(
+    projected: Tensor,
+    weights: GdnWeights,
+    config: ModelConfig,
+    conv: Tensor,
+    ssm: Tensor,
+    plan: GdnPrefillPlan,
+) -> Tensor:
+    """[T, value_heads * value_dim] in projected's dtype; stores the states that the plan saves.
+
+    projected [T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads (a)],
+    any row stride. conv [slots, channels, width - 1] and ssm [slots, value_heads, value_dim,
+    key_dim] are views of the arena: dense but for the slot stride. A sequence may save into the
+    slot it reads, and into none that another reads. Head dimensions are powers of two from 16.
+    """
+    kq, v = gdn_conv(projected, weights.conv, config, conv, plan)
+    store_conv_columns(projected, config, conv, plan)
+    mixers, gates = gdn_chunk(projected, kq, weights, config, plan)
+    gdn_scan(kq, v, mixers, gates, config, ssm, plan)
+    return gdn_norm(projected, v, weights.norm, config, plan)

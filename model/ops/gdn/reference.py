@@ -1,0 +1,153 @@
+"""The gated delta rule over state slots: single tokens together, longer runs by chunks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .reference_chunked import CHUNK_TOKENS, chunk_gated_delta_rule
+from .reference_recurrent import recurrent_step
+
+
+@dataclass(frozen=True)
+class SinglesPlan:
+    """Sequences of one token: rows [N] in the batch, read_slots [N]; of their next states row
+    save_rows[i] goes to save_slots[i]. All int64."""
+
+    rows: Tensor
+    read_slots: Tensor
+    save_rows: Tensor
+    save_slots: Tensor
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A sequence of several tokens, cut into chunks at every state that is to be stored.
+
+    rows [chunks, CHUNK_TOKENS] int64: row in the batch of each token; padding repeats a row of the
+    run. valid: the same shape, bool. keep: ascending chunks whose end states are wanted; row
+    save_rows[i] of those goes to save_slots[i] (int64).
+    """
+
+    rows: Tensor
+    valid: Tensor
+    read_slot: int
+    keep: tuple[int, ...]
+    save_rows: Tensor
+    save_slots: Tensor
+
+
+@dataclass(frozen=True)
+class GdnPlan:
+    """The same for every layer of a forward."""
+
+    singles: SinglesPlan | None
+    runs: tuple[RunPlan, ...]
+
+
+def plan_gdn(
+    lengths: Sequence[int], read_slots: Tensor, saves: Sequence[tuple[int, int, int]]
+) -> GdnPlan:
+    """saves: (sequence, tokens of this forward, slot)."""
+
+    def ints(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=read_slots.device)
+
+    starts = [sum(lengths[:sequence]) for sequence in range(len(lengths))]
+    single = [sequence for sequence, length in enumerate(lengths) if length == 1]
+    singles = None
+    if single:
+        row_of = {sequence: row for row, sequence in enumerate(single)}
+        stored = [(row_of[sequence], slot) for sequence, _, slot in saves if sequence in row_of]
+        singles = SinglesPlan(
+            rows=ints([starts[sequence] for sequence in single]),
+            read_slots=read_slots[ints(single)],
+            save_rows=ints([row for row, _ in stored]),
+            save_slots=ints([slot for _, slot in stored]),
+        )
+    runs = []
+    for sequence, length in enumerate(lengths):
+        if length > 1:
+            marks = sorted((offset, slot) for owner, offset, slot in saves if owner == sequence)
+            runs.append(_plan_run(starts[sequence], length, read_slots[sequence], marks))
+    return GdnPlan(singles, tuple(runs))
+
+
+def _plan_run(
+    start: int, length: int, read_slot: Tensor, marks: Sequence[tuple[int, int]]
+) -> RunPlan:
+    def ints(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=read_slot.device)
+
+    rows: list[Tensor] = []
+    valid: list[Tensor] = []
+    ends: dict[int, int] = {}
+    within = torch.arange(CHUNK_TOKENS, device=read_slot.device)
+    begin = 0
+    for end in sorted({length, *(offset for offset, _ in marks)}):
+        for first in range(begin, end, CHUNK_TOKENS):
+            rows.append(start + (first + within).clamp(max=end - 1))
+            valid.append(first + within < end)
+        begin = end
+        ends[end] = len(rows) - 1
+    # The final state is often wanted twice: as the working slot's and as a checkpoint.
+    keep = sorted({ends[offset] for offset, _ in marks})
+    return RunPlan(
+        rows=torch.stack(rows),
+        valid=torch.stack(valid),
+        read_slot=int(read_slot),
+        keep=tuple(keep),
+        save_rows=ints([keep.index(ends[offset]) for offset, _ in marks]),
+        save_slots=ints([slot for _, slot in marks]),
+    )
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, plan: GdnPlan
+) -> Tensor:
+    """o [T, heads, value_dim] float32; stores the states that plan asks for.
+
+    q, k [T, heads, key_dim] float32, of unit length, q scaled; v [T, heads, value_dim] float32; g,
+    beta [T, heads] float32; state [slots, heads, value_dim, key_dim] of any float dtype.
+    """
+    tokens, heads, _ = v.shape
+    # One row more than tokens: padding is written there, and dropped.
+    output = v.new_empty(tokens + 1, *v.shape[1:])
+    if plan.singles is not None:
+        rows = plan.singles.rows
+        before = state.index_select(0, plan.singles.read_slots).float()
+        singles, after = recurrent_step(
+            q.index_select(0, rows),
+            k.index_select(0, rows),
+            v.index_select(0, rows),
+            g.index_select(0, rows),
+            beta.index_select(0, rows),
+            before,
+        )
+        output.index_copy_(0, rows, singles)
+        stored = after.index_select(0, plan.singles.save_rows).to(state.dtype)
+        state.index_copy_(0, plan.singles.save_slots, stored)
+    for run in plan.runs:
+        head = torch.arange(heads, device=v.device)[:, None]
+        index = run.rows[:, None] * heads + head
+        valid = run.valid[:, None]
+        chunked, kept = chunk_gated_delta_rule(
+            _take(q, index),
+            _take(k, index),
+            _take(v, index),
+            _take(g, index).where(valid, 0),
+            _take(beta, index).where(valid, 0),
+            state[run.read_slot].float(),
+            run.keep,
+        )
+        target = index.where(valid, tokens * heads)
+        output.flatten(0, 1).index_copy_(0, target.flatten(), chunked.flatten(0, 2))
+        stored = kept.index_select(0, run.save_rows).to(state.dtype)
+        state.index_copy_(0, run.save_slots, stored)
+    return output[:tokens]
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x [T, heads, ...] by (token, head) pairs: [chunks, heads, CHUNK_TOKENS, ...]."""
+    return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *x.shape[2:])

@@ -1,0 +1,163 @@
+"""The states of a GDN layer, chunk after chunk, and every token's read-out of them.
+
+A program owns one value head of one sequence, and some columns of its value dimension: its part of
+the state stays in registers from the sequence's first token to its last, and is stored in float32
+wherever the plan saves one. Twin: the loop of `model.ops.gdn_chunked`.
+"""
+
+import triton
+import triton.language as tl
+from tasuki.model.config import ModelConfig
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor, float32
+
+from .prefill_plan import CHUNK, GdnPrefillPlan
+
+_WARPS = 4
+_STAGES = 3
+_COLUMNS = 32
+
+
+def gdn_scan(
+    kq: Tensor,
+    v: Tensor,
+    mixers: Tensor,
+    gates: Tensor,
+    config: ModelConfig,
+    ssm: Tensor,
+    plan: GdnPrefillPlan,
+) -> None:
+    """Writes the outputs, before their norm, over v; and the states that the plan saves.
+
+    kq, v as of `gdn_conv`; mixers, gates as of `gdn_chunk`; ssm [slots, value_heads, value_dim,
+    key_dim], dense but for the slot stride.
+    """
+    columns = min(_COLUMNS, config.value_dim)
+    grid = (config.value_dim // columns, config.value_heads, plan.sequences.shape[0])
+    _scan_kernel[grid](
+        kq,
+        v,
+        mixers,
+        gates,
+        ssm,
+        ssm.stride(0),
+        plan.sequences,
+        plan.segments,
+        plan.saves,
+        KEY_HEADS=config.key_heads,
+        VALUE_HEADS=config.value_heads,
+        KEY_DIM=config.key_dim,
+        VALUE_DIM=config.value_dim,
+        COLUMNS=columns,
+        CHUNK=CHUNK,
+        num_warps=_WARPS,
+        # Float32 tiles are twice as large, and two stages of them no longer fit.
+        num_stages=1 if kq.dtype == float32 else _STAGES,
+    )
+
+
+@triton.jit
+def _halves(rows, HALF: tl.constexpr, COLUMNS: tl.constexpr):
+    """The upper and the lower half of [2 * HALF, COLUMNS]."""
+    return tl.split(tl.permute(tl.reshape(rows, [2, HALF, COLUMNS]), (1, 2, 0)))
+
+
+@triton.jit
+def _scan_kernel(
+    kq,
+    v,
+    mixers,
+    gates,
+    ssm,
+    ssm_stride,
+    sequences,
+    segments,
+    saves,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    head = tl.program_id(1)
+    sequence = sequences + 6 * tl.program_id(2)
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    token = tl.arange(0, CHUNK)
+    twice = tl.arange(0, 2 * CHUNK)
+    key = tl.arange(0, KEY_DIM)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    kq_tiles = kq + key_head * (2 * CHUNK * KEY_DIM) + twice[:, None] * KEY_DIM + key[None, :]
+    v_tiles = v + head * (CHUNK * VALUE_DIM) + token[:, None] * VALUE_DIM + column[None, :]
+    mix_tiles = mixers + head * (2 * CHUNK * CHUNK) + twice[:, None] * CHUNK + token[None, :]
+    state_tile = (head * VALUE_DIM + column[None, :]) * KEY_DIM + key[:, None]
+
+    slot = tl.load(sequence + 1).to(tl.int64)
+    state = tl.load(ssm + slot * ssm_stride + state_tile).to(tl.float32)
+    for segment in range(tl.load(sequence + 2), tl.load(sequence + 3)):
+        for chunk in range(tl.load(segments + 4 * segment), tl.load(segments + 4 * segment + 1)):
+            at = tl.cast(chunk, tl.int64)
+            keys_queries = tl.load(kq_tiles + at * (KEY_HEADS * 2 * CHUNK * KEY_DIM))
+            values = tl.load(v_tiles + at * (VALUE_HEADS * CHUNK * VALUE_DIM))
+            mixer = tl.load(mix_tiles + at * (VALUE_HEADS * 2 * CHUNK * CHUNK))
+            gate = gates + (at * VALUE_HEADS + head) * (2 * CHUNK)
+            total = tl.load(gate + token)
+            last = tl.load(gate + CHUNK - 1)
+            beta = tl.load(gate + CHUNK + token)
+
+            # Keys and queries ask the state in one product, and deltas and read-out come of one.
+            rounded = state.to(kq.dtype.element_ty)
+            known, read = _halves(
+                tl.dot(keys_queries, rounded, input_precision="ieee"), CHUNK, COLUMNS
+            )
+            fade = tl.exp(total)[:, None]
+            missing = beta[:, None] * (values.to(tl.float32) - fade * known)
+            deltas, inside = _halves(
+                tl.dot(mixer, missing.to(kq.dtype.element_ty), input_precision="ieee"),
+                CHUNK,
+                COLUMNS,
+            )
+            kept = (deltas * tl.exp(last - total)[:, None]).to(kq.dtype.element_ty)
+            # Queries add nothing to the state: their rows meet zeros.
+            padded = tl.reshape(
+                tl.permute(tl.join(kept, tl.zeros_like(kept)), (2, 0, 1)), [2 * CHUNK, COLUMNS]
+            )
+            state = tl.dot(
+                tl.trans(keys_queries), padded, state * tl.exp(last), input_precision="ieee"
+            )
+            to = v_tiles + at * (VALUE_HEADS * CHUNK * VALUE_DIM)
+            tl.store(to, (fade * read + inside).to(v.dtype.element_ty))
+        for save in range(tl.load(segments + 4 * segment + 2), tl.load(segments + 4 * segment + 3)):
+            target = tl.load(saves + 2 * save + 1).to(tl.int64)
+            tl.store(ssm + target * ssm_stride + state_tile, state.to(ssm.dtype.element_ty))
+
+
+def compile_specs() -> list[KernelSpec]:
+    """9B, 4B and 35B-A3B in bfloat16 with float32 state."""
+    return [
+        KernelSpec(
+            name="gdn_scan",
+            kernel=_scan_kernel,
+            signature={
+                "kq": "*bf16",
+                "v": "*bf16",
+                "mixers": "*bf16",
+                "gates": "*fp32",
+                "ssm": "*fp32",
+                "ssm_stride": "i32:16",
+                "sequences": "*i32",
+                "segments": "*i32",
+                "saves": "*i32",
+            },
+            constants={
+                "KEY_HEADS": 16,
+                "VALUE_HEADS": 32,
+                "KEY_DIM": 128,
+                "VALUE_DIM": 128,
+                "COLUMNS": _COLUMNS,
+                "CHUNK": CHUNK,
+            },
+            num_warps=_WARPS,
+            num_stages=_STAGES,
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Products and activations: kernels beside their reference."""

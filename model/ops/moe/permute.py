@@ -1,0 +1,129 @@
+"""Carries rows to the order of a placement and back: spread before the experts, combine after.
+
+Shapes: x [T, hidden]; positions, weights [T, chosen]; pairs [T * chosen, hidden]. Twins:
+`naive_spread`, `naive_combine`. Experts weigh their outputs, so spreading scales nothing. The sum
+over choices has a fixed order and is kept in float32: a token's result does not depend on the other
+tokens. Tokens past rows[0] are neither read nor written.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+_WARPS = 2
+
+
+def naive_spread(x: Tensor, positions: Tensor) -> Tensor:
+    pairs = torch.empty(positions.numel(), x.shape[1], dtype=x.dtype, device=x.device)
+    pairs[positions.flatten().long()] = x.repeat_interleave(positions.shape[1], dim=0)
+    return pairs
+
+
+def naive_combine(pairs: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
+    gathered = pairs[positions.long()].float()
+    return (gathered * weights[..., None]).sum(dim=1).to(pairs.dtype)
+
+
+def spread(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+    """Row positions[t, j] of the result is row t of x. x is row-strided."""
+    tokens, hidden = x.shape
+    chosen = positions.shape[1]
+    pairs = torch.empty(tokens * chosen, hidden, dtype=x.dtype, device=x.device)
+    _spread[(tokens,)](
+        x,
+        positions,
+        rows,
+        pairs,
+        x.stride(0),
+        HIDDEN=hidden,
+        PADDED=triton.next_power_of_2(hidden),
+        CHOSEN=chosen,
+        num_warps=_WARPS,
+    )
+    return pairs
+
+
+def combine(pairs: Tensor, positions: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
+    """Row t of the result is the sum over j of weights[t, j] times row positions[t, j] of pairs."""
+    tokens, chosen = positions.shape
+    hidden = pairs.shape[1]
+    out = torch.empty(tokens, hidden, dtype=pairs.dtype, device=pairs.device)
+    _combine[(tokens,)](
+        pairs,
+        positions,
+        weights,
+        rows,
+        out,
+        HIDDEN=hidden,
+        PADDED=triton.next_power_of_2(hidden),
+        CHOSEN=chosen,
+        num_warps=_WARPS,
+    )
+    return out
+
+
+@triton.jit
+def _spread(
+    x,
+    positions,
+    rows,
+    pairs,
+    stride,
+    HIDDEN: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    if token >= tl.load(rows):
+        return
+    column = tl.arange(0, PADDED)
+    inside = column < HIDDEN
+    row = tl.load(x + token * stride + column, inside)
+    for choice in tl.static_range(CHOSEN):
+        position = tl.load(positions + token * CHOSEN + choice).to(tl.int64)
+        tl.store(pairs + position * HIDDEN + column, row, inside)
+
+
+@triton.jit
+def _combine(
+    pairs,
+    positions,
+    weights,
+    rows,
+    out,
+    HIDDEN: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    if token >= tl.load(rows):
+        return
+    column = tl.arange(0, PADDED)
+    inside = column < HIDDEN
+    total = tl.zeros([PADDED], tl.float32)
+    for choice in tl.static_range(CHOSEN):
+        position = tl.load(positions + token * CHOSEN + choice).to(tl.int64)
+        weight = tl.load(weights + token * CHOSEN + choice)
+        total += weight * tl.load(pairs + position * HIDDEN + column, inside, 0.0).to(tl.float32)
+    tl.store(out + token * HIDDEN + column, total, inside)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """35B-A3B and 397B-A17B."""
+    pointers = {"positions": "*i32", "rows": "*i32"}
+    rows = {"x": "*bf16", "pairs": "*bf16", "stride": "i32:16"}
+    sums = {"pairs": "*bf16", "weights": "*fp32", "out": "*bf16"}
+    kernels = (("spread", _spread, rows), ("combine", _combine, sums))
+    return [
+        KernelSpec(
+            f"moe_{name}_{hidden}_{chosen}",
+            kernel,
+            pointers | types,
+            {"HIDDEN": hidden, "PADDED": hidden, "CHOSEN": chosen},
+            num_warps=_WARPS,
+        )
+        for name, kernel, types in kernels
+        for hidden, chosen in ((2048, 8), (4096, 10))
+    ]

@@ -1,0 +1,151 @@
+"""Gives each (token, choice) pair its row in the order that grouped matrix products want.
+
+Shapes: experts [T, chosen] int32 -> positions [T, chosen] int32, ends [count] int32. Twin:
+`naive_place`. Rows are sorted by expert, then by token: stable, no atomics on memory, no host sync.
+ends[e] is the row after the last of expert e. Two launches over runs of pairs: each run counts its
+experts; then each run sums the counts of all runs again, which is cheaper than a launch in between,
+and ranks its own pairs. Pairs of tokens past rows[0] take no row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+# Every run reads the counts of all runs, so there must not be many.
+_MOST_RUNS = 128
+_RUNS_A_STEP = 32
+# Pairs that are compared with one another at a time.
+_STEP = 128
+_WARPS = 8
+
+
+@dataclass(frozen=True)
+class Placement:
+    """positions [T, chosen] int32; ends [count] int32, ascending."""
+
+    positions: Tensor
+    ends: Tensor
+
+
+def naive_place(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(positions, ends) when every token counts."""
+    flat = experts.flatten().long()
+    positions = flat.argsort(stable=True).argsort()
+    ends = flat.bincount(minlength=count).cumsum(0)
+    return positions.view_as(experts).int(), ends.int()
+
+
+def place(experts: Tensor, count: int, rows: Tensor) -> Placement:
+    """experts: ids below `count`. Pairs of tokens past rows[0] get undefined positions."""
+    tokens, chosen = experts.shape
+    pairs = tokens * chosen
+    steps = triton.cdiv(triton.cdiv(pairs, _STEP), _MOST_RUNS)
+    runs = triton.cdiv(pairs, steps * _STEP)
+    counts = torch.empty(runs, count, dtype=torch.int32, device=experts.device)
+    positions = torch.empty_like(experts)
+    ends = torch.empty(count, dtype=torch.int32, device=experts.device)
+    sizes = {"EXPERTS": count, "PADDED": triton.next_power_of_2(count), "CHOSEN": chosen}
+    _count[(runs,)](experts, rows, counts, pairs, steps, **sizes, STEP=_STEP, num_warps=_WARPS // 2)
+    _place[(runs,)](
+        experts,
+        rows,
+        counts,
+        positions,
+        ends,
+        runs,
+        pairs,
+        steps,
+        **sizes,
+        STEP=_STEP,
+        RUNS_A_STEP=_RUNS_A_STEP,
+        num_warps=_WARPS,
+    )
+    return Placement(positions, ends)
+
+
+@triton.jit(do_not_specialize=["pairs", "steps"])
+def _count(
+    experts,
+    rows,
+    counts,
+    pairs,
+    steps,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    run = tl.program_id(0)
+    placed = tl.minimum(pairs, tl.load(rows) * CHOSEN)
+    expert = tl.arange(0, PADDED)
+    found = tl.zeros([PADDED], tl.int32)
+    for step in range(steps):
+        pair = (run * steps + step) * STEP + tl.arange(0, STEP)
+        found += tl.histogram(tl.load(experts + pair, pair < placed, 0), PADDED, pair < placed)
+    tl.store(counts + run * EXPERTS + expert, found, expert < EXPERTS)
+
+
+@triton.jit(do_not_specialize=["runs", "pairs", "steps"])
+def _place(
+    experts,
+    rows,
+    counts,
+    positions,
+    ends,
+    runs,
+    pairs,
+    steps,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    STEP: tl.constexpr,
+    RUNS_A_STEP: tl.constexpr,
+):
+    run = tl.program_id(0)
+    placed = tl.minimum(pairs, tl.load(rows) * CHOSEN)
+    expert = tl.arange(0, PADDED)
+    # Summed over steps first: a sum over the runs of a step crosses warps.
+    all_runs = tl.zeros([RUNS_A_STEP, PADDED], tl.int32)
+    earlier_runs = tl.zeros([RUNS_A_STEP, PADDED], tl.int32)
+    for first in range(0, runs, RUNS_A_STEP):
+        other = first + tl.arange(0, RUNS_A_STEP)
+        inside = (other < runs)[:, None] & (expert < EXPERTS)[None, :]
+        found = tl.load(counts + other[:, None] * EXPERTS + expert[None, :], inside, 0)
+        all_runs += found
+        earlier_runs += tl.where((other < run)[:, None], found, 0)
+    total = tl.sum(all_runs, axis=0)
+    end = tl.cumsum(total, axis=0)
+    if run == 0:
+        tl.store(ends + expert, end, expert < EXPERTS)
+    base = end - total + tl.sum(earlier_runs, axis=0)
+    number = tl.arange(0, STEP)
+    earlier = number[None, :] < number[:, None]
+    for step in range(steps):
+        pair = (run * steps + step) * STEP + number
+        kept = pair < placed
+        mine = tl.load(experts + pair, kept, 0)
+        other = tl.load(experts + pair, kept, -1)
+        rank = tl.sum((earlier & (mine[:, None] == other[None, :])).to(tl.int32), axis=1)
+        tl.store(positions + pair, tl.gather(base, mine, 0) + rank, kept)
+        base += tl.histogram(mine, PADDED, kept)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """The published numbers of experts."""
+    pointers = dict.fromkeys(("experts", "rows", "counts"), "*i32")
+    numbers = dict.fromkeys(("pairs", "steps"), "i32")
+    results = {"positions": "*i32", "ends": "*i32", "runs": "i32"}
+    specs = []
+    for count, chosen in ((256, 8), (512, 10)):
+        sizes: dict[str, object] = {"EXPERTS": count, "PADDED": count, "CHOSEN": chosen}
+        sizes["STEP"] = _STEP
+        wide = sizes | {"RUNS_A_STEP": _RUNS_A_STEP}
+        specs += [
+            KernelSpec(f"moe_count_{count}", _count, pointers | numbers, sizes, _WARPS // 2),
+            KernelSpec(f"moe_place_{count}", _place, pointers | numbers | results, wide, _WARPS),
+        ]
+    return specs

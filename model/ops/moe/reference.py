@@ -1,0 +1,44 @@
+"""Mixture of experts: a softmax router, the chosen experts, and a gated shared expert."""
+
+import torch
+from tasuki.model.ops.linear.reference import swiglu
+from torch import Tensor
+from torch.nn import functional
+
+
+def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
+    """Weights [T, chosen] float32, renormalised to sum 1, and expert ids [T, chosen] int64.
+
+    x [T, hidden]; router [experts, hidden].
+    """
+    probabilities = functional.linear(x, router).float().softmax(dim=-1)
+    weights, experts = probabilities.topk(chosen, dim=-1)
+    return weights / weights.sum(dim=-1, keepdim=True), experts
+
+
+def mixture(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+    """Weighted sum of the chosen experts, [T, hidden].
+
+    x [T, hidden]; gate_up [experts, 2 * intermediate, hidden]; down [experts, hidden,
+    intermediate]; weights, experts [T, chosen].
+    """
+    tokens, chosen = experts.shape
+    order = experts.flatten().argsort(stable=True)
+    counts = experts.flatten().bincount(minlength=gate_up.shape[0]).tolist()
+    gathered = x[order // chosen]
+    # Every (token, choice) pair has its own row and the sum over choices has a fixed order, so that
+    # a token's result does not depend on which other tokens chose the same expert.
+    pairs = torch.empty_like(gathered)
+    begin = 0
+    for expert, count in enumerate(counts):
+        if count:
+            rows = gathered[begin : begin + count]
+            pairs[order[begin : begin + count]] = swiglu(rows, gate_up[expert], down[expert])
+            begin += count
+    pairs = pairs.view(tokens, chosen, -1)
+    return (pairs * weights.to(x.dtype)[..., None]).sum(dim=1)
+
+
+def gated_shared(x: Tensor, gate_up: Tensor, down: Tensor, gate: Tensor) -> Tensor:
+    """sigmoid(gate . x) times the shared expert, [T, hidden]; gate [1, hidden]."""
+    return functional.linear(x, gate).sigmoid() * swiglu(x, gate_up, down)

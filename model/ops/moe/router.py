@@ -1,0 +1,151 @@
+"""Chooses each token's experts and weighs them.
+
+Shapes: logits [T, experts] -> weights [T, chosen] float32, experts [T, chosen] int32, best first.
+Twin: `model.ops.moe.route` of the logits; equal logits go to the lowest expert, NaN is the lowest
+logit. The weights are a softmax over the chosen logits alone, which is what renormalising a softmax
+over all of them is. Tokens past rows[0] are neither read nor written.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+# One warp a program, so that no round of the choice waits for another warp; a second row in large
+# batches fills the latency of the first.
+_LOGITS_A_PROGRAM = 512
+_FEW_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Choice:
+    """weights [T, chosen] float32; experts [T, chosen] int32."""
+
+    weights: Tensor
+    experts: Tensor
+
+
+def choose(logits: Tensor, chosen: int, rows: Tensor) -> Choice:
+    """The experts of each of the first rows[0] tokens. logits [T, experts], row-strided."""
+    tokens, experts = logits.shape
+    weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(tokens, chosen, dtype=torch.int32, device=logits.device)
+    tile = _tile(tokens, experts)
+    _choose[(triton.cdiv(tokens, tile),)](
+        logits,
+        rows,
+        weights,
+        ids,
+        tokens,
+        logits.stride(0),
+        **_constants(experts, chosen, tile),
+        NARROW=logits.dtype is torch.bfloat16,
+        **dependent(logits),
+        num_warps=1,
+    )
+    return Choice(weights, ids)
+
+
+def _tile(tokens: int, experts: int) -> int:
+    if tokens <= _FEW_TOKENS:
+        return 1
+    return max(1, _LOGITS_A_PROGRAM // int(triton.next_power_of_2(experts)))
+
+
+def _constants(experts: int, chosen: int, tile: int) -> dict[str, object]:
+    return {
+        "EXPERTS": experts,
+        "PADDED": triton.next_power_of_2(experts),
+        "CHOSEN": chosen,
+        "CHOSEN_PADDED": triton.next_power_of_2(chosen),
+        "TILE": tile,
+    }
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _choose(
+    logits,
+    rows,
+    out_weights,
+    out_experts,
+    tokens,
+    stride,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    CHOSEN_PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+    NARROW: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_inputs(DEPENDENT)
+    token = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    routed = tl.minimum(tokens, tl.load(rows))
+    if tl.program_id(0) * TILE >= routed:
+        return
+    expert = tl.arange(0, PADDED)
+    choice = tl.arange(0, CHOSEN_PADDED)
+    inside = (token < routed)[:, None] & (expert < EXPERTS)[None, :]
+    at = token.to(tl.int64)[:, None] * stride + expert[None, :]
+    logit = tl.load(logits + at, inside, 0.0).to(tl.float32)
+    bits = tl.where(logit == logit, logit, -3.4028235e38).to(tl.int32, bitcast=True)
+    # Integers in the order of the floats, above a number that prefers the lowest id: all differ,
+    # so that one maximum finds value and id. A bf16 leaves room for the id in 32 bits.
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    preference = (PADDED - 1 - expert)[None, :]
+    if NARROW:
+        taken = -0x80000000
+        keys = (ordered & -0x10000) | preference
+    else:
+        taken = -0x8000000000000000
+        keys = (ordered.to(tl.int64) << 32) | preference.to(tl.int64)
+    keys = tl.where((expert < EXPERTS)[None, :], keys, taken)
+    weights = tl.zeros([TILE, CHOSEN_PADDED], tl.float32)
+    experts = tl.zeros([TILE, CHOSEN_PADDED], tl.int32)
+    largest = tl.zeros([TILE], tl.float32)
+    for number in tl.static_range(CHOSEN):
+        best = tl.max(keys, axis=1)
+        keys = tl.where(keys == best[:, None], taken, keys)
+        if NARROW:
+            # The bits below a negative bf16 are ones here, zeros in the float.
+            high = (best ^ ((best >> 31) & 0x7FFFFFFF)) & -0x10000
+        else:
+            high = (best >> 32).to(tl.int32)
+            high = high ^ ((high >> 31) & 0x7FFFFFFF)
+        value = high.to(tl.float32, bitcast=True)
+        if number == 0:
+            largest = value
+        here = (choice == number)[None, :]
+        weights = tl.where(here, tl.exp(value - largest)[:, None], weights)
+        experts = tl.where(here, (PADDED - 1 - (best & 0xFFFF).to(tl.int32))[:, None], experts)
+    weights /= tl.sum(weights, axis=1)[:, None]
+    pairs = token[:, None] * CHOSEN + choice[None, :]
+    kept = (token < routed)[:, None] & (choice < CHOSEN)[None, :]
+    tl.store(out_weights + pairs, weights, kept)
+    tl.store(out_experts + pairs, experts, kept)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """256 experts top 8 and 512 top 10, bf16 logits, one token and many; float32 for goldens."""
+    names = ("logits", "rows", "out_weights", "out_experts", "tokens", "stride")
+    types = ("*bf16", "*i32", "*fp32", "*i32", "i32", "i32:16")
+    signature = dict(zip(names, types, strict=True))
+    return [
+        KernelSpec(
+            f"moe_choose_{experts}_{chosen}_{'bf16' if narrow else 'fp32'}_tile{tile}",
+            _choose,
+            signature | {"logits": "*bf16" if narrow else "*fp32"},
+            _constants(experts, chosen, tile) | {"NARROW": narrow, "DEPENDENT": True},
+            num_warps=1,
+        )
+        for experts, chosen, narrow, tile in (
+            (256, 8, True, 1),
+            (256, 8, True, 2),
+            (512, 10, True, 1),
+            (256, 8, False, 1),
+        )
+    ]

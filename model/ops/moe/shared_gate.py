@@ -1,0 +1,86 @@
+"""Adds the shared expert to the routed ones: routed + sigmoid(gate . x) * shared.
+
+Shapes: x, shared, routed [T, hidden], one dtype, row-strided; gate [1, hidden]. Twin:
+`naive_gate_sigmoid_mul_add`. The dot product, the sigmoid and the sum are float32 throughout.
+Tokens past rows[0] are neither read nor written.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+from torch.nn import functional
+
+_WARPS = 8
+
+
+def naive_gate_sigmoid_mul_add(x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor) -> Tensor:
+    return routed + functional.linear(x, gate).sigmoid() * shared
+
+
+def fused_gate_sigmoid_mul_add(
+    x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor, rows: Tensor
+) -> Tensor:
+    """A new tensor [T, hidden]."""
+    tokens, hidden = x.shape
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    _gate_sigmoid_mul_add[(tokens,)](
+        x,
+        gate,
+        shared,
+        routed,
+        rows,
+        out,
+        x.stride(0),
+        shared.stride(0),
+        routed.stride(0),
+        HIDDEN=hidden,
+        PADDED=triton.next_power_of_2(hidden),
+        num_warps=_WARPS,
+    )
+    return out
+
+
+@triton.jit
+def _gate_sigmoid_mul_add(
+    x,
+    gate,
+    shared,
+    routed,
+    rows,
+    out,
+    x_stride,
+    shared_stride,
+    routed_stride,
+    HIDDEN: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    if token >= tl.load(rows):
+        return
+    column = tl.arange(0, PADDED)
+    inside = column < HIDDEN
+    row = tl.load(x + token * x_stride + column, inside, 0.0).to(tl.float32)
+    weight = tl.load(gate + column, inside, 0.0).to(tl.float32)
+    # Loaded before the reduction, which would otherwise stand between two trips to memory.
+    added = tl.load(shared + token * shared_stride + column, inside, 0.0).to(tl.float32)
+    total = tl.load(routed + token * routed_stride + column, inside, 0.0).to(tl.float32)
+    opened = tl.sigmoid(tl.sum(row * weight, axis=0))
+    tl.store(out + token * HIDDEN + column, total + opened * added, inside)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """35B-A3B and 397B-A17B."""
+    pointers = dict.fromkeys(("x", "gate", "shared", "routed", "out"), "*bf16") | {"rows": "*i32"}
+    strides = dict.fromkeys(("x_stride", "shared_stride", "routed_stride"), "i32:16")
+    return [
+        KernelSpec(
+            f"moe_gate_sigmoid_mul_add_{hidden}",
+            _gate_sigmoid_mul_add,
+            pointers | strides,
+            {"HIDDEN": hidden, "PADDED": hidden},
+            num_warps=_WARPS,
+        )
+        for hidden in (2048, 4096)
+    ]

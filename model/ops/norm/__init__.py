@@ -1,0 +1,1 @@
+"""RMS norm: the kernel beside its reference."""

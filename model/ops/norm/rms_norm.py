@@ -1,0 +1,134 @@
+"""Root-mean-square norm of rows, alone or with the residual sum before it.
+
+A program owns one row, keeps it in registers and touches memory once per operand. Twin:
+`model.ops.norm.rms_norm`, applied to x or to x + residual rounded to their dtype.
+"""
+
+import triton
+import triton.language as tl
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+# Elements a thread, as measured on an H200: eight are one load of 16 bytes of each operand.
+_ALONE = 32
+_WITH_SUM = 8
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[T, hidden] in x's dtype; x [T, hidden], any row stride; weight [hidden] float32, 1 + w."""
+    rows, hidden = x.shape
+    normed = x.new_empty(rows, hidden)
+    _norm_kernel[(rows,)](
+        x,
+        x.stride(0),
+        weight,
+        normed,
+        eps,
+        HIDDEN=hidden,
+        BLOCK=triton.next_power_of_2(hidden),
+        num_warps=_warps(hidden, _ALONE),
+        **dependent(x),
+    )
+    return normed
+
+
+def add_rms_norm(
+    branch: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(norm of the sum, the sum), both [T, hidden]; the sum overwrites `residual`.
+
+    branch [T, hidden], any row stride; residual [T, hidden] contiguous, of the same dtype; weight
+    [hidden] float32, 1 + w.
+    """
+    rows, hidden = branch.shape
+    normed = branch.new_empty(rows, hidden)
+    _add_norm_kernel[(rows,)](
+        branch,
+        branch.stride(0),
+        residual,
+        weight,
+        normed,
+        eps,
+        HIDDEN=hidden,
+        BLOCK=triton.next_power_of_2(hidden),
+        num_warps=_warps(hidden, _WITH_SUM),
+        **dependent(branch),
+    )
+    return normed, residual
+
+
+def _warps(hidden: int, elements: int) -> int:
+    """So that a thread holds so many elements, as far as warps go."""
+    warps: int = triton.next_power_of_2(hidden) // (32 * elements)
+    return min(max(warps, 1), 16)
+
+
+@triton.jit
+def _scaled(values, weight, eps, HIDDEN: tl.constexpr):
+    mean = tl.sum(values * values, axis=0) / HIDDEN
+    return values * tl.rsqrt(mean + eps) * weight
+
+
+@triton.jit
+def _norm_kernel(
+    x,
+    x_stride,
+    weight,
+    normed,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    scale = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_inputs(DEPENDENT)
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    result = _scaled(values, scale, eps, HIDDEN)
+    tl.store(normed + row * HIDDEN + columns, result.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_norm_kernel(
+    branch,
+    branch_stride,
+    residual,
+    weight,
+    normed,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    scale = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_inputs(DEPENDENT)
+    added = tl.load(branch + row * branch_stride + columns, mask=inside, other=0.0)
+    before = tl.load(residual + row * HIDDEN + columns, mask=inside, other=0.0)
+    total = (added.to(tl.float32) + before.to(tl.float32)).to(residual.dtype.element_ty)
+    tl.store(residual + row * HIDDEN + columns, total, mask=inside)
+    result = _scaled(total.to(tl.float32), scale, eps, HIDDEN)
+    tl.store(normed + row * HIDDEN + columns, result.to(normed.dtype.element_ty), mask=inside)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shape of the 9B model."""
+    constants: dict[str, object] = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
+    norm = {"x": "*bf16", "x_stride": "i32:16", "weight": "*fp32", "normed": "*bf16", "eps": "fp32"}
+    add = {
+        "branch": "*bf16",
+        "branch_stride": "i32:16",
+        "residual": "*bf16",
+        "weight": "*fp32",
+        "normed": "*bf16",
+        "eps": "fp32",
+    }
+    return [
+        KernelSpec("rms_norm", _norm_kernel, norm, constants, _warps(4096, _ALONE)),
+        KernelSpec("add_rms_norm", _add_norm_kernel, add, constants, _warps(4096, _WITH_SUM)),
+    ]

@@ -1,0 +1,48 @@
+"""The noise of a draw: a hash of (seed, position, token id), the same on every device.
+
+Owns the hash and its Gumbel values; model/ops/sampling/sample.py computes the same function on a
+GPU. The hash and the uniform variate agree bit by bit; the two logarithms only to float32 rounding
+there (float64 here). Does not know logits. Pure functions.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+# The lowest-bias 32-bit mixer of the form xorshift, multiply, xorshift, multiply, xorshift:
+# https://github.com/skeeto/hash-prospector
+SHIFTS = (16, 15, 16)
+FACTORS = (0x7FEB352D, 0x846CA68B)
+# The largest float32 below 1: keeps the logarithm of 1 - u finite.
+LARGEST = 1 - 2.0**-24
+_MASK = 0xFFFFFFFF
+
+
+def noise_key(seed: int) -> tuple[int, int]:
+    """Two words of 32 bits, as signed integers, so that they fit an int32 tensor. Hashed, so that
+    neighbouring seeds share nothing; any integer is a seed."""
+    digest = hashlib.sha256(str(seed).encode()).digest()
+    first, second = digest[:4], digest[4:8]
+    return int.from_bytes(first, "little", signed=True), int.from_bytes(
+        second, "little", signed=True
+    )
+
+
+def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
+    """Gumbel noise of each token id at that position, [vocab] float64, finite."""
+    # Two rounds a token: with one, the noise of two positions would be one sequence, reordered.
+    first = _mix(torch.tensor((position ^ key[0]) & _MASK))
+    second = _mix((first + key[1]) & _MASK)
+    hashed = _mix((_mix(torch.arange(vocab) ^ first) + second) & _MASK)
+    uniform = ((hashed.float() + 0.5) * 2.0**-32).clamp_max(LARGEST)
+    # The tail that decides draws is u near 0, where float32 is fine-grained: -log(1 - u), not
+    # -log(u).
+    return -(-(-uniform.double()).log1p()).log()
+
+
+def _mix(words: Tensor) -> Tensor:
+    """words: int64 holding 32 bits each, as the result."""
+    for shift, factor in zip(SHIFTS, FACTORS, strict=False):
+        words = ((words ^ (words >> shift)) * factor) & _MASK
+    return words ^ (words >> SHIFTS[-1])

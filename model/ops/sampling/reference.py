@@ -1,0 +1,81 @@
+"""Draws the next token of each sequence of a batch.
+
+Noise is a function of (seed, position, token id) alone (gumbel.py): any split of requests over
+nodes, processes or batches draws the same tokens from the same logits. Holds no state.
+model/ops/sampling/sample.py does the same inside a CUDA graph.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .gumbel import gumbel, noise_key
+from .params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """logprob: natural, of the token under the unmodified distribution (temperature 1, no cut).
+    margin: how far, in units of a logit, the choice was from a tie: best minus second-best score,
+    where the score is the logit, plus the noise scaled by the temperature if there is one; infinite
+    when one token was left to choose."""
+
+    token: int
+    logprob: float
+    margin: float
+
+
+def sample(
+    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[Sampled]:
+    """One token a row. logits [B, vocab] float32; positions: where each drawn token will stand."""
+    chosen = [
+        _best(logits[row]) if item.temperature == 0 else _draw(logits[row], item, positions[row])
+        for row, item in enumerate(params)
+    ]
+    tokens = torch.tensor([token for token, _ in chosen], device=logits.device)
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)
+    return [
+        Sampled(token, logprob, margin)
+        for (token, margin), logprob in zip(chosen, logprobs.tolist(), strict=True)
+    ]
+
+
+def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
+    """Tokens that end the answer. ignore_eos drops the model's own, never the caller's."""
+    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
+
+
+def _best(scores: Tensor) -> tuple[int, float]:
+    """(index, margin) of the highest of the scores [vocab], the first of equals."""
+    values = scores.topk(min(2, len(scores))).values.tolist()
+    margin = values[0] - values[1] if len(values) == 2 else float("inf")
+    return int(scores.argmax()), margin
+
+
+def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, float]:
+    """(token, margin) by the Gumbel-max trick: argmax of scaled logits plus noise is a draw from
+    their softmax."""
+    scaled = _restrict(logits.double().cpu() / params.temperature, params)
+    noise = gumbel(noise_key(params.seed), position, len(scaled))
+    token, margin = _best(scaled + noise)
+    return token, margin * params.temperature
+
+
+def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:
+    """-inf for tokens outside the top_k likeliest, then outside the smallest set of mass top_p."""
+    if params.top_k == 0 and params.top_p == 1:
+        return scaled
+    # Stable, so that equal logits are cut in the order of their ids.
+    ordered, order = scaled.sort(descending=True, stable=True)
+    if params.top_k:
+        ordered[params.top_k :] = -torch.inf
+    if params.top_p < 1:
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        # A token stays when the mass of likelier ones is short of top_p; the likeliest always
+        # stays.
+        ordered[1:][before[1:] >= params.top_p] = -torch.inf
+    return torch.empty_like(scaled).scatter_(0, order, ordered)

@@ -1,0 +1,265 @@
+"""Draws the next token of every row of a batch inside a CUDA graph.
+
+Shapes: logits [B, vocab] of any float dtype, row-strided; everything else is one number a row.
+Twin: `model.sampler.sample`; both take the noise of model/ops/sampling/gumbel.py. A score is the
+logit plus the noise times the temperature, so that greedy (temperature 0) is no case of its own;
+equal scores go to the lowest id. Two launches: each program finds the best two scores of a run of
+the vocabulary, then one program a row joins the runs. No host sync; rows past rows[0] are left
+unwritten. A row with logits that are no numbers draws token 0, with a logprob that is NaN.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from torch import Tensor
+
+from .gumbel import FACTORS, LARGEST, SHIFTS
+from .radix_keys import RUN, RUN_WARPS, Cut, key_of
+
+_SHIFT_0, _SHIFT_1, _SHIFT_2 = (tl.constexpr(shift) for shift in SHIFTS)
+_FACTOR_0, _FACTOR_1 = (tl.constexpr(factor) for factor in FACTORS)
+_LARGEST = tl.constexpr(LARGEST)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a batch is drawn with and where the draws go: device tensors of one number a row, kept
+    for the life of a graph.
+
+    temperature, top_p float32; top_k int32 (0: all); keys [B, 2] int32 (`gumbel.noise_key`);
+    positions int32, where each drawn token will stand; token int32, logprob and margin float32, as
+    `sampler.Sampled` has them.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    keys: Tensor
+    positions: Tensor
+    token: Tensor
+    logprob: Tensor
+    margin: Tensor
+
+    @staticmethod
+    def empty(batch: int, device: torch.device | str) -> "Draws":
+        """Greedy rows at position 0; the results are undefined until `sample` runs."""
+        integers = torch.zeros(batch, dtype=torch.int32, device=device)
+        floats = torch.zeros(batch, dtype=torch.float32, device=device)
+        return Draws(
+            temperature=floats,
+            top_k=integers,
+            top_p=torch.ones_like(floats),
+            keys=torch.zeros(batch, 2, dtype=torch.int32, device=device),
+            positions=torch.zeros_like(integers),
+            token=torch.empty_like(integers),
+            logprob=torch.empty_like(floats),
+            margin=torch.empty_like(floats),
+        )
+
+
+def sample(logits: Tensor, draws: Draws, rows: Tensor) -> None:
+    """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored."""
+    _launch(logits, None, draws, rows)
+
+
+def sample_kept(logits: Tensor, cut: Cut, draws: Draws, rows: Tensor) -> None:
+    """As `sample`, but only among the tokens that the cut of these logits (sampling_cut.py) keeps;
+    logprobs stay those of the whole distribution."""
+    _launch(logits, cut, draws, rows)
+
+
+def _launch(logits: Tensor, cut: Cut | None, draws: Draws, rows: Tensor) -> None:
+    batch, vocab = logits.shape
+    runs = triton.cdiv(vocab, RUN)
+    best = torch.empty(3, batch, runs, dtype=torch.float32, device=logits.device)
+    mass = torch.empty(2, batch, runs, dtype=torch.float32, device=logits.device)
+    token = torch.empty(batch, runs, dtype=torch.int32, device=logits.device)
+    _best_of_run[(runs, batch)](
+        logits,
+        *((None,) * 3 if cut is None else (cut.keys, cut.left, cut.equals)),
+        draws.temperature,
+        draws.keys,
+        draws.positions,
+        rows,
+        best,
+        mass,
+        token,
+        vocab,
+        logits.stride(0),
+        batch * runs,
+        CUT=cut is not None,
+        NARROW=logits.dtype is torch.bfloat16,
+        RUN=RUN,
+        RUNS=triton.next_power_of_2(runs),
+        num_warps=RUN_WARPS,
+    )
+    _join_runs[(batch,)](
+        best,
+        mass,
+        token,
+        rows,
+        draws.token,
+        draws.logprob,
+        draws.margin,
+        runs,
+        batch * runs,
+        RUNS=triton.next_power_of_2(runs),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _mix(word):
+    word = (word ^ (word >> _SHIFT_0)) * _FACTOR_0
+    word = (word ^ (word >> _SHIFT_1)) * _FACTOR_1
+    return word ^ (word >> _SHIFT_2)
+
+
+@triton.jit
+def _gumbel(key_0, key_1, position, token):
+    """The noise of model/ops/sampling/gumbel.py; key_0, key_1, position, token: uint32."""
+    first = _mix(position ^ key_0)
+    second = _mix(first + key_1)
+    hashed = _mix(_mix(token ^ first) + second)
+    uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, _LARGEST)
+    # -log(1 - u) for small u, where 1 - u would lose its digits: six terms are exact to float32.
+    series = 0.2 + uniform * 0.16666667
+    series = 1 + uniform * (0.5 + uniform * (0.33333333 + uniform * (0.25 + uniform * series)))
+    exponential = tl.where(uniform < 0.0625, uniform * series, -tl.log(1 - uniform))
+    return -tl.log(exponential)
+
+
+@triton.jit(do_not_specialize=["plane"])
+def _best_of_run(
+    logits,
+    cut_keys,
+    cut_left,
+    cut_equals,
+    temperature,
+    keys,
+    positions,
+    rows,
+    best,
+    mass,
+    token,
+    vocab,
+    stride,
+    plane,
+    CUT: tl.constexpr,
+    NARROW: tl.constexpr,
+    RUN: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """best [3, B, runs]: best score, second score, logit of the best; mass [2, B, runs]: largest
+    logit, sum of exp(logit - largest)."""
+    run = tl.program_id(0)
+    row = tl.program_id(1)
+    if row >= tl.load(rows):
+        return
+    ids = run * RUN + tl.arange(0, RUN)
+    inside = ids < vocab
+    logit = tl.load(logits + row.to(tl.int64) * stride + ids, inside, -float("inf"))
+    order = key_of(logit, NARROW)
+    logit = logit.to(tl.float32)
+    score = logit
+    if CUT:
+        edge = tl.load(cut_keys + row).to(tl.uint32, bitcast=True)
+        other = tl.arange(0, RUNS)
+        equals = tl.load(cut_equals + row * tl.num_programs(0) + other, other < run, 0)
+        equal = order == edge
+        rank = tl.sum(equals, axis=0) + tl.cumsum(equal.to(tl.int32), axis=0)
+        kept = (order > edge) | (equal & (rank <= tl.load(cut_left + row)))
+        score = tl.where(kept, logit, -float("inf"))
+    heat = tl.load(temperature + row)
+    if heat > 0:
+        noise = _gumbel(
+            tl.load(keys + 2 * row).to(tl.uint32, bitcast=True),
+            tl.load(keys + 2 * row + 1).to(tl.uint32, bitcast=True),
+            tl.load(positions + row).to(tl.uint32, bitcast=True),
+            ids.to(tl.uint32),
+        )
+        score += heat * noise
+    first = tl.max(score, axis=0)
+    winner = tl.min(tl.where(score == first, ids, 2147483647), axis=0)
+    second = tl.max(tl.where(ids == winner, -float("inf"), score), axis=0)
+    largest = tl.max(logit, axis=0)
+    at = best + row * tl.num_programs(0) + run
+    tl.store(at, first)
+    tl.store(at + plane, second)
+    tl.store(at + 2 * plane, tl.max(tl.where(ids == winner, logit, -float("inf")), axis=0))
+    at = mass + row * tl.num_programs(0) + run
+    tl.store(at, largest)
+    tl.store(at + plane, tl.sum(tl.exp(logit - largest), axis=0))
+    tl.store(token + row * tl.num_programs(0) + run, winner)
+
+
+@triton.jit(do_not_specialize=["plane", "runs"])
+def _join_runs(
+    best, mass, token, rows, out_token, out_logprob, out_margin, runs, plane, RUNS: tl.constexpr
+):
+    row = tl.program_id(0)
+    if row >= tl.load(rows):
+        return
+    run = tl.arange(0, RUNS)
+    inside = run < runs
+    at = row * runs + run
+    scores = tl.load(best + at, inside, -float("inf"))
+    seconds = tl.load(best + plane + at, inside, -float("inf"))
+    chosen = tl.load(best + 2 * plane + at, inside, -float("inf"))
+    largest = tl.load(mass + at, inside, -float("inf"))
+    sums = tl.load(mass + plane + at, inside, 0.0)
+    ids = tl.load(token + at, inside, 2147483647)
+    first = tl.max(scores, axis=0)
+    # Runs ascend in ids, so the lowest id among equals is the first of the runs that tie.
+    winner = tl.min(tl.where(scores == first, run, RUNS), axis=0)
+    won = run == winner
+    rest = tl.max(tl.where(won, seconds, scores), axis=0)
+    top = tl.max(largest, axis=0)
+    total = tl.sum(tl.where(inside, sums * tl.exp(largest - top), 0.0), axis=0)
+    logit = tl.max(tl.where(won, chosen, -float("inf")), axis=0)
+    logprob = logit - top - tl.log(total)
+    # Among scores that are no numbers none is the best, and the winner may be past the vocabulary:
+    # who looks that up in the embedding ends the process.
+    drawn = tl.where(logprob == logprob, tl.sum(tl.where(won, ids, 0), axis=0), 0)
+    tl.store(out_token + row, drawn)
+    tl.store(out_logprob + row, logprob)
+    tl.store(out_margin + row, first - rest)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """The published vocabulary, with and without a cut."""
+    runs = triton.cdiv(248320, RUN)
+    cuts = dict.fromkeys(("cut_keys", "cut_left", "cut_equals"), "*i32")
+    pointers = {"temperature": "*fp32", "keys": "*i32", "positions": "*i32", "rows": "*i32"}
+    results = {"best": "*fp32", "mass": "*fp32", "token": "*i32"}
+    sizes = {"vocab": "i32:16", "stride": "i32:16", "plane": "i32"}
+    outputs = {"out_token": "*i32", "out_logprob": "*fp32", "out_margin": "*fp32"}
+    constants: dict[str, Any] = {"RUN": RUN, "RUNS": triton.next_power_of_2(runs)}
+    plain: dict[str, Any] = {"CUT": False} | dict.fromkeys(cuts)
+    specs = []
+    for dtype, narrow in (("fp32", False), ("bf16", True)):
+        signature = {"logits": f"*{dtype}"} | pointers | results | sizes
+        by_dtype = constants | {"NARROW": narrow}
+        specs += [
+            KernelSpec(
+                f"sampling_best_of_run_{dtype}",
+                _best_of_run,
+                signature,
+                by_dtype | plain,
+                num_warps=RUN_WARPS,
+            ),
+            KernelSpec(
+                f"sampling_best_of_run_cut_{dtype}",
+                _best_of_run,
+                signature | cuts,
+                by_dtype | {"CUT": True},
+                num_warps=RUN_WARPS,
+            ),
+        ]
+    joined = results | {"rows": "*i32"} | outputs | {"runs": "i32", "plane": "i32"}
+    width: dict[str, Any] = {"RUNS": triton.next_power_of_2(runs)}
+    return [*specs, KernelSpec("sampling_join_runs", _join_runs, joined, width, num_warps=1)]

@@ -1,0 +1,121 @@
+"""The safetensors files of one checkpoint folder: which there are, what they hold, their digest.
+
+Owns names and files: single file or shards with an index, nested and flat prefixes. Does not know
+what a tensor means. Vision tower and draft head are never read. Reading is lazy, one tensor at a
+time; a `Checkpoint` is used by one thread.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tasuki.model.config import ModelConfig
+from tasuki.utils.progress import Progress, untold
+from torch import Tensor
+
+from .layers import ModelWeights, WeightsError, assemble
+
+_DTYPES = frozenset({"F32", "BF16", "F16"})
+_PREFIXES = ("model.language_model.", "model.")
+_INDEX = "model.safetensors.index.json"
+
+
+def load_weights(
+    directory: Path | str,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    progress: Progress = untold,
+) -> ModelWeights:
+    """Weights in `dtype`; norms, decay and dt_bias stay float32. Raises WeightsError."""
+    return assemble(config, Checkpoint(Path(directory)), dtype, device, progress)
+
+
+def weights_digest(directory: Path | str) -> str:
+    """SHA-256 (hex) over the contents of the folder's safetensors files in name order.
+
+    Reads every byte, so call it once a process. Raises WeightsError.
+    """
+    total = hashlib.sha256()
+    for path in weight_files(Path(directory)):
+        with _reading(path), path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold the weights, by name: those the index lists, else all there are."""
+    index = directory / _INDEX
+    if index.exists():
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise WeightsError(f"{index}: has no readable weight_map; fetch it again") from error
+        files = sorted(directory / str(name) for name in names)
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"{directory}: holds no *.safetensors file; give a checkpoint folder")
+    return files
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns what a damaged or absent file raises into WeightsError."""
+    try:
+        yield
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error}); fetch it again") from error
+    except SafetensorError as error:
+        raise WeightsError(f"{path}: is truncated or corrupt ({error}); fetch it again") from error
+
+
+class Checkpoint:
+    """The `TensorSource` of a folder. Opening reads headers only. Raises WeightsError."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, Path] = {}
+        for path in weight_files(directory):
+            with _reading(path), safe_open(path, framework="pt") as file:
+                self._files.update(dict.fromkeys(file.keys(), path))
+        self._prefix = next(
+            (prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in self._files), ""
+        )
+        if not self._prefix:
+            wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
+            raise WeightsError(f"{directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
+
+    def has(self, name: str) -> bool:
+        return self._published(name) in self._files
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        full = self._published(name)
+        path = self._files.get(full)
+        if path is None:
+            raise WeightsError(
+                f"{self._directory}: tensor {full} is missing; "
+                "fetch all shards, or correct config.json if the model has no such layer"
+            )
+        with _reading(path), safe_open(path, framework="pt") as file:
+            found = file.get_slice(full)
+            got = tuple(found.get_shape())
+            if got != shape:
+                raise WeightsError(
+                    f"{path}: tensor {full} has shape {list(got)}, "
+                    f"config.json wants {list(shape)}; take both files from the same model"
+                )
+            if found.get_dtype() not in _DTYPES:
+                raise WeightsError(
+                    f"{path}: tensor {full} has dtype {found.get_dtype()}; quantised weights are "
+                    "not supported, convert the checkpoint to BF16"
+                )
+            tensor: Tensor = file.get_tensor(full)
+        return tensor.to(dtype)
+
+    def _published(self, name: str) -> str:
+        return name if name.startswith("lm_head.") else self._prefix + name

@@ -1,0 +1,72 @@
+"""How many bytes a model's weights take, and how many of them one decode step must read.
+
+Counted on the weights themselves, assembled without memory, so that the count follows the fused
+layout whatever it is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+
+import torch
+from tasuki.model.config import ModelConfig, MoeShape
+from torch import Tensor
+
+from .layers import MoeWeights, assemble
+
+
+@dataclass(frozen=True)
+class WeightSizes:
+    """Bytes. total: in memory. dense: read by every step, whatever the batch. routed: of all
+    experts together, of which a token reads `chosen` of `experts`."""
+
+    total: int
+    dense: int
+    routed: int
+    experts: int
+    chosen: int
+
+    def step_bytes(self, tokens: int) -> float:
+        """Expected bytes that a step of `tokens` tokens reads at least once, experts chosen evenly
+        and independently."""
+        if not self.routed:
+            return self.dense
+        missed: float = (1 - self.chosen / self.experts) ** tokens
+        return self.dense + self.routed * (1 - missed)
+
+    @staticmethod
+    def of(config: ModelConfig, dtype: torch.dtype) -> "WeightSizes":
+        weights = assemble(config, _ShapesOnly(), dtype, "meta")
+        routed = sum(
+            layer.mlp.gate_up.nbytes + layer.mlp.down.nbytes
+            for layer in weights.layers
+            if isinstance(layer.mlp, MoeWeights)
+        )
+        total = sum(tensor.nbytes for tensor in tensors(weights))
+        looked_up = 0 if weights.head is weights.embedding else weights.embedding.nbytes
+        if weights.head is weights.embedding:
+            total -= weights.head.nbytes
+        shape = config.feed_forward
+        experts, chosen = (shape.experts, shape.chosen) if isinstance(shape, MoeShape) else (0, 0)
+        return WeightSizes(total, total - looked_up - routed, routed, experts, chosen)
+
+
+class _ShapesOnly:
+    """Every tensor that is asked for, without memory behind it."""
+
+    def has(self, name: str) -> bool:
+        return True
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def tensors(holder: object) -> Iterator[Tensor]:
+    """Every tensor in nested dataclasses and tuples; a tied one as often as it is named."""
+    if isinstance(holder, Tensor):
+        yield holder
+    elif isinstance(holder, tuple):
+        for item in holder:
+            yield from tensors(item)
+    elif is_dataclass(holder):
+        for item in fields(holder):
+            yield from tensors(getattr(holder, item.name))

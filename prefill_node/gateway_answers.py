@@ -1,0 +1,41 @@
+"""Rooms that a gateway tells of, asked for from the front's loop, where its calls arrive.
+
+Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's.
+"""
+
+from collections.abc import AsyncGenerator
+
+from tasuki.engine import messages as m
+from tasuki.server.auth.caller import Caller
+from tasuki.server.auth.request_context import Origin
+from tasuki.server.errors import RequestRejected
+from tasuki.utils.loops.loop_thread import LoopLost, LoopThread
+
+from .gateway_rooms import ToldRooms
+
+
+class ToldAnswers:
+    """As ToldRooms, which see."""
+
+    def __init__(self, rooms: ToldRooms, there: LoopThread) -> None:
+        self._rooms = rooms
+        self._there = there
+
+    async def generate(
+        self, submit: m.Submit, origin: Origin
+    ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
+        """As ToldRooms; raises RequestRejected where the rooms' loop has died."""
+
+        async def answer() -> list[m.TokenOut | m.Finished]:
+            return [event async for event in self._rooms.generate(submit, origin)]
+
+        try:
+            # Token and end come together, so that nobody waits for the second.
+            events = await self._there.run(answer(), None)
+        except LoopLost as error:
+            raise RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, str(error))) from error
+        for event in events:
+            yield event
+
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None:
+        self._there.loop.call_soon_threadsafe(self._rooms.abort, request_id, caller)

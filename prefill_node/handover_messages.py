@@ -1,0 +1,199 @@
+"""Engine messages of a hand-over to and from protobuf, as the prefill node needs them.
+
+What a receiver tells is bounded here, field by field, before an engine sees any of it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+import numpy as np
+from tasuki.engine import messages as m
+from tasuki.engine.messages import LostState
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.proto import handover_pb2 as pb
+from tasuki.server.auth.request_context import TRACE_HEADER
+from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
+from tasuki.transfer import peer_values as told
+from tasuki.transfer.protocol.messages import drain_to_wire, report_to_wire, windows_to_wire
+from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
+from tasuki.transfer.timeline import HandoverTimeline, SenderTrack
+from tasuki.transfer.windows.send_report import Drain, SendReport
+
+_ERROR_KINDS = {
+    m.ErrorKind.INVALID: pb.ERROR_KIND_INVALID,
+    m.ErrorKind.TOO_LONG: pb.ERROR_KIND_TOO_LONG,
+    m.ErrorKind.DRAINING: pb.ERROR_KIND_DRAINING,
+    m.ErrorKind.QUEUE_TIMEOUT: pb.ERROR_KIND_QUEUE_TIMEOUT,
+    m.ErrorKind.INTERNAL: pb.ERROR_KIND_INTERNAL,
+}
+
+
+def trail_from_wire(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
+    """A room's request id and traceparent; empty where the receiver told none."""
+    values = {key: value for key, value in metadata or () if isinstance(value, str)}
+    return told.shown(values.get(REQUEST_ID_KEY, "")), told.shown(values.get(TRACE_HEADER, ""))
+
+
+_TOKEN = np.dtype("<i4")
+_HIGHEST_INT32 = 2**31 - 1
+_MOST_STOP_TOKENS = 1 << 12
+_LONGEST_SALT = 1 << 12
+
+
+class InvalidReserve(ValueError):
+    """A Reserve that no receiver of this version sends. Names the field."""
+
+
+def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
+    """Raises InvalidReserve naming the field."""
+    ticket = reserve.ticket
+    if not 0 < ticket.room < 2**63:
+        raise InvalidReserve(f"ticket.room {ticket.room} is not in [1, 2^63)")
+    if not 0 <= ticket.generation < 2**63:
+        raise InvalidReserve(f"ticket.generation {ticket.generation} is not in [0, 2^63)")
+    if not reserve.prompt:
+        raise InvalidReserve("prompt is empty: give at least one token")
+    if len(reserve.prompt) % _TOKEN.itemsize:
+        raise InvalidReserve(f"prompt has {len(reserve.prompt)} bytes, four make a token")
+    prompt = np.frombuffer(reserve.prompt, dtype=_TOKEN)
+    if ticket.offered >= len(prompt):
+        raise InvalidReserve(
+            f"ticket.offered {ticket.offered} is not less than the prompt's {len(prompt)}"
+        )
+    if len(ticket.salt) > _LONGEST_SALT:
+        raise InvalidReserve(f"ticket.salt has {len(ticket.salt)} bytes, at most {_LONGEST_SALT}")
+    # Each token can have one.
+    if len(ticket.marks) > len(prompt):
+        raise InvalidReserve(f"ticket.marks has {len(ticket.marks)} of {len(prompt)} tokens")
+    wire = ticket.sampling
+    if wire.top_k > _HIGHEST_INT32:
+        raise InvalidReserve(f"ticket.sampling: top_k {wire.top_k} is not less than 2^31")
+    if not wire.temperature <= _HIGHEST_INT32:
+        raise InvalidReserve(f"ticket.sampling: temperature is {wire.temperature}")
+    if len(wire.stop_token_ids) > _MOST_STOP_TOKENS:
+        raise InvalidReserve(
+            f"ticket.sampling: {len(wire.stop_token_ids)} stop_token_ids, at most "
+            f"{_MOST_STOP_TOKENS}"
+        )
+    try:
+        sampling = SamplingParams(
+            max_new_tokens=wire.max_new_tokens,
+            temperature=wire.temperature,
+            top_k=wire.top_k,
+            top_p=wire.top_p,
+            seed=wire.seed,
+            stop_token_ids=tuple(wire.stop_token_ids),
+            ignore_eos=wire.ignore_eos,
+        )
+    except ValueError as error:
+        raise InvalidReserve(f"ticket.sampling: {error}") from error
+    return m.PrefillReserve(
+        m.Ticket(
+            room=m.RoomId(ticket.room),
+            generation=ticket.generation,
+            kv_matched=ticket.kv_matched,
+            sampling=sampling,
+            salt=ticket.salt,
+            marks=tuple(ticket.marks),
+            offered=ticket.offered,
+        ),
+        prompt.astype(np.int32),
+    )
+
+
+def grant_from_wire(room: m.RoomId, grant: pb.Grant) -> m.Grant:
+    return m.Grant(room, grant.generation, grant.first_page, tuple(grant.pages), grant.slot)
+
+
+def queued(position: int) -> pb.SenderMessage:
+    return pb.SenderMessage(queued=pb.Queued(position=position))
+
+
+def accepted() -> pb.SenderMessage:
+    return pb.SenderMessage(accepted=pb.Accepted())
+
+
+def refused(error: m.RequestError) -> pb.SenderMessage:
+    kind = _ERROR_KINDS[error.kind]
+    return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
+
+
+def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        ready=pb.Ready(
+            generation=generation,
+            token=token.token,
+            logprob=token.logprob,
+            margin=token.margin,
+            tail_seconds=tail_seconds,
+            hit=_hit(token.hit),
+            pulled=None if token.pulled is None else pulled(token.pulled),
+            route=None if token.route is None else route(token.route),
+        )
+    )
+
+
+def _hit(hit: m.HitBreakdown) -> pb.Hit:
+    return pb.Hit(
+        prompt_tokens=hit.prompt_tokens,
+        kv_tokens=hit.kv_tokens,
+        usable_tokens=hit.usable_tokens,
+        causes=hit.causes,
+        checkpoint_source=hit.checkpoint_source,
+        lost=None if hit.lost is None else _lost(hit.lost),
+        in_pages=None if hit.in_pages is None else _hit(hit.in_pages),
+    )
+
+
+def pulled(report: m.PullReport) -> pb.Pulled:
+    return pb.Pulled(tokens=report.tokens, bytes=report.bytes, seconds=report.seconds)
+
+
+def route(report: m.RouteReport) -> pb.Route:
+    return pb.Route(choice=report.choice, estimates=report.estimates)
+
+
+def pull(grant: m.PullGrant) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        pull=pb.Pull(
+            generation=grant.generation,
+            tokens=grant.tokens,
+            first_page=grant.first_page,
+            pages=grant.pages,
+            slot=grant.slot,
+        )
+    )
+
+
+def stop_pull(generation: int) -> pb.SenderMessage:
+    return pb.SenderMessage(stop_pull=pb.StopPull(generation=generation))
+
+
+def done(
+    generation: int, report: SendReport, track: SenderTrack, pull: HandoverTimeline | None
+) -> pb.SenderMessage:
+    return pb.SenderMessage(
+        done=pb.Done(
+            generation=generation,
+            windows=windows_to_wire(report.digests),
+            report=report_to_wire(report, track),
+            pull=None if pull is None else timeline_to_wire(pull),
+        )
+    )
+
+
+def failed(reason: str, drain: Drain) -> pb.SenderMessage:
+    return pb.SenderMessage(failed=pb.Failed(reason=reason, drain=drain_to_wire(drain)))
+
+
+def aborted(drain: Drain) -> pb.SenderMessage:
+    return pb.SenderMessage(aborted=pb.Aborted(drain=drain_to_wire(drain)))
+
+
+def _lost(lost: LostState) -> pb.LostState:
+    eviction = lost.eviction
+    return pb.LostState(
+        tokens=lost.tokens,
+        slabs_since=lost.slabs_since,
+        eviction=None if eviction is None else pb.Eviction(**asdict(eviction)),
+    )

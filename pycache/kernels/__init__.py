@@ -1,1 +1,0 @@
-"""What Triton kernels of every folder share; imported where there is a GPU only."""

@@ -1,1 +1,0 @@
-"""Traces of real traffic through the real tree: `tasuki replay-trace`."""

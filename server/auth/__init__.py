@@ -1,0 +1,1 @@
+"""Who calls, what their key lets them do, and how much of it."""

@@ -1,0 +1,51 @@
+"""Addresses that a server binds, and which of them need TLS or keys."""
+
+import ipaddress
+
+from tasuki.server.auth.access import Access
+
+
+class BindError(OSError):
+    """The address cannot be served; the message names it and the mend."""
+
+
+def parse_bind(bind: str, access: Access) -> tuple[str, int]:
+    """HOST:PORT as (host without brackets, port). Raises BindError, also where plain text would
+    leave the host."""
+    host, separator, port = bind.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise BindError(f"bind {bind!r} is not HOST:PORT: write for example 127.0.0.1:0")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (is_loopback(host) or access.tls is not None or access.insecure):
+        raise BindError(
+            f"bind {bind} is not a loopback address and this server has no TLS: bind to 127.0.0.1, "
+            "give --tls-cert and --tls-key, or pass --insecure on a private network"
+        )
+    return host, int(port)
+
+
+def require_callers_known(bind: str, access: Access) -> None:
+    """Raises BindError where somebody on another host could call who neither bears a key nor shows
+    a certificate."""
+    host, _ = parse_bind(bind, access)
+    shows_certificate = access.tls is not None and access.tls.client_ca
+    if not (is_loopback(host) or access.keys or shows_certificate):
+        raise BindError(
+            f"bind {bind} is not a loopback address and this server knows none of its callers: "
+            "give --api-key or --api-keys, --tls-client-ca where certificates are enough, or bind "
+            "to 127.0.0.1"
+        )
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

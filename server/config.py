@@ -1,0 +1,165 @@
+"""Everything that shapes a front, fixed before it starts."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasuki.dashboard.metrics.compat_names import DIALECTS
+from tasuki.server.auth.access import Access
+from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
+from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
+from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.auth.rate_limits import RateLimits
+from tasuki.utils.config.options import option
+from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
+from tasuki.utils.tls import ServerTls
+
+from .bind import is_loopback
+from .errors import RequestLimit, WatcherLimit
+
+
+@dataclass(frozen=True)
+class FrontConfig:
+    bind: str = option("127.0.0.1:50051", "HOST:PORT to serve; port 0 picks one")
+    http_bind: str = option("", "HOST:PORT of the HTTP API beside gRPC; none: off")
+    # Not option(): a secret stays out of repr.
+    api_key: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "help": "callers of gRPC and HTTP must bear this key, which is good for everything; "
+            "none: all on this host may ask"
+        },
+    )
+    api_keys: str = option(
+        "",
+        "file with a caller's name, key and the key's scopes (of caller,metrics,gateway,operator; "
+        "none: caller) a line; each has limits of its own",
+    )
+    share_cache: bool = option(
+        False,
+        "callers of api_keys share cached prefixes, and may learn by whole pages what others asked",
+    )
+    requests_per_minute: int = option(0, "what one API key may ask in a minute; 0: no limit")
+    tokens_per_minute: int = option(
+        0, "prompt and answer tokens of one API key in a minute; 0: no limit"
+    )
+    requests_per_key: int = option(
+        256,
+        "requests in flight of one of several API keys, but for a gateway's; 0: no limit",
+    )
+    sessions_per_key: int | None = option(
+        None,
+        "sessions open at a time of one of several API keys; not given: half of max_sessions; "
+        "0: no limit",
+    )
+    watchers_per_key: int = option(
+        8, "streams of events of one of several API keys at a time; 0: no limit"
+    )
+    max_watchers: int = option(64, "streams of events at a time; 0: no limit")
+    max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
+    max_connections: int = option(1024, "open at a time, of HTTP and of gRPC each")
+    allowed_hosts: str = option(
+        "",
+        "names, comma-separated, that HTTP may be called by besides loopback's and the served "
+        "address; *: any; none: any off loopback",
+    )
+    log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
+    log_level: str = option("info", "the least that is logged", LOG_LEVELS)
+    otlp_endpoint: str = option(
+        "", "http://HOST:PORT of an OpenTelemetry collector to send traces to; none: do not"
+    )
+    metrics_compat: str = option(
+        "none", "other names for /metrics to offer beside its own", DIALECTS
+    )
+    metrics: str = option("on", "count and remember what requests were told", ("on", "off"))
+    served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
+    tls_cert: str = option(
+        "",
+        "PEM file: the certificate chain of gRPC and HTTP; none: plain text",
+        aliases=("--ssl-certfile",),
+    )
+    tls_key: str = option("", "PEM file: the private key of tls_cert", aliases=("--ssl-keyfile",))
+    tls_client_ca: str = option(
+        "",
+        "PEM file: callers must show a certificate signed by these",
+        aliases=("--ssl-ca-certs",),
+    )
+    gateway: bool = option(
+        False, "serve the smg gateway's engine protocol beside our own (needs tasuki[smg])"
+    )
+    insecure: bool = option(
+        False, "serve a non-loopback address, and dial prefill nodes at one, in plain text"
+    )
+    drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
+    max_sessions: int = option(1024, "sessions open at a time")
+    session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
+    exit_with_parent: bool = option(False, "stop when stdin ends, as a launcher's child should")
+
+    def __post_init__(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: there is no TLS without")
+        for name in (
+            *("requests_per_minute", "tokens_per_minute", "requests_per_key", "sessions_per_key"),
+            *("watchers_per_key", "max_watchers"),
+        ):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not 1 <= self.max_message_mib <= 1024:
+            raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
+        if self.max_connections < 1:
+            raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
+        if self.max_sessions < 1:
+            raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
+        if not self.drain_timeout >= 0:
+            raise ValueError(f"drain_timeout must be 0 or more, not {self.drain_timeout}")
+
+    @property
+    def access(self) -> Access:
+        """Raises ApiKeyError."""
+        tls = None
+        if self.tls_cert:
+            tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
+        keys = ApiKeys.load(Path(self.api_keys)) if self.api_keys else NO_KEYS
+        keys = keys.sharing() if self.share_cache else keys
+        size = self.max_message_mib * 2**20
+        return Access(
+            tls,
+            self.api_key,
+            self.insecure,
+            keys,
+            max_message_bytes=size,
+            keyless=self._keyless,
+            max_connections=self.max_connections,
+            allowed_hosts=tuple(filter(None, map(str.strip, self.allowed_hosts.split(",")))),
+        )
+
+    @property
+    def _keyless(self) -> Caller:
+        """Off loopback a certificate lets callers in, and none of them owns the node by it."""
+        binds = [bind for bind in (self.bind, self.http_bind) if bind]
+        here = all(is_loopback(bind.rpartition(":")[0].strip("[]")) for bind in binds)
+        return ANYBODY if here else CERTIFIED
+
+    @property
+    def limits(self) -> RateLimits:
+        """Fresh ones, whose minute begins now."""
+        return RateLimits(self.requests_per_minute, self.tokens_per_minute, time.monotonic)
+
+    @property
+    def requests(self) -> AtOnce:
+        """A gateway's key stands for many callers."""
+        gateways = frozenset({Scope.GATEWAY})
+        return AtOnce(RequestLimit, "requests in flight", self.requests_per_key, uncapped=gateways)
+
+    @property
+    def watchers(self) -> AtOnce:
+        return AtOnce(WatcherLimit, "streams of events", self.watchers_per_key, self.max_watchers)
+
+    @property
+    def key_sessions(self) -> int:
+        """How many sessions one of several keys may have open; 0: as many as there are."""
+        given = self.sessions_per_key
+        return max(1, self.max_sessions // 2) if given is None else given

@@ -1,0 +1,1 @@
+"""One process: from its configuration to its servers, its engine and its end."""

@@ -1,0 +1,85 @@
+"""`tasuki serve --dry-run`: says what would be allocated on a GPU, and allocates nothing."""
+
+from dataclasses import dataclass
+
+import torch
+from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
+from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.role import Role
+from tasuki.model.known_models import published_or_folder
+from tasuki.utils.config.options import option
+
+# What the driver reports as total, MiB.
+GPUS = {"h100": 81559, "h200": 143771, "b200": 183359}
+_CONTEXTS = (8_192, 50_000)
+
+
+@dataclass(frozen=True)
+class DryRunConfig:
+    dry_run: bool = option(False, "print the memory plan and exit; --model may be a published name")
+    gpu: str = option("", f"of the plan: {', '.join(GPUS)}, or MiB; this machine's by default")
+
+
+def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
+    """The plan as text. Raises EngineConfigError, and ModelConfigError where there is no such
+    model."""
+    if not engine_config.model:
+        raise EngineConfigError("model is not set: give a folder or a published name with --model")
+    model = published_or_folder(engine_config.model)
+    device = gpu_bytes(config.gpu)
+    return as_text(MemoryPlan.of(model, engine_config, device, Role.FUSED))
+
+
+def gpu_bytes(name: str) -> int:
+    """All memory of the named GPU. Raises EngineConfigError."""
+    if name.lower() in GPUS:
+        return GPUS[name.lower()] * MIB
+    if name.isdecimal():
+        return int(name) * MIB
+    if name:
+        raise EngineConfigError(f"gpu {name!r} is not known: use {', '.join(GPUS)}, or its MiB")
+    if not torch.cuda.is_available():
+        raise EngineConfigError("no GPU is here to plan for: name one with --gpu")
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def as_text(plan: MemoryPlan) -> str:
+    layout = plan.layout
+    rows = [
+        ("GPU memory", _mib(plan.device)),
+        ("weights", _mib(plan.weights)),
+        ("workspace of a prefill chunk", _mib(plan.workspace)),
+        ("decode graphs", _mib(plan.graphs)),
+        ("CUDA context and libraries", _mib(plan.context)),
+        ("arena as configured", f"{_mib(plan.arena)}  {_contents(plan, plan.arena)}"),
+        (
+            "largest arena that fits",
+            f"{_mib(plan.fitting_arena)}  {_contents(plan, plan.fitting_arena)}",
+        ),
+        (
+            "a slab",
+            f"{_mib(layout.slab_bytes)}  one state slot of {layout.slot_bytes / MIB:.1f} MiB, or "
+            f"{layout.pages_per_slab} pages of {layout.page_bytes / MIB:.2f} MiB",
+        ),
+    ]
+    lines = [f"{name:<30}{value}" for name, value in rows]
+    verdict = (
+        "the plan fits"
+        if plan.fits
+        else f"the plan does not fit: give at most --arena-mib {plan.fitting_arena // MIB}"
+        if plan.fitting_arena
+        else "the plan does not fit: the weights and workspace alone fill this GPU"
+    )
+    return "\n".join([*lines, verdict])
+
+
+def _contents(plan: MemoryPlan, arena: int) -> str:
+    slabs = plan.slabs(arena)
+    running = ", ".join(
+        f"{plan.requests(arena, tokens)} requests of {tokens} tokens" for tokens in _CONTEXTS
+    )
+    return f"{slabs} slabs: {slabs} slots or {plan.pages(arena)} pages; {running}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:>10.0f} MiB"

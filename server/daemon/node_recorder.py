@@ -1,0 +1,84 @@
+"""Keeps a node's history: what its engine and its world say, and a sample of its counters a second.
+
+Owns the history. Thread rule: the event loop's. `observe` never waits for anybody.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from tasuki.dashboard.history.events import Event, event_of, pools_event
+from tasuki.dashboard.history.node_history import NodeHistory
+from tasuki.dashboard.history.prompt_blocks import PromptBlocks
+from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.observed import Told
+from tasuki.engine.messages import Finished, Rejected, Submit
+from tasuki.server.errors import FrontError
+
+log = logging.getLogger(__name__)
+
+
+def log_ended(message: Told) -> None:
+    match message:
+        case Finished(request_id=request_id, reason=reason, usage=usage):
+            cached = 0 if usage.hit is None else usage.hit.usable_tokens
+            told = {
+                "request_id": request_id,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": cached,
+                "completion_tokens": usage.completion_tokens,
+                "prefilled_on": usage.prefilled_on,
+                "first_token_seconds": round(usage.time_to_first_token, 6),
+                "seconds": round(usage.seconds, 6),
+            }
+            log.info("request ended: %s", reason.value, extra=told)
+        case Rejected(request_id=request_id, error=error):
+            log.warning("request refused: %s", error.message, extra={"request_id": request_id})
+
+
+_SAMPLE_SECONDS = 1.0
+
+
+class NodeRecorder:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """clock: seconds since 1970."""
+        self.history = NodeHistory()
+        self._clock = clock
+        self._last = 0.0
+        self._blocks = PromptBlocks()
+        self._recordings = 0
+
+    def now(self) -> float:
+        """A clock that is set back must not turn the history around."""
+        self._last = max(self._last, self._clock())
+        return self._last
+
+    def observe(self, message: Told) -> None:
+        event = event_of(message)
+        if event is None:
+            return
+        if self._recordings and isinstance(message, Submit):
+            event["blocks"] = self._blocks.names(message)
+        self._keep(event)
+
+    @contextmanager
+    def telling_blocks(self) -> Iterator[None]:
+        """Inside it prompts' blocks are told too: they are many, so only while somebody records."""
+        self._recordings += 1
+        try:
+            yield
+        finally:
+            self._recordings -= 1
+
+    async def sample(self, ask: Callable[[], Awaitable[NodeReport]]) -> None:
+        """Keep a sample a second until cancelled, or until the engine has died."""
+        while True:
+            try:
+                self._keep(pools_event(await ask()))
+            except FrontError:
+                return
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    def _keep(self, event: Event) -> None:
+        self.history.apply({**event, "at": self.now()})

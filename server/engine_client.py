@@ -1,0 +1,377 @@
+"""The asyncio side of the message exchange with an engine.
+
+Owns the table of requests in flight, of queries unanswered, the log of requests that ended, and
+what callers hold at once. Callers name requests, each in a namespace of its own (RequestNames).
+Does not know gRPC, sessions or text. All methods belong to the event loop's thread, except
+`deliver`, which is called from the engine's. Invariants: every Submit gets exactly one Finished or
+Rejected from the engine, until then its id is taken; every iterator that ends early posts Abort; a
+request's queue is bounded, and its reader is cut off when it is full.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from tasuki.engine.messages import (
+    Abort,
+    CloseCursor,
+    CountersQuery,
+    CursorOpened,
+    Drain,
+    Drained,
+    EndWatch,
+    ErrorKind,
+    EventsReply,
+    Eviction,
+    Finished,
+    FlushCache,
+    FlushReply,
+    ForkCursor,
+    Inbox,
+    NodeName,
+    OpenCursor,
+    Outbox,
+    ReadEvents,
+    Rejected,
+    RequestError,
+    RequestId,
+    StatsQuery,
+    StatsReply,
+    Submit,
+    TokenOut,
+    Tokens,
+    TreeQuery,
+    TreeReply,
+    Undrain,
+    WatchCache,
+    WatchOpened,
+)
+from tasuki.pycache._cpp_cache import EventBatch, TreeView
+from tasuki.server.auth.caller import ANYBODY, Caller
+from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.auth.rate_limits import RateLimits, no_limits
+from tasuki.server.auth.request_context import NOWHERE, Origin
+
+from .errors import (
+    DuplicateRequest,
+    FrontError,
+    RequestAborted,
+    RequestLimit,
+    RequestRejected,
+    SlowReader,
+    UnknownRequest,
+    WatcherLimit,
+)
+from .request_ids import RequestNames
+from .request_log import RequestLog
+from .visible_usage import told_end, told_evictions
+
+
+class Answers(Protocol):
+    """As EngineClient: tokens in order, then Finished; closing the iterator aborts."""
+
+    def generate(
+        self, submit: Submit, origin: Origin
+    ) -> AsyncGenerator[TokenOut | Finished, None]: ...
+    def abort(self, request_id: RequestId, caller: Caller) -> None: ...
+
+
+Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | TreeReply | Drained
+ReplyT = TypeVar(
+    "ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, TreeReply, Drained
+)
+
+
+def unobserved(message: object) -> None:
+    """Nobody listens."""
+    return None
+
+
+def _unknown(request: RequestId, origin: Origin) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Story:
+    """end: how a request ended, seconds_ago; took: what the cache gave up for it, oldest first."""
+
+    end: Finished | Rejected
+    seconds_ago: float
+    took: tuple[Eviction, ...]
+
+
+class EngineClient:
+    def __init__(
+        self,
+        post: Callable[[Inbox], None],
+        loop: asyncio.AbstractEventLoop,
+        handover: Callable[[Outbox], None] | None = None,
+        queue_limit: int = 4096,
+        observe: Callable[[Submit | TokenOut | Finished | Rejected], None] = unobserved,
+        limits: RateLimits | None = None,
+        begin: Callable[[RequestId, Origin], None] = _unknown,
+        requests: AtOnce | None = None,
+        watchers: AtOnce | None = None,
+    ) -> None:
+        """post: hands a message to the engine, from any thread, without blocking.
+
+        handover: takes hand-over messages on the engine's thread; None where the role has none.
+        queue_limit: tokens that may wait for one reader. observe: sees what requests ask and are
+        told, on the event loop. limits: what callers may ask for; None: as much as they like.
+        begin: hears of each request that was let in, and from where it comes. requests, watchers:
+        what callers may hold at once; None: as much as they like.
+        """
+        self._post = post
+        self._loop = loop
+        self._handover = handover
+        self._queue_limit = queue_limit
+        self._observe = observe
+        self._limits = limits or no_limits()
+        self._begin = begin
+        self._requests = requests or AtOnce(RequestLimit, "requests in flight", 0)
+        self.watchers = watchers or AtOnce(WatcherLimit, "watches", 0)
+        self.ended = RequestLog(time.monotonic)
+        self._names = RequestNames()
+        self._streams: dict[RequestId, _Stream] = {}
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._query_ids = itertools.count(1)
+        self._lost: RequestError | None = None
+        self._retires = False
+
+    def deliver(self, message: Outbox) -> None:
+        """Called on the engine's thread with each message it sends."""
+        if isinstance(message, (TokenOut, Finished, Rejected, Reply)):
+            self._loop.call_soon_threadsafe(self._dispatch, message)
+        elif self._handover is not None:
+            self._handover(message)
+        else:
+            raise TypeError(f"{type(message).__name__} came from an engine that hands nothing over")
+
+    def engine_lost(self, reason: str) -> None:
+        """The engine has died: ends everything in flight and refuses what comes."""
+        self._lost = RequestError(ErrorKind.INTERNAL, reason)
+        for name, stream in self._streams.items():
+            self._names.end(name)
+            stream.put(RequestRejected(self._lost))
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(RequestRejected(self._lost))
+        self._streams.clear()
+        self._queries.clear()
+
+    @property
+    def lost(self) -> str | None:
+        """Why the engine has died; None while it lives."""
+        return None if self._lost is None else self._lost.message
+
+    def admit(self, caller: Caller) -> None:
+        """Count one request against what its caller may ask for: before anything of it is read.
+        Raises RequestLimit, at no cost, and RateLimited."""
+        self._requests.check(caller)
+        self._limits.admit_request(caller)
+
+    async def generate(
+        self, submit: Submit, origin: Origin = NOWHERE
+    ) -> AsyncGenerator[TokenOut | Finished, None]:
+        """Tokens in order, then one Finished, with the usage that its caller is told. Raises
+        RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited.
+
+        Close it (contextlib.aclosing) to abort the request.
+        """
+        self._check_alive()
+        caller = origin.caller
+        if self._names.is_in_flight(caller, submit.request_id):
+            raise DuplicateRequest(
+                f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
+            )
+        with self._requests.held(caller):
+            self._limits.admit_prompt(caller, len(submit.prompt))
+            submit = replace(submit, request_id=self._names.take(caller, submit.request_id))
+            self._begin(submit.request_id, origin)
+            stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
+            self._observe(submit)
+            self._post(submit)
+            try:
+                while True:
+                    item = await stream.get()
+                    if isinstance(item, FrontError):
+                        raise item
+                    if isinstance(item, TokenOut):
+                        self._limits.answered(caller)
+                        yield item
+                        continue
+                    yield told_end(item, origin)
+                    return
+            finally:
+                stream.close()
+                if self._streams.get(submit.request_id) is stream:
+                    self._post(Abort(submit.request_id))
+
+    def abort(self, request_id: RequestId, caller: Caller) -> None:
+        """Idempotent; the request's iterator ends with Finished(ABORT) where it still lived.
+        Nothing happens where it is another's and the caller no operator."""
+        name = self._names.find(caller, request_id)
+        if name is not None:
+            self._post(Abort(name))
+
+    def story(self, request_id: str, origin: Origin) -> Story:
+        """How a request ended, as its caller is told. Raises UnknownRequest, also where it is
+        another's and the caller no operator."""
+        name = self._names.find(origin.caller, request_id)
+        found = None if name is None else self.ended.find(name)
+        if name is None or found is None:
+            raise UnknownRequest(
+                f"request_id {request_id!r} is not among the requests that ended here lately: ask "
+                "the node that answered it, with the id of its headers and the key that asked"
+            )
+        ended, ago = found
+        end = ended.end if isinstance(ended.end, Rejected) else told_end(ended.end, origin)
+        return Story(end, ago, told_evictions(self.ended.took(name), origin))
+
+    async def stats(self) -> StatsReply:
+        return await self._query(StatsReply, StatsQuery)
+
+    async def counters(self) -> StatsReply:
+        """As stats(), at no cost that grows with the cache."""
+        return await self._query(StatsReply, CountersQuery)
+
+    async def flush(self) -> int:
+        """Returns how many pages and checkpoints were dropped."""
+        return (await self._query(FlushReply, FlushCache)).dropped
+
+    async def tree(
+        self,
+        limit: int,
+        under: NodeName | None = None,
+        prefix: Tokens | None = None,
+        salt: bytes = b"",
+    ) -> TreeView | None:
+        """As TreeQuery and TreeReply say."""
+        reply = await self._query(
+            TreeReply, lambda query: TreeQuery(query, limit, under, prefix, salt)
+        )
+        return reply.view
+
+    async def watch(
+        self, stream: str, poll_seconds: float, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[EventBatch, None]:
+        """The cache's events as batches, a snapshot first; none that tell nothing. `stream`: all
+        usable or spelled. Close it (contextlib.aclosing) to end the watch. Raises WatcherLimit."""
+        with self.watchers.held(caller):
+            opened = await self._query(WatchOpened, lambda query: WatchCache(query, stream))
+            try:
+                while True:
+                    reply = await self._query(
+                        EventsReply, lambda query: ReadEvents(query, opened.watch)
+                    )
+                    if len(reply.batch) > 0 or reply.batch.is_snapshot:
+                        yield reply.batch
+                    else:
+                        await asyncio.sleep(poll_seconds)
+            finally:
+                self._post(EndWatch(opened.watch))
+
+    async def drain(self) -> None:
+        """The engine refuses new requests from now on; returns when everything in flight has
+        ended. Raises RequestAborted where undrain() came first."""
+        if not (await self._query(Drained, Drain)).at_rest:
+            raise RequestAborted("this node was told to take requests again: drain it once more")
+
+    def undrain(self) -> None:
+        """The engine takes requests again. Raises RequestRejected once the node retires."""
+        self._check_alive()
+        if self._retires:
+            raise RequestRejected(
+                RequestError(ErrorKind.DRAINING, "this node is being stopped; try another")
+            )
+        self._post(Undrain())
+
+    async def retire(self) -> None:
+        """drain(), and nothing undoes it."""
+        self._retires = True
+        await self.drain()
+
+    async def open_cursor(self, salt: bytes) -> int:
+        return (await self._query(CursorOpened, lambda query: OpenCursor(query, salt))).cursor
+
+    async def fork_cursor(self, cursor: int) -> int:
+        return (await self._query(CursorOpened, lambda query: ForkCursor(query, cursor))).cursor
+
+    def close_cursor(self, cursor: int) -> None:
+        self._post(CloseCursor(cursor))
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            raise RequestRejected(self._lost)
+
+    async def _query(self, reply: type[ReplyT], ask: Callable[[int], Inbox]) -> ReplyT:
+        self._check_alive()
+        query_id = next(self._query_ids)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._queries[query_id] = future
+        self._post(ask(query_id))
+        answer = await future
+        assert isinstance(answer, reply), f"query {query_id} was answered by {answer}"
+        return answer
+
+    def _dispatch(self, message: TokenOut | Finished | Rejected | Reply) -> None:
+        if isinstance(message, Reply):
+            self._answer(message)
+            return
+        self._observe(message)
+        if not isinstance(message, TokenOut):
+            self.ended.add(message)
+        stream = self._streams.get(message.request_id)
+        if stream is None:
+            return
+        if isinstance(message, TokenOut):
+            if not stream.put(message):
+                self._post(Abort(message.request_id))
+            return
+        del self._streams[message.request_id]
+        self._names.end(message.request_id)
+        stream.put(RequestRejected(message.error) if isinstance(message, Rejected) else message)
+
+    def _answer(self, reply: Reply) -> None:
+        future = self._queries.pop(reply.query_id, None)
+        if future is not None and not future.done():
+            future.set_result(reply)
+        # Their caller has gone, so nobody else would ever close them.
+        elif isinstance(reply, CursorOpened):
+            self._post(CloseCursor(reply.cursor))
+        elif isinstance(reply, WatchOpened):
+            self._post(EndWatch(reply.watch))
+
+
+class _Stream:
+    """What one request's reader has yet to read."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: asyncio.Queue[TokenOut | Finished | FrontError] = asyncio.Queue()
+        self._cut_off = False
+
+    def put(self, item: TokenOut | Finished | FrontError) -> bool:
+        """False when this item is the one too many; later ones are dropped."""
+        if self._cut_off:
+            return True
+        if self._items.qsize() < self._limit or not isinstance(item, TokenOut):
+            self._items.put_nowait(item)
+            return True
+        self._cut_off = True
+        self._items.put_nowait(
+            SlowReader(
+                f"{self._limit} tokens wait to be read: read faster, or ask for fewer tokens"
+            )
+        )
+        return False
+
+    def close(self) -> None:
+        """The reader has gone: keep nothing more."""
+        self._cut_off = True
+
+    async def get(self) -> TokenOut | Finished | FrontError:
+        return await self._items.get()

@@ -1,0 +1,1 @@
+"""tasuki's own services over gRPC."""

@@ -1,0 +1,94 @@
+"""Who may call over gRPC: what surfaces.py asks of a method's callers is asked of each here, before
+the method's message is read.
+
+Knows methods by their names alone. A key is never logged. One event loop's thread.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+from tasuki.server.auth.api_keys import ApiKeys
+from tasuki.server.auth.caller import OWNER, Caller
+from tasuki.server.auth.request_context import TRACE_HEADER, Origin
+from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
+from tasuki.server.auth.tenant import TENANT_KEY, Watched, tenant_of, watched_by
+from tasuki.server.errors import CallContext, FrontError, InvalidApiKey, NotServedHere, refusals
+
+_AUTHORIZATION = "authorization"
+
+
+def grpc_caller(keys: ApiKeys, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller | None:
+    """Who bears the metadata's key; None where nobody does."""
+    return keys.caller([value for name, value in metadata or () if name == _AUTHORIZATION])
+
+
+class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Asks for the metadata `authorization: Bearer API_KEY`, of a key that is good for the
+    method."""
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        # A method of somebody else's service keeps gRPC's own refusal.
+        refusal = None if handler is None else self._refusal(handler_call_details)
+        return handler if refusal is None else _refusing(refusal)
+
+    def _refusal(self, details: grpc.HandlerCallDetails) -> FrontError | None:
+        method = details.method
+        caller = grpc_caller(self._keys, details.invocation_metadata)
+        needs = GRPC.get(method, Unscoped.ANY_KEY)
+        if not suffices(needs, caller):
+            if caller is None:
+                return InvalidApiKey(
+                    "send this node's key as the metadata `authorization: Bearer KEY`"
+                )
+            return denial(method, needs, caller)
+        if method not in GRPC:
+            return NotServedHere(
+                f"{method} is not served here: ask a node of that role and of the caller's version"
+            )
+        return None
+
+
+def _refusing(error: FrontError) -> Any:
+    async def refuse(request: Any, context: CallContext) -> None:
+        async with refusals(context):
+            raise error
+
+    # Messages stay bytes, and unread.
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def grpc_origin(keys: ApiKeys, context: CallContext) -> Origin:
+    """REQUIRES: the interceptor has let the call in. Raises PermissionDenied, InvalidField."""
+    caller = _caller(keys, context)
+    traceparent = "".join(_values(context, TRACE_HEADER)[-1:])
+    return Origin(caller, traceparent, tenant_of(caller, _values(context, TENANT_KEY)))
+
+
+def grpc_watched(keys: ApiKeys, context: CallContext) -> Watched:
+    """Whose blocks a subscriber is told of. Raises PermissionDenied, InvalidField."""
+    return watched_by(_caller(keys, context), _values(context, TENANT_KEY))
+
+
+def named_tenant(context: CallContext) -> str | None:
+    """Whose prompts an operator's call is about; None: of no tenant. Raises InvalidField."""
+    return tenant_of(OWNER, _values(context, TENANT_KEY))
+
+
+def _caller(keys: ApiKeys, context: CallContext) -> Caller:
+    caller = grpc_caller(keys, context.invocation_metadata())
+    assert caller is not None
+    return caller
+
+
+def _values(context: CallContext, name: str) -> list[str]:
+    """gRPC allows bytes only where a name ends in -bin."""
+    return [str(value) for key, value in context.invocation_metadata() or () if key == name]

@@ -1,0 +1,155 @@
+"""The cache as wire messages: queries of its tree and their views, its events in parts that fit one
+message, and what it gave up. Pure functions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from tasuki.engine.messages import Eviction, LostState, NodeName, Tokens
+from tasuki.proto import inference_pb2 as pb
+from tasuki.pycache._cpp_cache import CacheEvent, EventBatch, Standing, TreeView, ViewedNode
+from tasuki.server.auth.tenant import salt_of
+from tasuki.server.errors import InvalidField
+
+EVENTS_A_MESSAGE = 4096
+
+
+def _event(event: CacheEvent) -> pb.CacheEvent:
+    return pb.CacheEvent(
+        sequence=event.sequence,
+        kind=event.kind,
+        tokens=event.tokens,
+        prefix=event.prefix or b"",
+        parent=event.parent or b"",
+        namespace=event.namespace or b"",
+    )
+
+
+def parts_of(batch: EventBatch) -> Iterator[pb.WatchEventsResponse]:
+    """At least one, also of an empty snapshot. The gap, if any, stands in the first."""
+    gap = batch.gap
+    told = None
+    if gap is not None:
+        told = pb.EventGap(first_lost=gap.first_lost, resync_from=gap.resync_from)
+    events = iter(batch)
+    left = len(batch)
+    while True:
+        part = [_event(event) for event in islice(events, EVENTS_A_MESSAGE)]
+        left -= len(part)
+        yield pb.WatchEventsResponse(
+            sequence=batch.sequence,
+            snapshot=batch.is_snapshot,
+            gap=told,
+            events=part,
+            more=left > 0,
+        )
+        told = None
+        if left == 0:
+            return
+
+
+def lost_message(lost: LostState) -> pb.LostState:
+    message = pb.LostState(tokens=lost.tokens, slabs_since=lost.slabs_since)
+    if lost.eviction is not None:
+        message.eviction.CopyFrom(eviction_message(lost.eviction))
+    return message
+
+
+def eviction_message(eviction: Eviction) -> pb.Eviction:
+    return pb.Eviction(
+        sequence=eviction.sequence,
+        kind=eviction.kind,
+        checkpoint_kind=eviction.checkpoint_kind,
+        tokens=eviction.tokens,
+        slabs=eviction.slabs,
+        score=eviction.score,
+        taken_by=eviction.taken_by,
+    )
+
+
+def read_lost(lost: pb.LostState) -> LostState:
+    eviction = read_eviction(lost.eviction) if lost.HasField("eviction") else None
+    return LostState(lost.tokens, lost.slabs_since, eviction)
+
+
+def read_eviction(eviction: pb.Eviction) -> Eviction:
+    return Eviction(
+        eviction.sequence,
+        eviction.kind,
+        eviction.checkpoint_kind if eviction.HasField("checkpoint_kind") else None,
+        eviction.tokens,
+        eviction.slabs,
+        eviction.score if eviction.HasField("score") else None,
+        eviction.taken_by if eviction.HasField("taken_by") else None,
+    )
+
+
+_LIMIT, _MOST_NODES = 256, 4096
+
+
+@dataclass(frozen=True)
+class TreeQuestion:
+    """As engine.messages.TreeQuery."""
+
+    limit: int
+    under: NodeName | None
+    prefix: Tokens | None
+    salt: bytes
+
+
+def tree_question(request: pb.TreeRequest, tenant: str | None = None) -> TreeQuestion:
+    """tenant: in whose namespace a prefix is looked for. Raises InvalidField."""
+    limit = request.limit if request.HasField("limit") else _LIMIT
+    if not 1 <= limit <= _MOST_NODES:
+        raise InvalidField("limit", f"is {limit}: ask for 1 to {_MOST_NODES} nodes")
+    prefix = None
+    if request.HasField("prefix"):
+        if not request.prefix.ids:
+            raise InvalidField("prefix", "is empty: give tokens, or leave it out")
+        prefix = np.array(request.prefix.ids, dtype=np.int32)
+    under = read_node_name(request.under) if request.HasField("under") else None
+    return TreeQuestion(limit, under, prefix, salt_of(tenant, request.cache_salt))
+
+
+def read_node_name(text: str) -> NodeName:
+    """Raises InvalidField."""
+    node, _, serial = text.partition(".")
+    if not (node.isascii() and node.isdecimal() and serial.isascii() and serial.isdecimal()):
+        raise InvalidField("under", f"is {text!r}: give a node's name as Tree told it")
+    name = (int(node), int(serial))
+    if name[0] >= 2**31 or name[1] >= 2**64:
+        raise InvalidField("under", f"is {text!r}, which no node is called")
+    return name
+
+
+def node_name(name: NodeName | None) -> str:
+    return "" if name is None else f"{name[0]}.{name[1]}"
+
+
+def tree_message(view: TreeView) -> pb.TreeResponse:
+    return pb.TreeResponse(nodes=map(_node, view))
+
+
+def _node(node: ViewedNode) -> pb.TreeNode:
+    return pb.TreeNode(
+        name=node_name(node.name),
+        above=node.above,
+        depth=node.depth,
+        tokens=node.tokens,
+        children=node.children,
+        state=None if node.state is None else node.state.value,
+        tails=node.tails,
+        leases=node.leases,
+        state_pins=node.state_pins,
+        protected=node.is_protected,
+        unused=node.unused,
+        standing=_standing(node.standing),
+        hidden=_standing(node.hidden),
+    )
+
+
+def _standing(standing: Standing) -> pb.TreeStanding:
+    return pb.TreeStanding(
+        tokens=standing.tokens, nodes=standing.nodes, checkpoints=standing.states
+    )

@@ -1,0 +1,139 @@
+"""Lets a gRPC server live on one event loop and the services' methods run on another.
+
+Stands before all other interceptors. Knows no message: bytes cross as they came, so that reading
+them costs the server's loop nothing, and neither does who may call. Thread rule: intercept_service
+and what it gives on the server's loop; interceptors behind it, handlers and deserializers on the
+other one, where they are given a context that crosses back.
+Invariants: what ends a call on either side ends it on the other; a loop that does not come round
+costs its caller a typed error after `patience`, and the server's loop nothing.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from tasuki.server.errors import CallContext, LoopBehind, refusals
+from tasuki.utils.loops.loop_thread import run_on
+
+from .malformed_requests import method_of
+
+_PATIENCE_SECONDS = 30.0
+
+
+class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stay: Sequence[str],
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
+        """stay: services, package and all, whose methods run on the server's loop, as gRPC's own
+        do. patience: seconds in which `loop` must have taken a call up."""
+        self._loop = loop
+        self._stay = (*(f"/{service}/" for service in stay), "/grpc.")
+        self._patience = patience
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        if handler_call_details.method.startswith(self._stay):
+            return await continuation(handler_call_details)
+
+        async def found() -> Any:
+            return await continuation(handler_call_details)
+
+        try:
+            handler = await asyncio.wait_for(run_on(self._loop, found()), self._patience)
+        except TimeoutError:
+            return grpc.stream_stream_rpc_method_handler(self._refuse)
+        return None if handler is None else _bridged(handler, self._loop)
+
+    async def _refuse(self, request: Any, context: CallContext) -> None:
+        async with refusals(context):
+            raise LoopBehind(
+                f"this node's callers have waited for more than {self._patience:g} s: ask another "
+                "node, or this one again later"
+            )
+
+
+class _Crossing:
+    """A call's context as its method sees it on the other loop. What waits is done on the
+    server's loop; what is only read or set goes straight there."""
+
+    def __init__(
+        self,
+        context: CallContext,
+        home: asyncio.AbstractEventLoop,
+        serialize: Callable[[Any], bytes],
+    ) -> None:
+        self._context = context
+        self._home = home
+        self._serialize = serialize
+
+    async def write(self, message: Any) -> None:
+        data = self._serialize(message)
+
+        async def write() -> None:
+            await self._context.write(data)
+
+        await run_on(self._home, write())
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        async def send() -> None:
+            await self._context.send_initial_metadata(metadata)
+
+        await run_on(self._home, send())
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailer: Any = ()) -> None:
+        """Raises, as gRPC's does."""
+
+        async def abort() -> None:
+            await self._context.abort(code, details, trailer)
+
+        await run_on(self._home, abort())
+
+    async def requests(
+        self, given: AsyncIterator[bytes], read: Callable[[bytes], Any]
+    ) -> AsyncIterator[Any]:
+        async def following() -> bytes | None:
+            return await anext(given, None)
+
+        while (data := await run_on(self._home, following())) is not None:
+            yield read(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def _bridged(handler: Any, loop: asyncio.AbstractEventLoop) -> Any:
+    """A handler of the same kind whose method runs on `loop`."""
+    method, build = method_of(handler)
+    read = handler.request_deserializer or _as_it_is
+    serialize = handler.response_serializer or _as_it_is
+
+    async def answer(given: Any, context: Any) -> Any:
+        asked = context.requests(given, read) if handler.request_streaming else read(given)
+        answered = method(asked, context)
+        if inspect.isasyncgen(answered):
+            async with aclosing(answered) as messages:
+                async for message in messages:
+                    await context.write(message)
+            return None
+        if inspect.isawaitable(answered):
+            answered = await answered
+        return None if handler.response_streaming else serialize(answered)
+
+    async def call(given: Any, context: CallContext) -> Any:
+        crossing = _Crossing(context, asyncio.get_running_loop(), serialize)
+        return await run_on(loop, answer(given, crossing))
+
+    return build(call)
+
+
+def _as_it_is(message: Any) -> Any:
+    return message

@@ -1,0 +1,103 @@
+"""Reads the fields of a request from proto messages, or refuses it with the field and the mend.
+
+Pure functions of the message and the checkpoint's codec, whose threads run what may take long; the
+engine checks again what depends on its arena.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from tasuki.engine.messages import Tokens
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.proto import inference_pb2 as pb
+from tasuki.server.asked_sampling import asked_sampling
+from tasuki.server.errors import InvalidRequest, PromptTooLong
+from tasuki.server.request_checks import MAX_STOP_TOKENS, check_length, check_vocabulary
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_renderer import MAX_MESSAGES, ChatRenderer
+from tasuki.server.text.text_codec import TextCodec
+
+
+def read_prompt(request: pb.GenerateRequest, codec: TextCodec) -> tuple[Tokens, tuple[int, ...]]:
+    """The whole prompt, int32 [T], and its marks, ascending."""
+    kind = request.WhichOneof("input")
+    if kind == "messages":
+        rendered = ChatRenderer(codec).conversation(
+            read_messages(request.messages), open_answer=True
+        )
+        tokens, marks = np.array(rendered.token_ids, dtype=np.int32), rendered.marks
+    else:
+        tokens, marks = read_plain_input(request, codec), ()
+    if not len(tokens):
+        raise InvalidRequest(
+            "prompt is empty: send text, token_ids or messages with at least one token"
+        )
+    check_length("prompt", len(tokens), codec)
+    asked = read_marks(request.marks, len(tokens))
+    return tokens, tuple(sorted({*marks, *asked}))
+
+
+def read_plain_input(
+    request: pb.GenerateRequest | pb.SessionAppendRequest, codec: TextCodec
+) -> Tokens:
+    """int32 [T] of `text` or `token_ids`, empty where neither is set."""
+    if request.WhichOneof("input") == "text":
+        return ChatRenderer(codec).text("text", request.text)
+    return read_token_ids("token_ids", request.token_ids.ids, codec)
+
+
+def read_token_ids(field: str, ids: Sequence[int], codec: TextCodec) -> Tokens:
+    tokens = np.array(ids, dtype=np.int32)
+    check_vocabulary(field, tokens, codec.vocab_size)
+    return tokens
+
+
+def read_messages(messages: pb.Messages) -> list[ChatMessage]:
+    if not messages.items:
+        raise InvalidRequest("messages is empty: send at least one message")
+    if len(messages.items) > MAX_MESSAGES:
+        raise PromptTooLong(
+            f"messages has {len(messages.items)}: send at most {MAX_MESSAGES}, or join some"
+        )
+    return [ChatMessage(item.role, item.content) for item in messages.items]
+
+
+def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
+    for mark in marks:
+        if not 0 < mark <= prompt_tokens:
+            raise InvalidRequest(
+                f"marks has {mark}, which is outside the prompt: use counts in [1, {prompt_tokens}]"
+            )
+    if any(left >= right for left, right in pairwise(marks)):
+        raise InvalidRequest("marks must ascend: sort them and drop repeats")
+    return tuple(marks)
+
+
+def read_sampling(sampling: pb.Sampling, codec: TextCodec) -> SamplingParams:
+    if not math.isfinite(sampling.temperature):
+        raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
+    stops = np.array(sampling.stop_token_ids, dtype=np.int64)
+    check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
+    absent = SamplingParams()
+
+    def given(name: str) -> Any:
+        return getattr(sampling if sampling.HasField(name) else absent, name)
+
+    try:
+        return asked_sampling(
+            codec.vocab_size,
+            max_new_tokens=given("max_new_tokens"),
+            temperature=given("temperature"),
+            top_k=given("top_k"),
+            top_p=given("top_p"),
+            seed=given("seed"),
+            stop_token_ids=tuple(stops.tolist()),
+            ignore_eos=sampling.ignore_eos,
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"sampling.{error}") from error

@@ -1,0 +1,145 @@
+"""The gRPC server that every daemon's services stand on: health, reflection, keepalive, message
+cap.
+
+Knows no service's meaning. Thread rule: a server lives on the event loop that started it; whoever
+ends it may be on another.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from tasuki.server.auth.access import LOOPBACK_ONLY, Access
+from tasuki.server.auth.surfaces import is_for_peers
+from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
+from tasuki.utils.loops.loop_thread import run_on
+
+from .auth import RequireScope
+from .loop_bridge import Bridge
+from .malformed_requests import MalformedRequests
+from .unimplemented import UnservedMethods
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = (
+    # Two daemons on one port would share its calls at random.
+    ("grpc.so_reuseport", 0),
+    # Gateways ping often and without calls; gRPC's defaults would cut them off.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Finds clients that vanished without a word.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Strangers hold a connection no longer than they use it, nor much of this node while they do.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_concurrent_streams", 4096),
+    ("grpc.max_metadata_size", 16 * 2**10),
+    ("grpc.absolute_max_metadata_size", 32 * 2**10),
+)
+
+# What a loop that has died, or stands, may cost whoever ends its server.
+_LATE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """name: as in the .proto, package and all; register: adds the servicer to a server."""
+
+    name: str
+    register: Callable[[grpc.aio.Server], None]
+
+
+class HealthSwitch(Protocol):
+    """The part of grpc_health's servicer that ends a server's life."""
+
+    def enter_graceful_shutdown(self) -> Coroutine[Any, Any, None]: ...
+
+
+class Server:
+    """A started server. `drain` ends it, once."""
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        host: str,
+        port: int,
+        health_servicer: HealthSwitch,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._server = server
+        self._health = health_servicer
+        self.port = port
+        self.address = join_address(host, port)
+
+    async def refuse_traffic(self) -> None:
+        """Health says NOT_SERVING from now on, for every service; calls are still answered."""
+        await self._there(self._health.enter_graceful_shutdown(), _LATE_SECONDS)
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new calls, let those in progress end within `timeout` seconds, then cancel
+        them."""
+        await self.refuse_traffic()
+        await self._there(self._stop(timeout), timeout + _LATE_SECONDS)
+
+    async def _stop(self, timeout: float) -> None:
+        await self._server.stop(timeout)
+
+    async def _there(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
+        try:
+            await asyncio.wait_for(run_on(self._loop, coroutine), timeout)
+        except TimeoutError:
+            log.warning("the server at %s does not end: it ends with the process", self.address)
+
+
+async def start_server(
+    bind: str,
+    services: Sequence[Service],
+    access: Access = LOOPBACK_ONLY,
+    bridge: Bridge | None = None,
+) -> Server:
+    """bind: HOST:PORT, port 0 picks one. bridge: to the loop on which services run; None: this one.
+    Raises BindError, TlsError."""
+    host, _ = parse_bind(bind, access)
+    if not all(is_for_peers(service.name) for service in services):
+        require_callers_known(bind, access)
+    credentials = None if access.tls is None else access.tls.grpc_credentials()
+    interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [
+        RequireScope(access.keys),
+        MalformedRequests(),
+        UnservedMethods(),
+    ]
+    if bridge is not None:
+        # First, so that who may call is judged where all other callers are.
+        interceptors.insert(0, bridge)
+    limits = (
+        ("grpc.max_receive_message_length", access.max_message_bytes),
+        ("grpc.max_send_message_length", access.max_message_bytes),
+        ("grpc.max_allowed_incoming_connections", access.max_connections),
+    )
+    server = grpc.aio.server(interceptors=interceptors, options=(*_OPTIONS, *limits))
+    health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    names = [service.name for service in services]
+    for service in services:
+        service.register(server)
+    reflection.enable_server_reflection(
+        [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+    )
+    try:
+        if credentials is None:
+            bound = server.add_insecure_port(bind)
+        else:
+            bound = server.add_secure_port(bind, credentials)
+    except RuntimeError as error:
+        raise BindError(f"bind {bind} failed: is the port taken? Try port 0") from error
+    for name in ("", *names):
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await server.start()
+    return Server(server, host, bound, health_servicer)

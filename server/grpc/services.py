@@ -1,0 +1,60 @@
+"""The services that a front offers over one engine."""
+
+import time
+from functools import partial
+
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.config import FrontConfig
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.role_change import RoleChange
+from tasuki.server.sessions.session_store import SessionStore
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
+
+from .admin_service import AdminService
+from .inference_service import InferenceService
+from .server import Service
+from .session_service import SessionService
+
+
+def front_services(
+    engine: EngineClient,
+    codec: TextCodec,
+    config: FrontConfig,
+    handover: HandoverStatusSource = HandoverStatus,
+    role_change: RoleChange | None = None,
+) -> tuple[Service, ...]:
+    """Inference, Session and CacheAdmin over one engine; the rest as AdminService says."""
+    store = SessionStore(
+        engine,
+        time.monotonic,
+        config.max_sessions,
+        config.session_idle_seconds,
+        config.key_sessions,
+    )
+    keys = config.access.keys
+    inference = InferenceService(engine, codec, keys)
+    session = SessionService(engine, codec, store, keys)
+    return (
+        Service(
+            "tasuki.v1.Inference",
+            partial(pb_grpc.add_InferenceServicer_to_server, inference),
+        ),
+        Service(
+            "tasuki.v1.Session",
+            partial(pb_grpc.add_SessionServicer_to_server, session),
+        ),
+        admin_service(engine, config, store, handover, role_change),
+    )
+
+
+def admin_service(
+    engine: EngineClient,
+    config: FrontConfig,
+    store: SessionStore | None,
+    handover: HandoverStatusSource = HandoverStatus,
+    role_change: RoleChange | None = None,
+) -> Service:
+    """CacheAdmin alone; store is None where there are no sessions."""
+    admin = AdminService(engine, store, handover, role_change, config.access.keys)
+    return Service("tasuki.v1.CacheAdmin", partial(pb_grpc.add_CacheAdminServicer_to_server, admin))

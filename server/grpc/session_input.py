@@ -1,0 +1,67 @@
+"""What one Append adds to a session's log, read from its message.
+
+Pure functions of the message, the log's tail and the checkpoint's codec; any thread.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from tasuki.engine.messages import Tokens
+from tasuki.proto import inference_pb2 as pb
+from tasuki.server.errors import InvalidRequest
+from tasuki.server.sessions.session_store import Tail
+from tasuki.server.sessions.token_log import TokenLog
+from tasuki.server.text.chat_renderer import ChatRenderer
+from tasuki.server.text.text_codec import TextCodec
+
+from .request_reader import read_messages, read_plain_input, read_token_ids
+
+
+@dataclass(frozen=True)
+class SessionInput:
+    """tail: the log's, with it. closing: tokens that come first, which end an answer; its first
+    one is left out where the log ends with it already. marks: token counts within `tokens`."""
+
+    tail: Tail
+    tokens: Tokens
+    marks: tuple[int, ...] = ()
+    closing: tuple[int, ...] = ()
+
+    def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
+        """What to append to that log: tokens, and marks among them."""
+        closing = self.closing
+        if closing and log.ends_with(closing[0]):
+            closing = closing[1:]
+        tokens = np.concatenate([np.array(closing, dtype=np.int32), self.tokens])
+        return tokens, tuple(len(closing) + mark for mark in self.marks)
+
+
+def read_session_input(
+    request: pb.SessionAppendRequest, tail: Tail, codec: TextCodec
+) -> SessionInput:
+    """tail: the log's before. Raises InvalidRequest, PromptTooLong."""
+    match request.WhichOneof("input"):
+        case "messages":
+            return _messages(request.messages, tail, ChatRenderer(codec))
+        case "answer":
+            # As if the turn had been generated here.
+            tokens = read_token_ids("answer", request.answer.ids, codec)
+            if not len(tokens):
+                raise InvalidRequest("answer is empty: leave out a turn that answered nothing")
+            return SessionInput(Tail.ANSWER, tokens)
+        case _:
+            tokens = read_plain_input(request, codec)
+            if not len(tokens):
+                raise InvalidRequest("input is empty: send text, token_ids or messages")
+            return SessionInput(Tail.TOKENS, tokens)
+
+
+def _messages(messages: pb.Messages, tail: Tail, renderer: ChatRenderer) -> SessionInput:
+    read = read_messages(messages)
+    if tail is Tail.EMPTY:
+        rendered = renderer.conversation(read, open_answer=False)
+    else:
+        rendered = renderer.continuation(read)
+    closing = renderer.answer_closing() if tail is Tail.ANSWER else []
+    tokens = np.array(rendered.token_ids, dtype=np.int32)
+    return SessionInput(Tail.MESSAGES, tokens, rendered.marks, tuple(closing))

@@ -1,0 +1,57 @@
+"""What this node does not serve: methods of ours that are unknown here, and OpenAI's paths on a
+node that answers no clients. Refused with the mend, where gRPC's own refusal names none.
+
+Knows services by their names alone; keeps nothing. One event loop's thread.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from aiohttp import web
+from tasuki.server.errors import CallContext, NotServedHere, refusals
+
+_CLIENTS = "clients ask decode nodes, or `tasuki serve`"
+_MENDS = {
+    "/tasuki.v1.Inference/": _CLIENTS,
+    "/tasuki.v1.Session/": _CLIENTS,
+    "/tokenspeed.": "start this node with --gateway",
+    "/tasuki.handover.": "name a prefill node with --prefill",
+    "/tasuki.": "ask a node of that role and of the caller's version",
+}
+
+
+class UnservedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Methods of foreign services keep gRPC's own refusal."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is not None or not method.startswith(tuple(_MENDS)):
+            return handler
+
+        async def refuse(request: Any, context: CallContext) -> None:
+            async with refusals(context):
+                raise _unserved(
+                    method, next(_MENDS[prefix] for prefix in _MENDS if method.startswith(prefix))
+                )
+
+        # Messages stay bytes: what they would have been does not matter.
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def unserved_routes() -> list[web.RouteDef]:
+    """OpenAI's paths on a node that answers no clients."""
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        raise _unserved(request.path, _CLIENTS)
+
+    return [web.route("*", path, refuse) for path in ("/v1/{path:.*}", "/tokenize")]
+
+
+def _unserved(what: str, mend: str) -> NotServedHere:
+    return NotServedHere(f"{what} is not served here: {mend}")

@@ -1,0 +1,1 @@
+"""The HTTP server: bounds, errors, metrics and the page. No endpoint of OpenAI."""

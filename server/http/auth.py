@@ -1,0 +1,65 @@
+"""Who may ask over HTTP: what surfaces.py asks of a route's callers is asked of each here, before
+the request's body is read.
+
+Knows routes by their patterns alone. A key is never logged. One event loop's thread.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.abc import AbstractMatchInfo
+from aiohttp.typedefs import Middleware
+from tasuki.server.auth.api_keys import ApiKeys
+from tasuki.server.auth.caller import NOBODY, Caller
+from tasuki.server.auth.request_context import TRACE_HEADER, Origin
+from tasuki.server.auth.surfaces import HTTP, Unscoped, denial, suffices
+from tasuki.server.auth.tenant import TENANT_KEY, tenant_of
+from tasuki.server.errors import InvalidApiKey, NotServedHere
+
+_CALLER = web.RequestKey("caller", Caller)
+
+
+def http_caller(request: web.Request) -> Caller:
+    """Who asks, once the middleware has let the request in."""
+    caller: Caller = request.get(_CALLER, NOBODY)
+    return caller
+
+
+def require_scope(keys: ApiKeys) -> Middleware:
+    """Middleware that asks for `Authorization: Bearer API_KEY`, of a key that is good for the
+    route."""
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        caller = keys.caller(request.headers.getall("Authorization", []))
+        surface = surface_of(request.match_info)
+        # Of paths that are not there, too, only who bears a key is told.
+        needs = HTTP.get(surface, Unscoped.ANY_KEY) if surface else Unscoped.ANY_KEY
+        if not suffices(needs, caller):
+            if caller is None:
+                raise InvalidApiKey("send this node's key as `Authorization: Bearer KEY`")
+            raise denial(f"{request.method} {request.path}", needs, caller)
+        if surface is not None and surface not in HTTP:
+            raise NotServedHere(f"{request.method} {request.path} is not served here")
+        request[_CALLER] = caller or NOBODY
+        return await handler(request)
+
+    return check
+
+
+def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
+    """The row's key in surfaces.HTTP; None of a path or method that no route has."""
+    if not isinstance(match, web.UrlMappingMatchInfo) or match.http_exception is not None:
+        return None
+    route = match.route
+    assert route.resource is not None
+    return "GET" if route.method == "HEAD" else route.method, route.resource.canonical
+
+
+def http_origin(request: web.Request) -> Origin:
+    """Raises PermissionDenied, InvalidField."""
+    caller = http_caller(request)
+    tenant = tenant_of(caller, request.headers.getall(TENANT_KEY, []))
+    return Origin(caller, request.headers.get(TRACE_HEADER, ""), tenant)

@@ -1,0 +1,173 @@
+"""The dashboard over HTTP: the page at `/`, its data under `/debug`, a stream of changes.
+
+Knows a history and where to ask for the tree; draws nothing. One event loop's thread. Nothing here
+blocks an engine: views are made of what the history holds, the tree is asked for once a look.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from tasuki.dashboard.history import views
+from tasuki.dashboard.history.node_history import NodeHistory
+from tasuki.dashboard.page_files import INDEX, PageFile
+from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.errors import WatcherLimit
+
+from .auth import http_caller
+from .errors import HttpRefusal
+
+_STREAM_SECONDS = 1.0
+_SPAN_SECONDS = (10, 3600)
+_POINTS = (10, 600)
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
+
+
+@dataclass(frozen=True)
+class DashboardSource:
+    """now: seconds since 1970 of the history's end. tree: the nodes of the radix tree below the one
+    of that name, None from the top; None where nothing is served, as for a recording. about: what
+    this is a history of. telling_blocks: entered while somebody records prompts' blocks."""
+
+    history: NodeHistory
+    now: Callable[[], float]
+    tree: TreeSource | None
+    about: dict[str, str]
+    telling_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+class DashboardHandlers:
+    def __init__(
+        self, source: DashboardSource, page: dict[str, PageFile], watchers: AtOnce | None = None
+    ) -> None:
+        """watchers: who may stream at once; None: everybody."""
+        self._watchers = watchers or AtOnce(WatcherLimit, "streams of events", 0)
+        self._source = source
+        self._history = source.history
+        self._page = page
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self._index),
+            web.get("/page/{name:.+}", self._file),
+            web.get("/debug/overview", self._overview),
+            web.get("/debug/stream", self._counted(self._stream)),
+            web.get("/debug/events", self._counted(self._events)),
+            web.get("/debug/requests", self._listed(views.requests)),
+            web.get("/debug/requests/{name}", self._request),
+            web.get("/debug/sessions", self._listed(views.sessions)),
+            web.get("/debug/handovers", self._listed(views.handovers)),
+            web.get("/debug/evictions", self._listed(views.evictions)),
+            web.get("/debug/faults", self._listed(views.faults)),
+            web.get("/debug/tree", self._tree),
+        ]
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return self._told(INDEX)
+
+    async def _file(self, request: web.Request) -> web.Response:
+        return self._told(request.match_info["name"])
+
+    def _told(self, name: str) -> web.Response:
+        file = self._page.get(name)
+        if file is None:
+            raise HttpRefusal(404, "not_found", f"the page has no file {name!r}")
+        headers = {**_PAGE_HEADERS, "Content-Type": file.content_type}
+        return web.Response(body=file.content, headers=headers)
+
+    def _listed(
+        self, view: Callable[[NodeHistory], Any]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            return web.json_response(view(self._history))
+
+        return handle
+
+    def _counted(self, stream: Handler) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            with self._watchers.held(http_caller(request)):
+                return await stream(request)
+
+        return handle
+
+    async def _request(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        record = self._history.requests.find(name)
+        if record is None:
+            raise HttpRefusal(
+                404, "not_found", f"request {name!r} is not among the last that ended"
+            )
+        return web.json_response(record)
+
+    async def _overview(self, request: web.Request) -> web.Response:
+        return web.json_response(self._summary(*_span(request)))
+
+    def _summary(self, seconds: int, points: int) -> dict[str, Any]:
+        overview = views.overview(self._history, self._source.now(), seconds, points)
+        return {"about": self._source.about, **overview}
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """The overview, now and whenever something happened, at most once a second."""
+        seconds, points = _span(request)
+        reply = await _open_stream(request)
+        seen = -1
+        while True:
+            end = self._history.journal.end
+            if end != seen:
+                seen = end
+                await _write(reply, self._summary(seconds, points))
+            await asyncio.sleep(_STREAM_SECONDS)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Events one by one from number `after` on, or from now: what a recorder keeps. Those that
+        are forgotten are left out. blocks=1: with prompts' blocks from now on."""
+        number = _number(request, "after", self._history.journal.end, 0, 1 << 62)
+        blocks = _number(request, "blocks", 0, 0, 1)
+        reply = await _open_stream(request)
+        with self._source.telling_blocks() if blocks else nullcontext():
+            while True:
+                fresh = self._history.journal.since(number)
+                number = fresh.next
+                for event in fresh.events:
+                    await _write(reply, event)
+                await asyncio.sleep(_STREAM_SECONDS / 4)
+
+    async def _tree(self, request: web.Request) -> web.Response:
+        if self._source.tree is None:
+            raise HttpRefusal(404, "not_found", "a recording holds no tree: ask a running node")
+        return web.json_response(await self._source.tree(request.query.get("under")))
+
+
+def _span(request: web.Request) -> tuple[int, int]:
+    seconds = _number(request, "seconds", 300, *_SPAN_SECONDS)
+    return seconds, _number(request, "points", 150, *_POINTS)
+
+
+def _number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query.get(name, str(default))
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise HttpRefusal(400, "invalid", f"{name} must be a number from {least} to {most}")
+    return int(text)
+
+
+async def _open_stream(request: web.Request) -> web.StreamResponse:
+    reply = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    )
+    await reply.prepare(request)
+    return reply
+
+
+async def _write(reply: web.StreamResponse, value: Any) -> None:
+    await reply.write(b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")

@@ -1,0 +1,127 @@
+"""Errors as OpenAI's clients expect them: a status, and {"error": {message, type, param, code}}.
+
+| error | HTTP | code |
+| --- | --- | --- |
+| InvalidRequest, InvalidField | 400 | invalid |
+| PromptTooLong, RequestRejected(TOO_LONG) | 400 | context_length_exceeded |
+| InvalidApiKey | 401 | invalid_api_key |
+| PermissionDenied | 403 | permission_denied |
+| unknown model | 404 | model_not_found |
+| unknown path or method | 404, 405 | not_found, method_not_allowed |
+| body that comes too slowly | 408 | slow_body |
+| DuplicateRequest | 409 | duplicate_request |
+| RequestAborted | 409 | aborted |
+| body over the limit | 413 | body_too_large |
+| body that is not application/json | 415 | not_json |
+| body with a Content-Encoding | 415 | unsupported_encoding |
+| Host that is not served here | 421 | wrong_host |
+| SlowReader | 429 | slow_reader |
+| RateLimited | 429 | rate_limited |
+| RequestLimit | 429 | request_limit |
+| WatcherLimit | 429 | watcher_limit |
+| anything else | 500 | internal |
+| NotServedHere | 501 | not_served_here |
+| Busy, or too many connections | 503 | busy |
+| RequestRejected(DRAINING) | 503 | draining |
+| RequestRejected(QUEUE_TIMEOUT) | 503 | queue_timeout |
+
+429 and 503 carry Retry-After, in whole seconds. An error after a stream has begun comes as one
+event of the same shape, then [DONE].
+"""
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from aiohttp import web
+from tasuki.server.errors import FrontError, InvalidField, RateLimited
+
+log = logging.getLogger(__name__)
+
+_HTTP = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.FAILED_PRECONDITION: 409,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}
+_TYPE = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+_CODE = {"too_long": "context_length_exceeded"}
+_PLAIN_CODE = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_RETRY_SECONDS = 1
+
+
+class HttpRefusal(Exception):
+    """A refusal that only HTTP has."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def error_status(error: Exception) -> int:
+    if isinstance(error, HttpRefusal):
+        return error.status
+    return _HTTP[error.status] if isinstance(error, FrontError) else 500
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """What a client is told. An error that is none of ours says nothing of itself."""
+    message, code = "internal error: see this node's log", "internal"
+    if isinstance(error, HttpRefusal):
+        message, code = str(error), error.code
+    elif isinstance(error, FrontError):
+        message, code = str(error), _CODE.get(error.kind, error.kind)
+    field = error.field if isinstance(error, InvalidField) else None
+    return _shape(error_status(error), message, code, field)
+
+
+@web.middleware
+async def openai_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (FrontError, HttpRefusal) as error:
+        return _response(error_status(error), error_body(error), _retry_seconds(error))
+    except web.HTTPException as error:
+        code = _PLAIN_CODE.get(error.status, "invalid")
+        return _response(error.status, _shape(error.status, error.reason, code, None))
+    except ConnectionError:
+        raise
+    except Exception as error:
+        log.exception("%s %s failed", request.method, request.path)
+        return _response(500, error_body(error))
+
+
+def _shape(status: int, message: str, code: str, field: str | None) -> dict[str, Any]:
+    kind = _TYPE.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+def _retry_seconds(error: Exception) -> int:
+    if isinstance(error, RateLimited):
+        return max(_RETRY_SECONDS, math.ceil(error.retry_after))
+    return _RETRY_SECONDS
+
+
+def _response(
+    status: int, body: dict[str, Any], retry_seconds: int = _RETRY_SECONDS
+) -> web.Response:
+    headers = {"Retry-After": str(retry_seconds)} if status in (429, 503) else None
+    return web.json_response(body, status=status, headers=headers)

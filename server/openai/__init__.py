@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: request fields to an engine's request, tokens to replies."""

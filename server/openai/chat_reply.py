@@ -1,0 +1,99 @@
+"""A chat's answer in OpenAI's shape: content, tool calls, logprobs.
+
+Owns what came so far. Knows no HTTP. One answer, one thread.
+"""
+
+import json
+from typing import Any
+from uuid import uuid4
+
+from tasuki.engine.messages import FinishReason
+from tasuki.server.text.chat_message import ToolCall
+from tasuki.server.text.text_answer import Ending, Piece
+from tasuki.server.text.tokenizer import Tokenizer
+from tasuki.server.text.tool_call_scanner import ToolCallScanner
+
+from .reply import ReplyHead
+from .usage import chat_logprob
+
+
+class ChatReply:
+    whole_kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        head: ReplyHead,
+        scanner: ToolCallScanner,
+        tokenizer: Tokenizer | None,
+        top_logprobs: int | None,
+    ) -> None:
+        """top_logprobs: alternatives a token, 0 or 1; None: no logprobs at all."""
+        self.head = head
+        self._scanner = scanner
+        self._tokenizer = tokenizer
+        self._top = top_logprobs
+        self._content: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [_chunk({"role": "assistant", "content": ""})]
+
+    def push(self, piece: Piece) -> list[dict[str, Any]]:
+        deltas = self._deltas(self._scanner.push(piece.text))
+        if self._top is None or piece.token is None:
+            return [_chunk(delta) for delta in deltas]
+        entry = chat_logprob(piece.token, self._tokenizer, self._top)
+        self._logprobs.append(entry)
+        # A token whose text is held back still has its logprob now.
+        first, *rest = deltas or [{"content": ""}]
+        return [_chunk(first, [entry]), *map(_chunk, rest)]
+
+    def finish(self, ending: Ending) -> list[dict[str, Any]]:
+        chunks = [_chunk(delta) for delta in self._deltas(self._scanner.finish())]
+        return [*chunks, {**_chunk({}), "finish_reason": self._reason(ending)}]
+
+    def whole(self, ending: Ending) -> dict[str, Any]:
+        content = "".join(self._content)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self._calls:
+            message["content"] = content or None
+            message["tool_calls"] = self._calls
+        return {
+            "index": 0,
+            "message": message,
+            "logprobs": None if self._top is None else {"content": self._logprobs},
+            "finish_reason": self._reason(ending),
+        }
+
+    def _reason(self, ending: Ending) -> str:
+        if ending.reason is FinishReason.STOP and self._calls:
+            return "tool_calls"
+        return ending.reason.value
+
+    def _deltas(self, found: list[str | ToolCall]) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        for item in found:
+            if isinstance(item, str):
+                self._content.append(item)
+                deltas.append({"content": item})
+                continue
+            call = _call(item)
+            deltas.append({"tool_calls": [{"index": len(self._calls), **call}]})
+            self._calls.append(call)
+        return deltas
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {
+        "id": f"call_{uuid4().hex}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def _chunk(delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    told = None if logprobs is None else {"content": logprobs}
+    return {"index": 0, "delta": delta, "logprobs": told, "finish_reason": None}

@@ -1,0 +1,64 @@
+"""A plain completion's answer in OpenAI's shape: text and logprobs.
+
+Owns what came so far. Knows no HTTP. One answer, one thread.
+"""
+
+from typing import Any
+
+from tasuki.server.text.text_answer import Ending, Piece
+from tasuki.server.text.tokenizer import Tokenizer
+
+from .reply import ReplyHead
+from .usage import json_logprob, token_text
+
+
+class CompletionReply:
+    whole_kind = chunk_kind = "text_completion"
+
+    def __init__(
+        self, head: ReplyHead, tokenizer: Tokenizer | None, top_logprobs: int | None
+    ) -> None:
+        """top_logprobs: alternatives a token, 0 or 1; None: no logprobs at all."""
+        self.head = head
+        self._tokenizer = tokenizer
+        self._top = top_logprobs
+        self._texts: list[str] = []
+        self._offset = 0
+        self._logprobs = _no_logprobs()
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def push(self, piece: Piece) -> list[dict[str, Any]]:
+        self._texts.append(piece.text)
+        if self._top is None or piece.token is None:
+            return [_choice(piece.text)] if piece.text else []
+        text, _ = token_text(piece.token.token, self._tokenizer)
+        logprobs: dict[str, list[Any]] = {
+            "tokens": [text],
+            "token_logprobs": [json_logprob(piece.token.logprob)],
+            "top_logprobs": [{text: json_logprob(piece.token.logprob)} if self._top else {}],
+            "text_offset": [self._offset],
+        }
+        self._offset += len(text)
+        for name, values in logprobs.items():
+            self._logprobs[name] += values
+        return [{**_choice(piece.text), "logprobs": logprobs}]
+
+    def finish(self, ending: Ending) -> list[dict[str, Any]]:
+        return [{**_choice(""), "finish_reason": ending.reason.value}]
+
+    def whole(self, ending: Ending) -> dict[str, Any]:
+        return {
+            **_choice("".join(self._texts)),
+            "logprobs": None if self._top is None else self._logprobs,
+            "finish_reason": ending.reason.value,
+        }
+
+
+def _no_logprobs() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def _choice(text: str) -> dict[str, Any]:
+    return {"index": 0, "text": text, "logprobs": None, "finish_reason": None}

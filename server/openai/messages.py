@@ -1,0 +1,99 @@
+"""`messages` and `tools` of a chat request, as values that a chat template takes.
+
+Pure functions; what is wrong is named with its place.
+"""
+
+import json
+from typing import Any
+
+from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
+from tasuki.server.text.json_bounds import MAX_DEPTH, holds_too_many_values, nested_too_deeply
+
+from .request_fields import RequestFields
+
+# OpenAI's newer name for what templates call system.
+_ROLE = {"developer": "system"}
+
+
+def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
+    messages = fields.items("messages")
+    if not messages:
+        raise InvalidField("messages", "is empty: send at least one message")
+    if len(messages) > MAX_MESSAGES:
+        raise PromptTooLong(
+            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
+        )
+    return [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
+
+
+def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
+    """The definitions as they came; none where tool_choice is "none"."""
+    tools = fields.items("tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise InvalidField(place, 'must be an object with "type": "function"')
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidField(f"{place}.function", "must be an object with a name")
+    choice = fields.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise InvalidField("tool_choice", 'must be "auto" or "none": no call can be forced here')
+    if tools and fields.get("parallel_tool_calls") is False:
+        raise InvalidField("parallel_tool_calls", "must be true: the model decides how many")
+    return [] if choice == "none" else tools
+
+
+def _message(item: Any, place: str) -> ChatMessage:
+    if not isinstance(item, dict) or not isinstance(item.get("role"), str):
+        raise InvalidField(place, "must be an object with a role")
+    role: str = item["role"]
+    role = _ROLE.get(role, role)
+    calls = item.get("tool_calls") or []
+    if not isinstance(calls, list) or (calls and role != "assistant"):
+        raise InvalidField(f"{place}.tool_calls", "must be a list, in an assistant's message")
+    content = _content(item.get("content"), f"{place}.content", optional=bool(calls))
+    tool_calls = tuple(
+        _tool_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)
+    )
+    return ChatMessage(role, content, tool_calls)
+
+
+def _content(content: Any, place: str, *, optional: bool) -> str:
+    """A string, or text parts; absent only beside tool calls."""
+    if isinstance(content, str):
+        return content
+    if content is None and optional:
+        return ""
+    if not isinstance(content, list):
+        raise InvalidField(place, "must be a string or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise InvalidField(f"{place}[{index}]", 'must be {"type": "text", "text": ...}')
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_call(call: Any, place: str) -> ToolCall:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidField(f"{place}.function", "must be an object with a name")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        if holds_too_many_values(arguments.encode()):
+            raise InvalidField(f"{place}.function.arguments", "holds too many values")
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise InvalidField(f"{place}.function.arguments", f"is not JSON: {error}") from error
+    if not isinstance(arguments, dict) or nested_too_deeply(arguments):
+        raise InvalidField(
+            f"{place}.function.arguments", f"must be a JSON object of {MAX_DEPTH} levels"
+        )
+    return ToolCall(function["name"], arguments)

@@ -1,0 +1,64 @@
+"""GET /v1/models and POST /tokenize: what is served, and how it reads text."""
+
+import json
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from tasuki.server.http.body import read_body
+from tasuki.server.http.errors import HttpRefusal
+
+from .chat import render_chat
+from .completions import read_prompt
+from .generation import ServedModel
+from .request_fields import check_is_json, read_fields
+
+
+class ModelHandlers:
+    """Knows the model only, no engine."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def list(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def one(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name != self._model.name:
+            raise HttpRefusal(404, "model_not_found", f"model {name!r} is not served here")
+        return web.json_response(self._card())
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """`prompt` as completions take it, or `messages` as chats do."""
+        check_is_json(request)
+        body = await read_body(request)
+        reply = await self._model.codec.work.run(partial(_tokenized, self._model, body))
+        return web.Response(body=reply, content_type="application/json", charset="utf-8")
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created,
+            "owned_by": "tasuki",
+            "max_model_len": self._model.max_tokens,
+        }
+
+
+def _tokenized(model: ServedModel, body: list[bytes]) -> bytes:
+    """On any thread: half a million token ids take longer to write than the loop may be held."""
+    tokens = _tokens(model, body)
+    reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
+    return json.dumps(reply).encode()
+
+
+def _tokens(model: ServedModel, body: list[bytes]) -> list[int]:
+    fields = read_fields(body)
+    model.check_name(fields)
+    codec = model.codec
+    if fields.get("messages") is None:
+        tokens: list[int] = read_prompt(fields, codec).tolist()
+        return tokens
+    opened = fields.get("add_generation_prompt") is None or fields.flag("add_generation_prompt")
+    return render_chat(fields, codec, open_answer=opened).token_ids

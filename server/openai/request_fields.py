@@ -1,0 +1,115 @@
+"""A JSON request's fields by name and type, or InvalidField with the name and the mend.
+
+Pure; any thread. A field that is null counts as absent, as OpenAI's clients mean it.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+from tasuki.server.errors import InvalidField, InvalidRequest
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.text.json_bounds import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    holds_too_many_values,
+    nested_too_deeply,
+)
+
+
+class RequestFields:
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def get(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def text(self, name: str) -> str | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise InvalidField(name, "must be a string")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise InvalidField(name, "must be true or false")
+        return bool(value)
+
+    def integer(self, name: str) -> int | None:
+        """Fits 63 bits and a sign."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+            raise InvalidField(name, "must be an integer")
+        return value
+
+    def number(self, name: str) -> float | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidField(name, "must be a number")
+        if not abs(value) <= sys.float_info.max:
+            raise InvalidField(name, "must be finite")
+        return float(value)
+
+    def items(self, name: str) -> list[Any]:
+        value = self.get(name)
+        if value is not None and not isinstance(value, list):
+            raise InvalidField(name, "must be a list")
+        return value or []
+
+    def fields(self, name: str) -> "RequestFields":
+        """Those of an object; of an empty one where it is absent."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise InvalidField(name, "must be an object")
+        return RequestFields(value or {})
+
+
+def check_is_json(request: web.Request) -> None:
+    """A body must say that it is JSON: a web page cannot send that to another origin unasked."""
+    if request.content_type != "application/json":
+        raise HttpRefusal(415, "not_json", "send the body with Content-Type: application/json")
+
+
+def read_fields(pieces: list[bytes]) -> RequestFields:
+    """Of a body, which must be a JSON object; takes its pieces, so that they are freed on the
+    thread that calls. Raises InvalidRequest."""
+    body = b"".join(pieces)
+    pieces.clear()
+    if holds_too_many_values(body):
+        raise InvalidRequest(f"body holds over {MAX_VALUES} values: send less")
+    try:
+        values = json.loads(body, parse_constant=_no_constant)
+        if b"\\ud" in body or b"\\uD" in body:
+            # Half a surrogate pair is JSON, but no text.
+            _check_text(values)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"body is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise InvalidRequest("body must be a JSON object")
+    if nested_too_deeply(values):
+        raise InvalidRequest(f"body is nested too deeply: use at most {MAX_DEPTH} levels")
+    return RequestFields(values)
+
+
+def _check_text(value: Any) -> None:
+    """Raises UnicodeEncodeError."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            key.encode()
+            _check_text(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_text(item)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

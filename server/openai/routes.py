@@ -1,0 +1,38 @@
+"""The OpenAI-compatible HTTP API over one engine, as routes."""
+
+import time
+from pathlib import Path
+
+from aiohttp import web
+from tasuki.server.config import FrontConfig
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.text.text_codec import TextCodec
+
+from .chat import ChatHandler
+from .completions import CompletionHandler
+from .generation import ServedModel
+from .models import ModelHandlers
+
+
+def openai_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
+    models = ModelHandlers(model)
+    return [
+        web.post("/v1/chat/completions", ChatHandler(engine, model).handle),
+        web.post("/v1/completions", CompletionHandler(engine, model).handle),
+        web.get("/v1/models", models.list),
+        web.get("/v1/models/{name:.+}", models.one),
+        web.post("/tokenize", models.tokenize),
+    ]
+
+
+def served_model(
+    folder: str, config: FrontConfig, max_tokens: int, codec: TextCodec
+) -> ServedModel:
+    """folder: the checkpoint's; it names the model where the config does not. max_tokens: of prompt
+    and answer together."""
+    return ServedModel(
+        name=config.served_model_name or Path(folder).resolve().name,
+        created=int(time.time()),
+        max_tokens=max_tokens,
+        codec=codec,
+    )

@@ -1,0 +1,64 @@
+"""What OpenAI-shaped answers tell of tokens: usage with its cached part, logprobs. Pure functions.
+
+`cached_tokens` counts usable tokens: those that were not computed again. The rest of the story is
+told as `prompt_tokens_details.hybrid` to those who ask with the header `x-tasuki-hit: 1`.
+"""
+
+import math
+from typing import Any
+
+from aiohttp import web
+from tasuki.engine import messages as m
+from tasuki.server.text.text_answer import Ending
+from tasuki.server.text.tokenizer import Tokenizer
+
+HIT_HEADER = "x-tasuki-hit"
+
+
+def wants_hit(request: web.Request) -> bool:
+    return request.headers.get(HIT_HEADER) == "1"
+
+
+def usage(ending: Ending, *, with_hit: bool) -> dict[str, Any]:
+    hit = ending.usage.hit
+    details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
+    if with_hit and hit is not None:
+        details["hybrid"] = _hybrid(hit)
+    prompt, completion = ending.usage.prompt_tokens, ending.completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": details,
+    }
+
+
+def token_text(token: int, tokenizer: Tokenizer | None) -> tuple[str, list[int]]:
+    """A token as text, a torn character as U+FFFD, and as bytes; both empty for a special one."""
+    content = b"" if tokenizer is None else tokenizer.token_bytes(token)
+    return content.decode(errors="replace"), list(content)
+
+
+def chat_logprob(token: m.TokenOut, tokenizer: Tokenizer | None, top: int) -> dict[str, Any]:
+    text, content = token_text(token.token, tokenizer)
+    entry = {"token": text, "logprob": json_logprob(token.logprob), "bytes": content}
+    return {**entry, "top_logprobs": [entry] * top}
+
+
+def json_logprob(logprob: float) -> float:
+    """JSON has no NaN and no infinity; OpenAI's own stand-in for a token that cannot be."""
+    return logprob if math.isfinite(logprob) else -9999.0
+
+
+def _hybrid(hit: m.HitBreakdown) -> dict[str, Any]:
+    """lost: tokens that might have been cached; reason: why most of them were not."""
+    causes = {cause: count for cause, count in hit.causes.items() if count}
+    lost = {cause: count for cause, count in causes.items() if cause != "new"}
+    return {
+        "kv_match": hit.kv_tokens,
+        "usable": hit.usable_tokens,
+        "lost": sum(lost.values()),
+        "reason": max(lost, key=lost.__getitem__) if lost else None,
+        "causes": causes,
+        "checkpoint_source": hit.checkpoint_source,
+    }

@@ -1,0 +1,56 @@
+"""Bounds that every request must hold, whichever protocol carries it. Pure functions."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+from tasuki.engine.messages import RequestId, Tokens
+from tasuki.server.text.text_codec import TextCodec
+
+from .errors import InvalidRequest, PromptTooLong
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+
+
+MAX_REQUEST_ID = 256
+MAX_STOP_TOKENS = 256
+
+
+def read_request_id(request_id: str) -> RequestId:
+    """The client's id, or a fresh one where it gave none."""
+    if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable() or not request_id.isascii():
+        raise InvalidRequest(
+            f"request_id must be at most {MAX_REQUEST_ID} printable ASCII characters, or empty"
+        )
+    return RequestId(request_id or uuid4().hex)
+
+
+def check_length(field: str, tokens: int, codec: TextCodec) -> None:
+    if tokens >= codec.max_tokens:
+        raise PromptTooLong(
+            f"{field} has {tokens} tokens, and the model's context is {codec.max_tokens} with the "
+            "answer: "
+            "send less"
+        )
+
+
+def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
+    """int32 of a JSON list. Raises InvalidRequest where it holds anything but integers of that
+    size."""
+    for token in ids:
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise InvalidRequest(f"{field} must hold token ids, not {token!r:.40}")
+    return np.array(ids, dtype=np.int32)
+
+
+def check_vocabulary(
+    field: str, tokens: NDArray[np.int32] | NDArray[np.int64], vocab_size: int
+) -> None:
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise InvalidRequest(
+            f"{field} has {int(outside[0])}, which is outside the vocabulary: use ids in [0, "
+            f"{vocab_size})"
+        )

@@ -1,0 +1,182 @@
+"""A node that is asked to take the other role: drain, then begin again as what was asked for.
+
+The process replaces itself (exec), so that the new role has a process of its own making, under the
+same id and at the same addresses. Knows roles as names of commands and their settings as fields;
+does not know what either does. Thread rule: the event loop, but for become(), which ends all
+threads.
+Invariants: what is asked for was read and found good before anything is drained; a call tunes and
+never says who may ask, where the node is or whom it trusts (role_settings.py); secrets travel in
+memory, never on a command line.
+
+The new role's settings are, the later before the earlier: what both roles have; what this node was
+started with for its other role (`other_role_config`); what the call tunes. A node that comes back
+to a role finds it as it left it, because the process that takes over is given the settings left as
+its other role's.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn
+
+from tasuki.utils.commands import COMMANDS, PACKAGE
+from tasuki.utils.config.config_file import ConfigFileError, Setting, file_settings
+from tasuki.utils.config.flags import FlagError, read_configs
+
+from .errors import InvalidRequest, RoleFixed
+from .role_settings import TUNING
+
+ROLES = ("prefill", "decode")
+
+_OTHER_ROLE = "other_role_config"
+
+
+@dataclass(frozen=True)
+class NextRole:
+    """settings: of the role to come; left: of the one that ends."""
+
+    role: str
+    settings: Mapping[str, Setting]
+    left: Mapping[str, Setting]
+
+
+class RoleChange:
+    """wanted: what the daemon is to become once it has drained; None: nothing, it just ends."""
+
+    def __init__(self, role: str, configs: Sequence[object]) -> None:
+        """role: one of ROLES, the daemon's now; configs: its dataclasses. Raises ConfigFileError,
+        InvalidRequest where other_role_config is no start for the other role."""
+        self.role = role
+        self.wanted: NextRole | None = None
+        self._settings = {
+            item.name: getattr(config, item.name)
+            for config in configs
+            for item in fields(config)  # type: ignore[arg-type]
+        }
+        self._defaults = {
+            item.name: item.default
+            for config in configs
+            for item in fields(config)  # type: ignore[arg-type]
+        }
+        self._standing: tuple[dict[str, Setting], Callable[[], None]] | None = None
+        if self._settings.get(_OTHER_ROLE):
+            (other,) = set(ROLES) - {role}
+            _check(other, self._carried(other))
+
+    def offer(self, address: str, http: str | None, stop: Callable[[], None]) -> None:
+        """From now on it may be asked for. address, http: HOST:PORT that are served and are to be
+        kept; stop: makes the daemon drain and end."""
+        self._standing = {"bind": address, "http_bind": http or ""}, stop
+
+    def ask(self, role: str, given: Mapping[str, str]) -> None:
+        """Returns at once. Nothing happens where the node has that role. given: what is tuned for
+        the new role. Raises InvalidRequest, RoleFixed."""
+        if role not in ROLES:
+            raise InvalidRequest(f"role must be one of {', '.join(ROLES)}")
+        if self.wanted is not None and self.wanted.role != role:
+            raise RoleFixed(f"this node is becoming a {self.wanted.role} node: ask it again then")
+        if self.wanted is not None or role == self.role:
+            return
+        if self._standing is None:
+            raise RoleFixed("this node is still starting: ask again once it is ready")
+        addresses, stop = self._standing
+        tuned = _tuned(role, given)
+        try:
+            settings = self._carried(role) | tuned | addresses
+        except ConfigFileError as error:
+            raise RoleFixed(str(error)) from error
+        _check(role, settings)
+        self.wanted = NextRole(role, settings, self._left())
+        stop()
+
+    def _carried(self, role: str) -> dict[str, Setting]:
+        """Raises ConfigFileError."""
+        known = _fields_of(role)
+        carried = {
+            name: value
+            for name, value in self._settings.items()
+            # A default is the new role's own.
+            if name in known and value != self._defaults[name] and name != _OTHER_ROLE
+        }
+        path = self._settings.get(_OTHER_ROLE)
+        return carried | (file_settings(str(path), [*known]) if path else {})
+
+    def _left(self) -> dict[str, Setting]:
+        """Defaults too: what a call has tuned meanwhile is not to outlive the role."""
+        return {
+            name: value
+            for name, value in self._settings.items()
+            if value is not None and name != _OTHER_ROLE
+        }
+
+
+def _tuned(role: str, given: Mapping[str, str]) -> dict[str, Setting]:
+    """Raises InvalidRequest."""
+    known = _fields_of(role)
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"settings.{name} is no setting of a {role} node")
+        if name not in TUNING:
+            raise InvalidRequest(
+                f"settings.{name} is not changed by a call: start the node with it, and with "
+                f"--other-role-config FILE where only its other role has it"
+            )
+    return dict(given)
+
+
+def become(wanted: NextRole) -> NoReturn:
+    """This process goes on as that daemon. REQUIRES: everything it served has ended."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            _close_on_exec(int(name))
+    other = _inherited("other-role", wanted.left)
+    settings = _inherited("settings", {**wanted.settings, _OTHER_ROLE: other})
+    sys.stdout.flush()
+    command = [sys.executable, "-m", f"{PACKAGE}.cli.main", wanted.role]
+    os.execv(sys.executable, [*command, "--config", settings])
+
+
+def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
+    """The path of a file in memory that only the process that takes over may read."""
+    descriptor = os.memfd_create(name, 0)
+    os.write(descriptor, _toml(settings).encode())
+    os.set_inheritable(descriptor, True)
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _check(role: str, settings: Mapping[str, Setting]) -> None:
+    """Raises InvalidRequest where that role would not start with these settings."""
+    flags = [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in settings.items()
+        if not isinstance(value, bool)
+    ]
+    try:
+        read_configs(flags, *_configs_of(role))
+    except FlagError as error:
+        raise InvalidRequest(f"settings: {error}") from error
+
+
+def _fields_of(role: str) -> frozenset[str]:
+    return frozenset(item.name for config in _configs_of(role) for item in fields(config))
+
+
+def _configs_of(role: str) -> tuple[type[Any], ...]:
+    module = importlib.import_module(f"{PACKAGE}.{COMMANDS[role][0]}")
+    configs: tuple[type[Any], ...] = module.CONFIGS
+    return configs
+
+
+def _toml(settings: Mapping[str, Setting]) -> str:
+    # Of these types JSON's values are TOML's.
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+
+
+def _close_on_exec(descriptor: int) -> None:
+    try:
+        os.set_inheritable(descriptor, False)
+    except OSError:
+        return  # it was the listing's own

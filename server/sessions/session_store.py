@@ -1,0 +1,234 @@
+"""Sessions: the server's copy of a conversation as tokens.
+
+Owns the token logs and the engine's cursors that belong to them. Does not know proto, text or
+templates. One event loop's thread. Invariants: a log only grows, except that a turn which did not
+finish is taken back; one turn at a time per session; every cursor opened is closed once; a cursor
+vouches for tokens of its log alone, so it ends with a turn that is taken back; to all but the
+caller who opened it a session is one that never was.
+"""
+
+import itertools
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+import numpy as np
+from tasuki.server.auth.caller import Caller
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.errors import SessionBusy, SessionLimit, UnknownSession
+
+from .token_log import TokenLog
+
+SessionId = NewType("SessionId", str)
+
+
+class Tail(Enum):
+    """What stands at the log's end, which decides how chat messages join it."""
+
+    EMPTY = "empty"
+    TOKENS = "tokens"
+    MESSAGES = "messages"
+    ANSWER = "answer"
+
+
+@dataclass
+class Session:
+    """owner: the name of the caller who opened it. busy: a turn is being answered, and nothing else
+    may touch the log until it ends. cursor: None until the next turn, after one that was taken
+    back. label: what operators may call it, as its id is a secret. tenant: whose it is, which the
+    salt is made of."""
+
+    id: SessionId
+    owner: str
+    log: TokenLog
+    salt: bytes
+    cursor: int | None
+    tail: Tail
+    last_used: float
+    label: str
+    tenant: str | None
+    busy: bool = False
+
+
+class Turn:
+    """One answer in the making. The session is busy inside `with`; what the log gained is taken
+    back at its end unless `keep` was called."""
+
+    def __init__(self, session: Session, finish: Callable[[Session, bool], None]) -> None:
+        """finish(session, kept) is called at the end."""
+        self.session = session
+        self._length = session.log.length
+        self._tail = session.tail
+        self._finish = finish
+        self._kept = False
+
+    def __enter__(self) -> "Turn":
+        self.session.busy = True
+        return self
+
+    def keep(self, answer: Sequence[int]) -> None:
+        """The answer joins the log."""
+        self.session.log.append(np.array(answer, dtype=np.int32))
+        self.session.tail = Tail.ANSWER
+        self._kept = True
+
+    def __exit__(self, *_: object) -> None:
+        self.session.busy = False
+        if not self._kept:
+            self.session.log.truncate(self._length)
+            self.session.tail = self._tail
+        self._finish(self.session, self._kept)
+
+
+class SessionStore:
+    def __init__(
+        self,
+        engine: EngineClient,
+        clock: Callable[[], float],
+        max_sessions: int = 1024,
+        idle_seconds: float = 3600.0,
+        sessions_per_key: int = 0,
+    ) -> None:
+        """idle_seconds: a session unused that long may be closed to make room for a new one.
+        sessions_per_key: of each, where there are several keys; 0: no such cap."""
+        self._engine = engine
+        self._clock = clock
+        self._max_sessions = max_sessions
+        self._idle_seconds = idle_seconds
+        self._sessions: dict[SessionId, Session] = {}
+        self._per_key = sessions_per_key
+        self._opening: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def open(self, caller: Caller, salt: bytes, tenant: str | None = None) -> Session:
+        """Raises SessionLimit."""
+        with self._room_for(caller):
+            cursor = await self._engine.open_cursor(salt)
+        return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY, tenant)
+
+    async def fork(self, caller: Caller, session_id: str) -> Session:
+        """A new session with the same log as it stands now. Raises SessionLimit, and as idle()."""
+        origin = self.idle(caller, session_id)
+        log, tail = origin.log.copy(), origin.tail
+        with self._room_for(caller):
+            if origin.cursor is None:
+                cursor = await self._engine.open_cursor(origin.salt)
+            else:
+                cursor = await self._engine.fork_cursor(origin.cursor)
+        return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
+
+    def idle(self, caller: Caller, session_id: str) -> Session:
+        """The session, to change its log now. Raises UnknownSession, SessionBusy."""
+        session = self._find(caller, session_id)
+        if session.busy:
+            raise SessionBusy(
+                f"session_id {session_id!r} is answering: wait for Finished or cancel that call"
+            )
+        session.last_used = self._clock()
+        return session
+
+    def turn(self, caller: Caller, session_id: str) -> Turn:
+        """Enter it to hold the session while its log is answered. Raises as idle()."""
+        return Turn(self.idle(caller, session_id), self._turn_ended)
+
+    async def cursor(self, session: Session) -> int:
+        """The session's place in the engine's tree. REQUIRES: its turn is entered."""
+        if session.cursor is None:
+            session.cursor = await self._engine.open_cursor(session.salt)
+        return session.cursor
+
+    def close(self, caller: Caller, session_id: str) -> None:
+        """A turn in progress goes on to its end, and the cursor closes with it. Raises
+        UnknownSession."""
+        self._close(self._find(caller, session_id))
+
+    def _close(self, session: Session) -> None:
+        del self._sessions[session.id]
+        if not session.busy:
+            self._drop_cursor(session)
+
+    def _find(self, caller: Caller, session_id: str) -> Session:
+        session = self._sessions.get(SessionId(session_id))
+        if session is None or session.owner != caller.name:
+            raise UnknownSession(
+                f"session_id {session_id!r} is unknown (never opened, closed, or idle too long): "
+                "open one"
+            )
+        return session
+
+    def _add(
+        self,
+        caller: Caller,
+        log: TokenLog,
+        salt: bytes,
+        cursor: int,
+        tail: Tail,
+        tenant: str | None,
+    ) -> Session:
+        session_id = SessionId(secrets.token_hex(16))
+        label = f"session {next(self._numbers)}"
+        session = Session(
+            session_id, caller.name, log, salt, cursor, tail, self._clock(), label, tenant
+        )
+        self._sessions[session_id] = session
+        return session
+
+    def _turn_ended(self, session: Session, kept: bool) -> None:
+        session.last_used = self._clock()
+        if not kept or session.id not in self._sessions:
+            # The engine may have published what the log has just lost.
+            self._drop_cursor(session)
+
+    def _drop_cursor(self, session: Session) -> None:
+        if session.cursor is not None:
+            self._engine.close_cursor(session.cursor)
+            session.cursor = None
+
+    @contextmanager
+    def _room_for(self, caller: Caller) -> Iterator[None]:
+        """A place, taken while the engine opens the session's cursor. Raises SessionLimit."""
+        if caller.is_one_of_many and self._per_key:
+            self._make_room(
+                self._per_key,
+                caller.name,
+                f"{caller.name} has {self._per_key} sessions open, as many as one key may: close "
+                "some",
+            )
+        self._make_room(
+            self._max_sessions,
+            None,
+            f"{self._max_sessions} sessions are open: close some, or raise --max-sessions",
+        )
+        self._opening[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._opening[caller.name] -= 1
+            if not self._opening[caller.name]:
+                del self._opening[caller.name]
+
+    def _make_room(self, most: int, owner: str | None, complaint: str) -> None:
+        """owner: whose sessions count; None: everybody's."""
+        if self._count(owner) < most:
+            return
+        deadline = self._clock() - self._idle_seconds
+        for session in [*self._sessions.values()]:
+            is_meant = owner in (None, session.owner)
+            if is_meant and not session.busy and session.last_used < deadline:
+                self._close(session)
+        if self._count(owner) >= most:
+            raise SessionLimit(complaint)
+
+    def _count(self, owner: str | None) -> int:
+        """Those being opened count."""
+        if owner is None:
+            return len(self._sessions) + self._opening.total()
+        mine = sum(session.owner == owner for session in self._sessions.values())
+        return mine + self._opening[owner]

@@ -1,0 +1,88 @@
+"""One answer as a gateway reads it: engine events in, GenerateResponse out.
+
+Owns what came so far. Knows neither where the tokens are made nor gRPC. One answer, one thread.
+Invariant: a stop token, and what follows a stop string, is told only where the request keeps it;
+the counts tell every token that was made up to the end.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from tasuki.engine.messages import Finished, FinishReason, TokenOut
+from tasuki.model.ops.sampling.reference import stop_ids
+from tasuki.server.text.stop_strings import StopStrings
+from tasuki.server.text.tokenizer import IncrementalDetokenizer
+
+from .request_reader import GatewayRequest
+
+
+class GatewayAnswer:
+    def __init__(
+        self,
+        asked: GatewayRequest,
+        eos_ids: tuple[int, ...],
+        detokenizer: IncrementalDetokenizer,
+        abort: Callable[[], None],
+    ) -> None:
+        """abort: asks for the end of this request, whose events go on to their Finished."""
+        self._asked = asked
+        self._abort = abort
+        self._stop_ids = stop_ids(asked.submit.sampling, eos_ids)
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(asked.stops)
+        self._tokens: list[TokenOut] = []
+        self._made = 0
+
+    async def messages(
+        self, events: AsyncGenerator[TokenOut | Finished, None]
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """Chunks, where the request streams, then one complete. Raises what the events raise."""
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Finished):
+                    yield self._complete(event)
+                    return
+                if self._stops.found:
+                    continue
+                self._made += 1
+                if self._asked.stops:
+                    self._stops.push(self._detokenizer.push(event.token))
+                if event.token in self._stop_ids and not self._asked.keeps_stop_token:
+                    continue
+                self._tokens.append(event)
+                if self._asked.streams:
+                    yield self._chunk(event)
+                if self._stops.found:
+                    self._abort()
+
+    def _chunk(self, token: TokenOut) -> pb.GenerateResponse:
+        chunk = pb.GenerateStreamChunk(
+            token_ids=[token.token],
+            prompt_tokens=len(self._asked.submit.prompt),
+            completion_tokens=self._made,
+        )
+        if self._asked.wants_logprobs:
+            chunk.output_logprobs.CopyFrom(_logprobs([token]))
+        return pb.GenerateResponse(request_id=self._asked.submit.request_id, chunk=chunk)
+
+    def _complete(self, finished: Finished) -> pb.GenerateResponse:
+        hit = finished.usage.hit
+        reason = FinishReason.STOP if self._stops.found else finished.reason
+        complete = pb.GenerateComplete(
+            output_ids=[token.token for token in self._tokens],
+            finish_reason=reason.value,
+            prompt_tokens=len(self._asked.submit.prompt),
+            completion_tokens=self._made,
+            cached_tokens=0 if hit is None else hit.usable_tokens,
+        )
+        if self._asked.wants_logprobs:
+            complete.output_logprobs.CopyFrom(_logprobs(self._tokens))
+        return pb.GenerateResponse(request_id=self._asked.submit.request_id, complete=complete)
+
+
+def _logprobs(tokens: list[TokenOut]) -> pb.OutputLogProbs:
+    return pb.OutputLogProbs(
+        token_logprobs=[token.logprob for token in tokens],
+        token_ids=[token.token for token in tokens],
+    )

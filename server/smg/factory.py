@@ -1,0 +1,60 @@
+"""Whether a node serves the smg gateway's engine protocol, and with what.
+
+Only here is the optional package looked for, so that a node without a gateway never needs it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+
+from tasuki.engine.config import EngineConfig
+from tasuki.model.config import ModelConfig
+from tasuki.server.config import FrontConfig
+from tasuki.server.engine_client import Answers, EngineClient
+from tasuki.server.grpc.server import Service
+from tasuki.server.text.tokenizer import Tokenizer
+
+from .node_info import GatewayModel
+
+
+class GatewayUnavailable(RuntimeError):
+    """The protocol was asked for and its package is not installed."""
+
+
+def gateway_of(
+    engine_config: EngineConfig,
+    config: FrontConfig,
+    model_config: ModelConfig,
+    max_tokens: int,
+    tokenizer: Tokenizer | None,
+    answers: Answers | None = None,
+) -> Callable[[EngineClient], tuple[Service, ...]]:
+    """What serves the protocol over a client of this engine: nothing where the config does not ask
+    for it, and then the model's folder is not looked into. max_tokens: of prompt and answer
+    together. answers: where requests go; the engine itself if not given. What it gives raises
+    GatewayUnavailable."""
+
+    def services(client: EngineClient) -> tuple[Service, ...]:
+        if not config.gateway:
+            return ()
+        if find_spec("smg_grpc_proto") is None:
+            raise GatewayUnavailable(
+                "gateway needs the package smg-grpc-proto: pip install 'tasuki[smg]'"
+            )
+        from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
+
+        from .service import SERVICE, GatewayService
+
+        model = GatewayModel.of(engine_config, config, model_config, max_tokens)
+        servicer = GatewayService(
+            client,
+            answers or client,
+            model,
+            tokenizer,
+            engine_config.max_batch,
+            config.access.keys,
+        )
+        add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)
+        return (Service(SERVICE, add),)
+
+    return services

@@ -1,0 +1,127 @@
+"""What a gateway asks of a node when it registers it: the model, its arguments and its load.
+Pure functions and plain values."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import StatsReply
+from tasuki.model.config import ModelConfig
+from tasuki.pycache._cpp_cache import PAGE_TOKENS
+from tasuki.server.config import FrontConfig
+from tasuki.utils.version import package_version
+
+
+@dataclass(frozen=True)
+class GatewayModel:
+    """folder: the checkpoint's. max_tokens: prompt and answer together. eos_ids end an answer
+    unless it ignores them."""
+
+    folder: Path
+    name: str
+    model_type: str
+    architectures: tuple[str, ...]
+    dtype: str
+    vocab_size: int
+    max_tokens: int
+    eos_ids: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        engine_config: EngineConfig, front_config: FrontConfig, model: ModelConfig, max_tokens: int
+    ) -> "GatewayModel":
+        folder = Path(engine_config.model).resolve()
+        published = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return GatewayModel(
+            folder=folder,
+            name=front_config.served_model_name or folder.name,
+            model_type=model.model_type,
+            architectures=tuple(published.get("architectures") or ()),
+            dtype=engine_config.dtype,
+            vocab_size=model.vocab,
+            max_tokens=max_tokens,
+            eos_ids=model.eos_ids,
+        )
+
+
+_WAITING = ("Waiting", "Retracted")
+
+
+def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
+    """max_running: requests in one forward."""
+    load = scheduler_load(stats, max_running)
+    return pb.GetLoadsResponse(
+        timestamp=datetime.now(UTC).isoformat(),
+        version=package_version(),
+        dp_rank_count=1,
+        loads=[load],
+        aggregate=pb.AggregateMetrics(
+            total_running_reqs=load.num_running_reqs,
+            total_waiting_reqs=load.num_waiting_reqs,
+            total_reqs=load.num_total_reqs,
+            avg_token_usage=load.token_usage,
+            avg_utilization=load.utilization,
+        ),
+    )
+
+
+def scheduler_load(stats: StatsReply, max_running: int) -> pb.SchedulerLoad:
+    """Usage counts KV pages: all that is held, and `active` what eviction cannot take."""
+    total = sum(stats.requests.values())
+    waiting = sum(stats.requests.get(state, 0) for state in _WAITING)
+    pages = stats.pages
+    capacity = max(1, pages["total"])
+    held = pages["total"] - pages["free"]
+    active = held - pages["tree"] + pages["pinned"]
+    asked, usable = stats.tree["prompt_tokens"], stats.tree["usable_tokens"]
+    return pb.SchedulerLoad(
+        num_running_reqs=total - waiting,
+        num_waiting_reqs=waiting,
+        num_total_reqs=total,
+        num_used_tokens=held * PAGE_TOKENS,
+        max_total_num_tokens=capacity * PAGE_TOKENS,
+        max_running_requests=max_running,
+        token_usage=held / capacity,
+        active_token_usage=active / capacity,
+        cache_hit_rate=usable / asked if asked else 0.0,
+        utilization=min(1.0, (total - waiting) / max_running),
+        queues=pb.QueueMetrics(waiting=waiting, retracted=stats.requests.get("Retracted", 0)),
+    )
+
+
+def model_info(model: GatewayModel) -> pb.GetModelInfoResponse:
+    return pb.GetModelInfoResponse(
+        model_path=str(model.folder),
+        tokenizer_path=str(model.folder),
+        served_model_name=model.name,
+        model_type=model.model_type,
+        architectures=model.architectures,
+        max_context_length=model.max_tokens,
+        max_req_input_len=model.max_tokens - 1,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_ids,
+        model_dtype=model.dtype,
+    )
+
+
+def server_info(model: GatewayModel, stats: StatsReply) -> pb.GetServerInfoResponse:
+    arguments = Struct()
+    arguments.update(
+        {
+            "model_path": str(model.folder),
+            "tokenizer_path": str(model.folder),
+            "served_model_name": model.name,
+            "context_length": model.max_tokens,
+            "block_size": PAGE_TOKENS,
+        }
+    )
+    return pb.GetServerInfoResponse(
+        server_args=arguments,
+        active_requests=sum(stats.requests.values()),
+        max_total_num_tokens=stats.pages["total"] * PAGE_TOKENS,
+        tokenspeed_version=f"tasuki {package_version()}",
+    )

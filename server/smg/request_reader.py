@@ -1,0 +1,145 @@
+"""Reads a gateway's GenerateRequest, or refuses it with the field and the mend.
+
+Pure but for drawing a seed. A field that would change the answer and that this engine cannot
+honour is refused, never ignored.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from tasuki.engine.messages import RoomId, Submit, Tokens, ToldRoom
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.server.asked_sampling import asked_sampling
+from tasuki.server.auth.tenant import salt_of
+from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
+from tasuki.server.request_checks import (
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    check_vocabulary,
+    read_request_id,
+)
+
+from .node_info import GatewayModel
+
+# Field to the values that mean what happens anyway.
+_WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {
+    "min_p": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (0, 1),
+    "min_new_tokens": (0,),
+    "n": (0, 1),
+}
+
+
+@dataclass(frozen=True)
+class GatewayRequest:
+    """stops: strings that end the answer. keeps_stop_token: the answer's last token is told even
+    where it is a stop token."""
+
+    submit: Submit
+    stops: tuple[str, ...]
+    streams: bool
+    wants_logprobs: bool
+    keeps_stop_token: bool
+
+
+def read_gateway_request(
+    request: pb.GenerateRequest, model: GatewayModel, tenant: str | None = None
+) -> GatewayRequest:
+    """tenant: whose prompt it is. Raises InvalidRequest."""
+    prompt = _prompt(request, model)
+    if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
+        raise InvalidField("mm_inputs", "is not supported here: this model reads text only")
+    if request.top_logprobs_num > 1 or request.token_ids_logprob:
+        raise InvalidField(
+            "top_logprobs_num", "must be at most 1: only the chosen token's logprob is known"
+        )
+    if request.HasField("logprob_start_len") and request.logprob_start_len >= 0:
+        raise InvalidField("logprob_start_len", "is not supported here: prompts have no logprobs")
+    wanted = request.sampling_params
+    return GatewayRequest(
+        submit=Submit(
+            request_id=read_request_id(request.request_id),
+            prompt=prompt,
+            sampling=_sampling(wanted, model, model.max_tokens - len(prompt)),
+            salt=salt_of(tenant, b""),
+            told=_room(request),
+        ),
+        stops=_stops(wanted),
+        streams=request.stream,
+        wants_logprobs=request.return_logprob,
+        keeps_stop_token=wanted.no_stop_trim,
+    )
+
+
+def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
+    ids = np.array(request.tokenized.input_ids, dtype=np.int64)
+    if not len(ids):
+        raise InvalidRequest("tokenized.input_ids is empty: send at least one token")
+    check_vocabulary("tokenized.input_ids", ids, model.vocab_size)
+    if len(ids) >= model.max_tokens:
+        raise PromptTooLong(
+            f"tokenized.input_ids has {len(ids)} tokens, and {model.max_tokens} fit with the "
+            "answer: send less"
+        )
+    return ids.astype(np.int32)
+
+
+def _room(request: pb.GenerateRequest) -> ToldRoom | None:
+    if not request.HasField("kv_bootstrap_info"):
+        return None
+    told = request.kv_bootstrap_info
+    if told.bootstrap_room < 1:
+        raise InvalidField("kv_bootstrap_info.bootstrap_room", "must be a positive number")
+    host = told.bootstrap_host
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return ToldRoom(RoomId(told.bootstrap_room), f"{host}:{told.bootstrap_port}")
+
+
+def _sampling(wanted: pb.SamplingParams, model: GatewayModel, room: int) -> SamplingParams:
+    """room: tokens that fit behind the prompt."""
+    for name, harmless in _WITHOUT_EFFECT.items():
+        if getattr(wanted, name) not in harmless:
+            raise InvalidField(f"sampling_params.{name}", f"must be left out, or {harmless[-1]}")
+    if wanted.WhichOneof("constraint") is not None:
+        raise InvalidField(
+            f"sampling_params.{wanted.WhichOneof('constraint')}",
+            "is not supported here: no grammar constrains the answer",
+        )
+    if wanted.logit_bias:
+        raise InvalidField("sampling_params.logit_bias", "is not supported here: leave it out")
+    if len(wanted.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidField("sampling_params.stop_token_ids", f"may hold at most {MAX_STOP_TOKENS}")
+    stops = np.array(wanted.stop_token_ids, dtype=np.int64)
+    check_vocabulary("sampling_params.stop_token_ids", stops, model.vocab_size)
+    seed = wanted.sampling_seed if wanted.HasField("sampling_seed") else secrets.randbits(62)
+    try:
+        return asked_sampling(
+            model.vocab_size,
+            max_new_tokens=wanted.max_new_tokens if wanted.HasField("max_new_tokens") else room,
+            temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
+            # Gateways write -1 for "every token".
+            top_k=max(0, wanted.top_k),
+            top_p=wanted.top_p if wanted.HasField("top_p") else 1.0,
+            seed=seed % 2**62,
+            stop_token_ids=tuple(stops.tolist()),
+            ignore_eos=wanted.ignore_eos,
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"sampling_params.{error}") from error
+
+
+def _stops(wanted: pb.SamplingParams) -> tuple[str, ...]:
+    if len(wanted.stop) > MAX_STOPS:
+        raise InvalidField("sampling_params.stop", f"may hold at most {MAX_STOPS} strings")
+    for text in wanted.stop:
+        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            raise InvalidField(
+                "sampling_params.stop",
+                f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters",
+            )
+    return tuple(wanted.stop)

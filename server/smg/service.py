@@ -1,0 +1,153 @@
+"""tokenspeed.grpc.scheduler.TokenSpeedScheduler: the engine protocol of the smg gateway.
+
+The messages are those of the package smg-grpc-proto (extra `tasuki[smg]`); nothing of it is copied
+here. Knows requests as engine messages; where answers come from is the role's (`Answers`). Lives on
+the event loop's thread. Invariant: no stream's headers wait for its first message, or the
+gateway would give it up.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
+from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
+from tasuki.server.auth.tenant import salt_of
+from tasuki.server.engine_client import Answers, EngineClient
+from tasuki.server.errors import CallContext, InvalidRequest, refusals
+from tasuki.server.grpc.auth import grpc_origin, grpc_watched
+from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
+from tasuki.server.request_checks import read_request_id
+from tasuki.server.text.text_answer import first_look
+from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
+
+from .answer import GatewayAnswer
+from .kv_events import GatewayEvents
+from .node_info import GatewayModel, loads_message, model_info, server_info
+from .request_reader import read_gateway_request
+from .tokenizer_archive import archive_chunks, tokenizer_archive
+from .usable_blocks import UsableBlocks, namespace_of
+
+SERVICE = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
+
+_POLL_SECONDS = 0.05
+# What is refused so early is refused before its stream begins: of a pair the gateway then stops the
+# other node's call at once, and its client gets the status. No room gets anywhere in that time.
+_FIRST_LOOK_SECONDS = 0.005
+
+
+class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
+    def __init__(
+        self,
+        engine: EngineClient,
+        answers: Answers,
+        model: GatewayModel,
+        tokenizer: Tokenizer | None,
+        max_batch: int,
+        keys: ApiKeys = NO_KEYS,
+    ) -> None:
+        """tokenizer: for stop strings; None leaves them to the gateway. keys: whose limits a call
+        counts against."""
+        self._keys = keys
+        self._engine = engine
+        self._answers = answers
+        self._model = model
+        self._tokenizer = tokenizer
+        self._max_batch = max_batch
+        self._archive: asyncio.Task[bytes] | None = None
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: CallContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        async with refusals(context):
+            origin = grpc_origin(self._keys, context)
+            self._engine.admit(origin.caller)
+            asked = read_gateway_request(request, self._model, origin.tenant)
+            request_id = asked.submit.request_id
+            answer = GatewayAnswer(
+                asked,
+                self._model.eos_ids,
+                IncrementalDetokenizer(self._tokenizer),
+                partial(self._answers.abort, request_id, origin.caller),
+            )
+            events = self._answers.generate(asked.submit, origin)
+            async with first_look(answer.messages(events), _FIRST_LOOK_SECONDS) as messages:
+                await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+                async for message in messages:
+                    yield message
+
+    async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
+        async with refusals(context):
+            if not request.request_id:
+                raise InvalidRequest("request_id is empty: name the request to abort")
+            caller = grpc_origin(self._keys, context).caller
+            self._answers.abort(read_request_id(request.request_id), caller)
+        return pb.AbortResponse(success=True)
+
+    async def HealthCheck(
+        self, request: pb.HealthCheckRequest, context: CallContext
+    ) -> pb.HealthCheckResponse:
+        lost = self._engine.lost
+        return pb.HealthCheckResponse(healthy=lost is None, message=lost or "")
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: CallContext
+    ) -> pb.GetModelInfoResponse:
+        return model_info(self._model)
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: CallContext
+    ) -> pb.GetServerInfoResponse:
+        async with refusals(context):
+            stats = await self._engine.stats()
+        return server_info(self._model, stats)
+
+    async def GetLoads(
+        self, request: pb.GetLoadsRequest, context: CallContext
+    ) -> pb.GetLoadsResponse:
+        async with refusals(context):
+            stats = await self._engine.stats()
+        return loads_message(stats, self._max_batch)
+
+    async def FlushCache(
+        self, request: common_pb2.FlushCacheRequest, context: CallContext
+    ) -> common_pb2.FlushCacheResponse:
+        """What running requests hold stays."""
+        async with refusals(context):
+            dropped = await self._engine.flush()
+        return common_pb2.FlushCacheResponse(
+            success=True, message=f"{dropped} pages and checkpoints dropped"
+        )
+
+    async def GetTokenizer(
+        self, request: common_pb2.GetTokenizerRequest, context: CallContext
+    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        async with refusals(context):
+            await context.send_initial_metadata(())
+            if self._archive is None:
+                packing = asyncio.to_thread(tokenizer_archive, self._model.folder)
+                self._archive = asyncio.create_task(packing)
+            for chunk in archive_chunks(await self._archive):
+                yield chunk
+
+    async def SubscribeKvEvents(
+        self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
+    ) -> AsyncIterator[common_pb2.KvEventBatch]:
+        """What stands first, then what changes: of the namespace that the subscriber's requests
+        have, and where it asks for every tenant, of all. Has no end."""
+        async with refusals(context):
+            watched = grpc_watched(self._keys, context)
+            own = namespace_of(salt_of(watched.tenant, b""))
+            await context.send_initial_metadata(())
+            blocks = UsableBlocks(None if watched.others else own)
+            events = GatewayEvents(request.start_sequence_number, own)
+            watch = self._engine.watch("spelled", _POLL_SECONDS, watched.caller)
+            async with aclosing(watch) as batches:
+                async for batch in batches:
+                    changes = blocks.apply(batch)
+                    if changes:
+                        for message in events.batches(changes):
+                            yield message

@@ -1,0 +1,106 @@
+"""The one way from what clients write, text and messages, to tokens and marks.
+
+Owns the bounds that hold before a text is encoded or a template runs. Knows no transport and no
+session. Immutable; any thread, but work of this kind belongs on the codec's, since it may take
+seconds where a text may be long. Everything here raises InvalidRequest or PromptTooLong.
+Invariant: what a call costs grows with what may fit the model's context, whatever was sent.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from tasuki.engine.messages import Tokens
+from tasuki.server.errors import InvalidRequest, PromptTooLong
+
+from .chat_message import ChatMessage, ChatTemplateError
+from .chat_template import RenderedPrompt
+from .text_codec import TextCodec
+from .tokenizer import TooManyTokens
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
+
+
+class ChatRenderer:
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+
+    def text(self, field: str, text: str) -> Tokens:
+        """int32 [T]; no name of a special token in it becomes one."""
+        tokenizer = self._codec.require_tokenizer()
+        self._check_characters(field, len(text))
+        with self._refusals(field):
+            return np.array(tokenizer.encode(text, self._codec.max_tokens), dtype=np.int32)
+
+    def conversation(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        open_answer: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> RenderedPrompt:
+        """A whole one, as ChatTemplate.prompt."""
+        template = self._codec.require_template()
+        if len(tools) > MAX_TOOLS:
+            raise InvalidRequest(f"tools has {len(tools)}: send at most {MAX_TOOLS}")
+        self._check_messages(messages, sum(map(_characters, tools)))
+        with self._refusals("messages"):
+            return template.prompt(
+                messages, open_answer=open_answer, tools=tools, most=self._codec.max_tokens
+            )
+
+    def continuation(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
+        """What comes after a closed turn, as ChatTemplate.continuation."""
+        template = self._codec.require_template()
+        self._check_messages(messages, 0)
+        with self._refusals("messages"):
+            return template.continuation(messages, self._codec.max_tokens)
+
+    def answer_opening(self) -> list[int]:
+        with self._refusals("messages"):
+            return self._codec.require_template().answer_opening()
+
+    def answer_closing(self) -> list[int]:
+        with self._refusals("messages"):
+            return self._codec.require_template().answer_closing()
+
+    def _check_messages(self, messages: Sequence[ChatMessage], more_characters: int) -> None:
+        if len(messages) > MAX_MESSAGES:
+            raise PromptTooLong(
+                f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
+            )
+        characters = sum(_characters(message.variables()) for message in messages)
+        self._check_characters("messages", characters + more_characters)
+
+    def _check_characters(self, field: str, characters: int) -> None:
+        most = self._codec.most_characters
+        if characters > most:
+            raise PromptTooLong(
+                f"{field} has {characters} characters, and no text of over {most} fits the model's "
+                f"context of {self._codec.max_tokens} tokens: send less"
+            )
+
+    @contextmanager
+    def _refusals(self, field: str) -> Iterator[None]:
+        try:
+            yield
+        except ChatTemplateError as error:
+            raise InvalidRequest(str(error)) from error
+        except TooManyTokens as error:
+            raise PromptTooLong(
+                f"{field} has over {self._codec.max_tokens} tokens, which is the model's context "
+                "with the answer: send less"
+            ) from error
+
+
+def _characters(value: Any) -> int:
+    """Of all strings in a JSON value, keys included."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_characters(key) + _characters(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(_characters, value))
+    return 0

@@ -1,0 +1,53 @@
+"""What a front knows about one checkpoint: its tokenizer, chat template, vocabulary size and
+context; and the threads that its text is worked on."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasuki.server.errors import InvalidRequest
+from tasuki.server.work_threads import WorkThreads
+
+from .chat_template import ChatTemplate
+from .tokenizer import IncrementalDetokenizer, Tokenizer
+
+
+@dataclass(frozen=True)
+class TextCodec:
+    """Immutable, any thread. tokenizer and template are None where the checkpoint has none: token
+    ids still work, answers have no text, and asking for text is refused. max_tokens: the model's
+    context."""
+
+    vocab_size: int
+    max_tokens: int
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    work: WorkThreads = field(default_factory=WorkThreads, repr=False, compare=False)
+
+    @staticmethod
+    def load(model_dir: Path, vocab_size: int, max_tokens: int) -> "TextCodec":
+        """Raises TokenizerError and ChatTemplateError where a file is there but broken."""
+        tokenizer = Tokenizer.load(model_dir)
+        template = None if tokenizer is None else ChatTemplate.load(model_dir, tokenizer)
+        return TextCodec(vocab_size, max_tokens, tokenizer, template)
+
+    def require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest("text: this checkpoint has no tokenizer.json: send token_ids")
+        return self.tokenizer
+
+    def require_template(self) -> ChatTemplate:
+        self.require_tokenizer()
+        if self.template is None:
+            raise InvalidRequest(
+                "messages: this checkpoint has no chat template: send text or token_ids"
+            )
+        return self.template
+
+    @property
+    def most_characters(self) -> int:
+        """More than that fit the context in no way, whichever tokens they become."""
+        longest = 1 if self.tokenizer is None else self.tokenizer.longest_token
+        return self.max_tokens * longest
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self.tokenizer)

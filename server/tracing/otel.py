@@ -1,0 +1,143 @@
+"""Requests as OpenTelemetry spans, sent to a collector by OTLP over gRPC.
+
+Owns the exporter and the spans of live requests. Needs the extra `tasuki[otel]`; nothing else
+imports the SDK. Thread rule: the event loop, but for header(), which
+reads one span; the SDK sends from a thread of its own.
+Invariant: every span that is begun is ended, by the message that ends its request or by close().
+"""
+
+import time
+from collections.abc import Sequence
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from tasuki.dashboard.observed import Told
+from tasuki.engine.messages import Finished, LifeMark, Rejected, RequestId, RoomEnded, RoomId, Usage
+from tasuki.server.auth.request_context import TRACE_HEADER, Origin
+from tasuki.utils.version import package_version
+
+_NANOSECONDS = 10**9
+_CLOSE_MILLISECONDS = 5000
+_SPAN_OF = {
+    "Waiting": "queue",
+    "AwaitingPrefill": "handshake",
+    "Receiving": "windows",
+    "AwaitingGrant": "await grant",
+    "Pulling": "pull",
+    "Prefilling": "prefill",
+    "HandingOver": "hand over",
+    "Decoding": "decode",
+}
+"""By a state of engine/request.py; others last no time."""
+
+
+class OtelTracing:
+    def __init__(self, endpoint: str, node: str, role: str) -> None:
+        """endpoint: of a collector, http://HOST:PORT; https speaks TLS. node: this one's name."""
+        resource = Resource.create(
+            {
+                "service.name": "tasuki",
+                "service.version": package_version(),
+                "service.instance.id": node,
+                "tasuki.role": role,
+            }
+        )
+        self._provider = TracerProvider(resource=resource)
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("tasuki")
+        self._propagator = TraceContextTextMapPropagator()
+        self._live: dict[RequestId, Span] = {}
+        self._rooms: dict[RoomId, Span] = {}
+
+    def begin(self, request: RequestId, origin: Origin) -> None:
+        self._live[request] = self._tracer.start_span(
+            "request",
+            self._beneath(origin.traceparent),
+            SpanKind.SERVER,
+            {"tasuki.request_id": request, "tasuki.caller": origin.caller.name},
+        )
+
+    def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
+        if traceparent:
+            self._rooms[room] = self._tracer.start_span(
+                "room", self._beneath(traceparent), SpanKind.SERVER, {"tasuki.request_id": request}
+            )
+
+    def header(self, request: RequestId) -> str:
+        span = self._live.get(request)
+        if span is None:
+            return ""
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, set_span_in_context(span))
+        return carrier.get(TRACE_HEADER, "")
+
+    def observe(self, message: Told) -> None:
+        match message:
+            case Finished(request_id=request):
+                if (span := self._live.pop(request, None)) is not None:
+                    _describe(span, message.usage)
+                    span.set_attribute("tasuki.finish_reason", message.reason.value)
+                    self._end(span, message.life, message.usage.seconds)
+            case Rejected(request_id=request, error=error):
+                if (span := self._live.pop(request, None)) is not None:
+                    span.set_status(Status(StatusCode.ERROR, error.message))
+                    span.set_attribute("error.type", error.kind.value)
+                    span.end()
+            case RoomEnded(room=room):
+                if (span := self._rooms.pop(room, None)) is not None:
+                    span.set_attribute("tasuki.handed_on", message.handed_on)
+                    last = message.life[-1].at if message.life else 0.0
+                    self._end(span, message.life, last)
+
+    def _end(self, span: Span, life: Sequence[LifeMark], seconds: float) -> None:
+        """With a span beneath it for each state. seconds: from the arrival to the end, which is
+        now but for the way of its message."""
+        ended = time.time_ns()
+        began = ended - int(seconds * _NANOSECONDS)
+        marks = [LifeMark("Waiting", 0.0), *life]
+        ends = [*(mark.at for mark in marks[1:]), seconds]
+        for mark, end in zip(marks, ends, strict=True):
+            if mark.state in _SPAN_OF:
+                phase = self._tracer.start_span(
+                    _SPAN_OF[mark.state],
+                    set_span_in_context(span),
+                    start_time=began + int(mark.at * _NANOSECONDS),
+                )
+                phase.end(began + int(end * _NANOSECONDS))
+        span.end(ended)
+
+    def _beneath(self, traceparent: str) -> Context:
+        return self._propagator.extract({TRACE_HEADER: traceparent})
+
+    def close(self) -> None:
+        for span in (*self._live.values(), *self._rooms.values()):
+            span.end()
+        self._live.clear()
+        self._rooms.clear()
+        self._provider.force_flush(_CLOSE_MILLISECONDS)
+        self._provider.shutdown()
+
+
+def _describe(span: Span, usage: Usage) -> None:
+    """What the client was told, in OpenTelemetry's words where it has some."""
+    hit, transfer = usage.hit, usage.transfer
+    span.set_attributes(
+        {
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": 0 if hit is None else hit.usable_tokens,
+            "tasuki.prefilled_on": usage.prefilled_on,
+            "tasuki.local_fallback": usage.local_fallback,
+            "tasuki.first_token_seconds": usage.time_to_first_token,
+            "tasuki.transfer.bytes": 0 if transfer is None else transfer.bytes,
+            "tasuki.transfer.exposed_seconds": 0.0
+            if transfer is None
+            else transfer.exposed_seconds,
+        }
+    )

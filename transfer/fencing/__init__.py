@@ -1,0 +1,1 @@
+"""Proof that a writer writes no more."""

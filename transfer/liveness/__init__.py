@@ -1,0 +1,1 @@
+"""Whether a peer is there, and moves."""

@@ -1,0 +1,69 @@
+"""What a front tells of the hand-overs behind it: which prefill nodes there are, what landed.
+
+Plain values that a decode node fills in; a front without hand-overs tells nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from tasuki.proto import inference_pb2 as pb
+from tasuki.transfer.protocol.contract import Difference
+from tasuki.transfer.sending.counters import SenderCounters
+
+from .node_progress import NodeProgress
+
+
+class PrefillNodeState(Enum):
+    CONNECTED = "connected"
+    LOST = "lost"
+    REFUSED = "refused"
+
+
+_STATE = {
+    PrefillNodeState.CONNECTED: pb.PREFILL_NODE_STATE_CONNECTED,
+    PrefillNodeState.LOST: pb.PREFILL_NODE_STATE_LOST,
+    PrefillNodeState.REFUSED: pb.PREFILL_NODE_STATE_REFUSED,
+}
+
+
+@dataclass(frozen=True)
+class PrefillNodeStatus:
+    """address: as configured. name: its own, None until it was connected once. differences: why it
+    was refused. progress: as its last beat said; None while it is not connected."""
+
+    address: str
+    name: str | None
+    state: PrefillNodeState
+    differences: tuple[Difference, ...] = ()
+    progress: NodeProgress | None = None
+
+    def message(self) -> pb.PrefillNode:
+        return pb.PrefillNode(
+            address=self.address,
+            name=self.name or "",
+            state=_STATE[self.state],
+            differences=[
+                pb.ContractDifference(field=d.field, ours=d.ours, theirs=d.theirs)
+                for d in self.differences
+            ],
+            engine_seconds=None if self.progress is None else self.progress.engine_seconds,
+            front_seconds=None if self.progress is None else self.progress.front_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class HandoverStatus:
+    """windows: those sent here, counted by what became of them. sent: of a node that hands on.
+    peers: what nodes at the other end of a link that lives tell of themselves, by address or name.
+    """
+
+    prefill_nodes: tuple[PrefillNodeStatus, ...] = ()
+    windows: Mapping[str, int] = field(default_factory=dict)
+    sent: SenderCounters | None = None
+    peers: Mapping[str, NodeProgress] = field(default_factory=dict)
+
+
+HandoverStatusSource: TypeAlias = Callable[[], HandoverStatus]
+"""Asked on the event loop at each Stats; must not block."""

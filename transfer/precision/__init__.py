@@ -1,0 +1,1 @@
+"""Rows that travel in fewer bits than they are kept in."""

@@ -1,0 +1,163 @@
+"""Windows that leave encoded: copied into cells kept back in the sender's own arena, since nothing
+else is registered.
+
+Owns the cells. Knows units and cells; no rooms. Thread rule: as of Outlet.
+Invariants: what is encoded of a window fits one cell; what a precision leaves exact is posted from
+where it lies; a cell is free again when its window was released.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from tasuki.pycache.layout import LayerKind
+from tasuki.transfer.windows.descriptors import Pieces, layer_bytes, merge_pieces
+from tasuki.transfer.windows.destination import Destination, granted_pages
+from tasuki.transfer.windows.digest import Digester, WindowRows, window_rows
+from tasuki.transfer.windows.window import ForwardPlan, Run, Window, cut
+
+from .layer_codec import LayerCodec
+from .staging_buffer import Cell, StagingCells
+from .wire_layout import WireUnits
+
+_WORD = 8
+Places = NDArray[np.int64]
+
+
+class StagedOutlet:
+    def __init__(
+        self,
+        units: WireUnits,
+        code: int,
+        codec: LayerCodec,
+        digester: Digester,
+        cells: StagingCells,
+    ) -> None:
+        """digester: of units of these sizes."""
+        self.code = code
+        self.cells = cells
+        self._units = units
+        self._codec = codec
+        self._digester = digester
+
+    @property
+    def sizes(self) -> WireUnits:
+        return self._units
+
+    def windows(self, plan: ForwardPlan, runs: Sequence[Run], first_sequence: int) -> list[Window]:
+        parts = [part for window in cut(plan, runs, 0) for part in self._parts(window)]
+        return [
+            replace(part, header=replace(part.header, sequence=sequence))
+            for sequence, part in enumerate(parts, first_sequence)
+        ]
+
+    def _parts(self, window: Window) -> Iterator[Window]:
+        """The window as ones that fit a cell: by layers, then by pages of a layer."""
+        header = window.header
+        first, size = header.first_layer, 0
+        for layer in range(header.first_layer, header.end_layer):
+            more = self._encoded_bytes(window, layer)
+            if size + more > self.cells.cell_bytes and layer > first:
+                yield from self._by_pages(_of_layers(window, first, layer))
+                first, size = layer, 0
+            size += more
+        yield from self._by_pages(_of_layers(window, first, header.end_layer))
+
+    def _by_pages(self, window: Window) -> Iterator[Window]:
+        header = window.header
+        size = self._encoded_bytes(window, header.first_layer)
+        if header.end_layer - header.first_layer > 1 or size <= self.cells.cell_bytes:
+            yield window
+            return
+        at_once = self.cells.cell_bytes // self._units.block_bytes
+        for start in range(0, header.pages, at_once):
+            pages = window.local_pages[start : start + at_once]
+            part = replace(header, first_page=header.first_page + start, pages=len(pages))
+            yield replace(window, header=part, local_pages=pages)
+
+    def _encoded_bytes(self, window: Window, layer: int) -> int:
+        if not self._units.encoded(layer):
+            return 0
+        header = window.header
+        return layer_bytes(self._units, layer, header.pages, header.carries_state)
+
+    def has_room(self, peer: str) -> bool:
+        return self.cells.has_room(peer)
+
+    def load(self, peer: str, window: Window) -> "_StagedWindow":
+        cell = self.cells.take(peer)
+        try:
+            places = self._encode(window, cell)
+        except BaseException:
+            self.cells.give_back(cell)
+            raise
+        return _StagedWindow(self._units, self._digester, self.cells, window, cell, places)
+
+    def _encode(self, window: Window, cell: Cell) -> Places:
+        header, slot = window.header, window.local_slot
+        rows = window_rows(self._units.layout, 0, 0, header, window.local_pages, slot, self._units)
+        places = rows.offsets * _WORD
+        unit, offset = 0, cell.offset
+        for layer in range(header.first_layer, header.end_layer):
+            full = self._units.layer_kinds[layer] is LayerKind.FULL
+            ids = window.local_pages if full else () if slot is None else (slot,)
+            if ids and self._units.encoded(layer):
+                self._codec.encode(layer, ids, offset)
+                lengths = rows.lengths[unit : unit + len(ids)] * _WORD
+                places[unit : unit + len(ids)] = offset + np.cumsum(lengths) - lengths
+                offset += int(lengths.sum())
+            unit += len(ids)
+        assert offset <= cell.offset + cell.size
+        return places
+
+
+class _StagedWindow:
+    """places: bytes at which each of its units is posted from, in the order of its rows."""
+
+    def __init__(
+        self,
+        units: WireUnits,
+        digester: Digester,
+        cells: StagingCells,
+        window: Window,
+        cell: Cell,
+        places: Places,
+    ) -> None:
+        self._units = units
+        self._digester = digester
+        self._cells = cells
+        self._window = window
+        self._cell = cell
+        self._places = places
+
+    def pieces(self, destination: Destination) -> Pieces:
+        header = self._window.header
+        slot = destination.slot if header.carries_state else None
+        there = self._rows(0, 0, granted_pages(destination, header), slot)
+        return merge_pieces(
+            np.stack([self._places, there.offsets * _WORD, there.lengths * _WORD], axis=1)
+        )
+
+    def digest(self, room: int, generation: int) -> int:
+        rows = self._rows(room, generation, self._window.local_pages, self._window.local_slot)
+        return self._digester.digest_rows(replace(rows, offsets=self._places // _WORD))
+
+    def _rows(
+        self, room: int, generation: int, pages: Sequence[int], slot: int | None
+    ) -> WindowRows:
+        layout, header = self._units.layout, self._window.header
+        return window_rows(layout, room, generation, header, pages, slot, self._units)
+
+    def release(self) -> None:
+        self._cells.give_back(self._cell)
+
+
+def _of_layers(window: Window, first: int, end: int) -> Window:
+    """The part of it that is layers [first, end), which may leave once those are finished."""
+    header = window.header
+    return replace(
+        window,
+        header=replace(header, first_layer=first, end_layer=end),
+        tick=window.tick - (header.end_layer - end),
+    )

@@ -1,0 +1,143 @@
+"""Units of one layer of an arena, encoded out of it and decoded in place, wherever its memory is.
+
+Owns views of the arena's bytes, shared and never copied whole. Knows layout and formats; no
+windows, rooms or peers. Thread rule: encode() and decode() may run in parallel on different units.
+Invariant: conv state is carried along as it lies.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from tasuki.pycache.arena import torch_dtype
+from tasuki.pycache.layout import LayerKind
+
+from .row_codec import RowFormat
+from .wire_layout import WireUnits
+
+_SCRATCH_NUMBERS = 1 << 17
+"""How many are decoded at a time: what a core's cache holds, and well under a millisecond."""
+
+
+class LayerCodec(Protocol):
+    """ids: pages in a full-attention layer, slots in a GDN layer. Both are done on return."""
+
+    def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
+        """To `offset` of the arena, one after another. REQUIRES: units.encoded(layer); 16 divides
+        offset."""
+
+    def decode(self, layer: int, ids: Sequence[int]) -> None:
+        """From the head of each unit to the whole of it. REQUIRES: at most batch(layer) of them."""
+
+    def batch(self, layer: int) -> int:
+        """How many units may be decoded at a time, with a small scratch and in a short time."""
+
+
+class RowCodec(Protocol):
+    """What RowFormat does by itself, by whatever means."""
+
+    def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor: ...
+
+    def decode(
+        self, form: RowFormat, encoded: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor: ...
+
+
+class TorchRows:
+    def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
+        return form.encode(values)
+
+    def decode(self, form: RowFormat, encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return form.decode(encoded, dtype)
+
+
+class TorchLayerCodec:
+    """Gathers units and scatters them with PyTorch's operators. On a GPU all is queued on the
+    current stream, and the caller waits for it."""
+
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        units: WireUnits,
+        rows: RowCodec | None = None,
+        scratch_numbers: int = _SCRATCH_NUMBERS,
+    ) -> None:
+        layout = units.layout
+        self._rows = rows or TorchRows()
+        self._scratch_numbers = scratch_numbers
+        self._units = units
+        self._memory = memory
+        self._blocks = memory.view(-1, layout.block_bytes)
+        slabs = memory.numel() // layout.slab_bytes
+        self._states = [
+            memory.as_strided(
+                (slabs, layout.state_layer_bytes),
+                (layout.slab_bytes, 1),
+                index * layout.state_layer_bytes,
+            )
+            for index in range(layout.gdn_layers)
+        ]
+
+    def batch(self, layer: int) -> int:
+        form = self._format(layer)
+        return max(1, self._scratch_numbers // (form.rows * form.width))
+
+    def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
+        form, batch = self._format(layer), self.batch(layer)
+        carried = self._carried(layer)
+        length = carried + form.encoded_bytes
+        whole = self._memory[offset : offset + len(ids) * length].view(len(ids), length)
+        for start in range(0, len(ids), batch):
+            rows, places = self._place(layer, ids[start : start + batch])
+            held = rows.index_select(0, self._index(places))
+            target = whole[start : start + batch]
+            target[:, :carried].copy_(held[:, :carried])
+            target[:, carried:].copy_(self._rows.encode(form, self._numbers(layer, held)))
+
+    def decode(self, layer: int, ids: Sequence[int]) -> None:
+        form, carried = self._format(layer), self._carried(layer)
+        rows, places = self._place(layer, ids)
+        # A copy: what is decoded must not be what is written over.
+        encoded = rows[:, carried : carried + form.encoded_bytes].index_select(
+            0, self._index(places)
+        )
+        numbers = self._rows.decode(form, encoded, self._dtype(layer)).reshape(len(ids), -1)
+        held = numbers.view(torch.uint8)
+        # One by one: scattering by an index goes byte by byte on a host.
+        for place, unit in zip(places, held, strict=True):
+            rows[place, carried : carried + len(unit)].copy_(unit)
+
+    def _format(self, layer: int) -> RowFormat:
+        units = self._units
+        form = units.kv if self._full(layer) else units.state
+        assert form is not None
+        return form
+
+    def _full(self, layer: int) -> bool:
+        return self._units.layer_kinds[layer] is LayerKind.FULL
+
+    def _dtype(self, layer: int) -> torch.dtype:
+        layout = self._units.layout
+        return torch_dtype(layout.kv_dtype if self._full(layer) else layout.ssm_dtype)
+
+    def _carried(self, layer: int) -> int:
+        """Bytes before the rows that travel as they lie."""
+        return 0 if self._full(layer) else self._units.layout.conv_bytes
+
+    def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        """(units of the arena [n, bytes], which of them)."""
+        layout = self._units.layout
+        kind = layout.kind_index(layer)
+        if self._full(layer):
+            return self._blocks, [page + kind * layout.pages_per_slab for page in ids]
+        return self._states[kind], list(ids)
+
+    def _index(self, places: list[int]) -> torch.Tensor:
+        return torch.tensor(places, dtype=torch.int64, device=self._memory.device)
+
+    def _numbers(self, layer: int, held: torch.Tensor) -> torch.Tensor:
+        """The rows of gathered units [n, bytes], as numbers [n, rows, width]."""
+        form, carried, dtype = self._format(layer), self._carried(layer), self._dtype(layer)
+        length = form.rows * form.width * dtype.itemsize
+        numbers = held[:, carried : carried + length].contiguous().view(dtype)
+        return numbers.view(len(held), form.rows, form.width)

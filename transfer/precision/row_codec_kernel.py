@@ -1,0 +1,168 @@
+"""fp8 rows on a GPU, equal to `transfer.row_codec` bit for bit (its twin), and a codec of layers.
+
+A program encodes or decodes some rows of one unit: read once, written once, so the floor is memory
+bandwidth. The format is made of integer operations, not of casts: GPUs before Hopper's generation
+have none, and powers of two leave nothing to round.
+
+Thread rule: as of LayerCodec; work is queued on a stream of its own and waited for. The caller
+knows that what is read was written (its layer's event has fired, its window has landed).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .layer_codec import TorchLayerCodec
+from .precision import Precision
+from .row_codec import RowFormat
+from .wire_layout import WireUnits
+
+_WARPS = 4
+_ROWS = 16
+"""Of a program."""
+_SCRATCH_NUMBERS = 1 << 24
+_HIGH_PRIORITY = -1
+
+
+class GpuLayerCodec:
+    """memory: an arena's bytes on the device, uint8 [slabs * slab_bytes], shared and never
+    copied."""
+
+    def __init__(self, memory: torch.Tensor, units: WireUnits) -> None:
+        self._codec = TorchLayerCodec(memory, units, KernelRows(), _SCRATCH_NUMBERS)
+        # Before the blocks of a forward that wait for a place: a window waits for this.
+        self._stream = (
+            torch.cuda.Stream(memory.device, priority=_HIGH_PRIORITY) if memory.is_cuda else None
+        )
+
+    def batch(self, layer: int) -> int:
+        return self._codec.batch(layer)
+
+    def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
+        with torch.cuda.stream(self._stream):
+            self._codec.encode(layer, ids, offset)
+        self._wait()
+
+    def decode(self, layer: int, ids: Sequence[int]) -> None:
+        with torch.cuda.stream(self._stream):
+            self._codec.decode(layer, ids)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+class KernelRows:
+    """RowFormat's own for bf16, which is one cast."""
+
+    def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
+        if form.precision is not Precision.FP8:
+            return form.encode(values)
+        units = len(values)
+        encoded = torch.empty(units, form.encoded_bytes, dtype=torch.uint8, device=values.device)
+        _launch(_encode_kernel, form, values, encoded)
+        return encoded
+
+    def decode(self, form: RowFormat, encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if form.precision is not Precision.FP8:
+            return form.decode(encoded, dtype)
+        units = len(encoded)
+        values = torch.empty(units, form.rows, form.width, dtype=dtype, device=encoded.device)
+        _launch(_decode_kernel, form, encoded, values)
+        return values
+
+
+def _launch(kernel: Any, form: RowFormat, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Both [units, ...], on the current stream."""
+    kernel[(triton.cdiv(form.rows, _ROWS), len(source))](
+        source.contiguous(),
+        target,
+        form.rows,
+        form.width,
+        form.encoded_bytes,
+        ROWS=_ROWS,
+        BLOCK=triton.next_power_of_2(form.width),
+        num_warps=_WARPS,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "width", "stride"])
+def _encode_kernel(values, encoded, rows, width, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    unit = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    index = row[:, None] * width + column[None, :]
+    value = tl.load(values + unit * rows * width + index, mask=inside, other=0).to(tl.float32)
+    # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
+    largest = tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+    exponent = largest >> 23
+    above = ((largest & 0x7FFFFF) > 0x600000).to(tl.int32)
+    scale = tl.where(exponent == 255, 255, tl.maximum(exponent - 8 + above, 1))
+    factor = ((254 - tl.minimum(scale, 253)) << 23).to(tl.float32, bitcast=True)
+    scaled = (value * factor[:, None]).to(tl.int32, bitcast=True)
+    size = scaled & 0x7FFFFFFF
+    # To three bits of mantissa, ties to even, and from float32's bias to e4m3's.
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
+    # Beside 2^14 a float32 counts in steps of 2^-9, as e4m3 does below 2^-6.
+    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0x3C800000, small, normal) | ((scaled >> 24) & 0x80)
+    # As a cast has it: the row is NaN whatever its codes are.
+    code = tl.where(scale[:, None] == 255, 0x7F, code)
+    target = encoded + unit * stride
+    tl.store(target + index, code.to(tl.uint8), mask=inside)
+    scales = rows * width + row
+    tl.store(target + scales, scale.to(tl.uint8), mask=row < rows)
+    # Whatever was there before is nobody's business.
+    padding = rows * width + rows + tl.arange(0, 16)
+    first = tl.program_id(0) == 0
+    tl.store(target + padding, tl.zeros([16], tl.uint8), mask=(padding < stride) & first)
+
+
+@triton.jit(do_not_specialize=["rows", "width", "stride"])
+def _decode_kernel(encoded, values, rows, width, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    unit = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    index = row[:, None] * width + column[None, :]
+    source = encoded + unit * stride
+    code = tl.load(source + index, mask=inside, other=0).to(tl.int32)
+    size = code & 0x7F
+    normal = (size << 20) + (120 << 23)
+    small = (size.to(tl.float32) * 0.001953125).to(tl.int32, bitcast=True)
+    bits = tl.where(size < 8, small, normal) | ((code & 0x80) << 24)
+    scale = tl.load(source + rows * width + row, mask=row < rows, other=1).to(tl.int32)
+    factor = tl.where(scale == 255, 0x7FC00000, scale << 23).to(tl.float32, bitcast=True)
+    value = bits.to(tl.float32, bitcast=True) * factor[:, None]
+    target = values + unit * rows * width + index
+    tl.store(target, value.to(values.dtype.element_ty), mask=inside)
+
+
+def compile_specs() -> list[KernelSpec]:
+    shape = {"rows": "i32", "width": "i32", "stride": "i32"}
+    specs = []
+    for held, block in (("bf16", 256), ("fp32", 128)):
+        constants: dict[str, object] = {"ROWS": _ROWS, "BLOCK": block}
+        specs += [
+            KernelSpec(
+                name=f"encode_fp8_{held}",
+                kernel=_encode_kernel,
+                signature={"values": f"*{held}", "encoded": "*u8", **shape},
+                constants=constants,
+                num_warps=_WARPS,
+            ),
+            KernelSpec(
+                name=f"decode_fp8_{held}",
+                kernel=_decode_kernel,
+                signature={"encoded": "*u8", "values": f"*{held}", **shape},
+                constants=constants,
+                num_warps=_WARPS,
+            ),
+        ]
+    return specs

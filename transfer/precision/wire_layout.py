@@ -1,0 +1,81 @@
+"""How long units are on the wire: a block of KV, and the state of one GDN layer.
+
+A unit lands in the head of the block or state that it becomes, so it is never longer than that.
+Knows layout and precision; not pages, rooms or who encodes. Immutable.
+"""
+
+from dataclasses import dataclass
+
+from tasuki.pycache.layout import CacheLayout, LayerKind, itemsize
+from tasuki.transfer.errors import TransferError
+
+from .precision import Precision, WirePrecision
+from .row_codec import RowFormat
+
+
+class WireError(TransferError):
+    """Settings of the wire that cannot work with this arena."""
+
+
+@dataclass(frozen=True)
+class WireUnits:
+    """Lengths of a layout's units in a precision. kv, state: how the rows of a block and of a
+    recurrent state are encoded; None where they travel as they lie.
+
+    A row is what one token has in one head, or one value dimension of the state: scales are taken
+    over no more than that, so that what a page holds behind the prompt's end touches nothing else.
+    """
+
+    layout: CacheLayout
+    kv: RowFormat | None
+    state: RowFormat | None
+
+    @staticmethod
+    def of(layout: CacheLayout, precision: WirePrecision) -> "WireUnits":
+        """Raises WireError on a precision that saves nothing over what the arena holds."""
+        sides, tokens, heads, width = layout.kv_shape
+        value_heads, value_dim, key_dim = layout.ssm_shape
+        return WireUnits(
+            layout,
+            _format("kv", precision.kv, sides * tokens * heads, width, layout.kv_dtype),
+            _format("state", precision.state, value_heads * value_dim, key_dim, layout.ssm_dtype),
+        )
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        return self.layout.layer_kinds
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layout.block_bytes if self.kv is None else self.kv.encoded_bytes
+
+    @property
+    def state_layer_bytes(self) -> int:
+        """Conv state first, as it lies."""
+        if self.state is None:
+            return self.layout.state_layer_bytes
+        return self.layout.conv_bytes + self.state.encoded_bytes
+
+    def encoded(self, layer: int) -> bool:
+        """Whether units of that layer differ on the wire from what they are in an arena."""
+        return (self.kv if self.layer_kinds[layer] is LayerKind.FULL else self.state) is not None
+
+    @property
+    def largest_encoded(self) -> int:
+        """Bytes of the longest unit that is encoded; 0 where none is."""
+        return max(
+            0 if self.kv is None else self.block_bytes,
+            0 if self.state is None else self.state_layer_bytes,
+        )
+
+
+def _format(name: str, precision: Precision, rows: int, width: int, dtype: str) -> RowFormat | None:
+    if precision is Precision.EXACT:
+        return None
+    made = RowFormat(precision, rows, width)
+    if made.encoded_bytes >= rows * width * itemsize(dtype):
+        raise WireError(
+            f"wire_{name} {precision.value} saves nothing over {dtype}, which the arena holds: "
+            "leave it exact"
+        )
+    return made

@@ -1,0 +1,66 @@
+"""The contract: all that must be equal on both sides before a byte may move between them."""
+
+from dataclasses import dataclass, fields
+
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+from tasuki.transfer.errors import TransferError
+from tasuki.transfer.precision.precision import Precision
+
+WIRE_VERSION = 2
+NOT_USED = "(not used)"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field of two contracts that is not the same."""
+
+    field: str
+    ours: str
+    theirs: str
+
+
+class ContractMismatch(TransferError):
+    """The two nodes would not mean the same bytes. `differences` names every field."""
+
+    def __init__(self, differences: tuple[Difference, ...]) -> None:
+        self.differences = differences
+        listed = "; ".join(f"{d.field}: ours {d.ours}, theirs {d.theirs}" for d in differences)
+        super().__init__(
+            f"contract mismatch: {listed}; start both nodes with one version, checkpoint and wire"
+        )
+
+
+@dataclass(frozen=True)
+class Contract:
+    """weights_digest: hex digest of the weights in use. tensor_parallel: ranks that share one
+    model. wire_kv, wire_state: names of the wire's precisions. nixl, ucx: versions, where the
+    transport uses them; UCX of another version may read an address differently, and abort."""
+
+    weights_digest: str
+    layout: CacheLayout
+    tensor_parallel: int = 1
+    wire_version: int = WIRE_VERSION
+    page_tokens: int = PAGE_TOKENS
+    wire_kv: str = Precision.EXACT.value
+    wire_state: str = Precision.EXACT.value
+    nixl: str = NOT_USED
+    ucx: str = NOT_USED
+
+    def flat(self) -> dict[str, str]:
+        """Every field by name, the layout's among them."""
+        values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
+        for field in fields(self.layout):
+            values[field.name] = str(getattr(self.layout, field.name))
+        values["layer_kinds"] = ",".join(kind.value for kind in self.layout.layer_kinds)
+        return values
+
+
+def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
+    """Fields of two flat contracts that differ, or that one of them lacks, sorted by name."""
+    names = sorted(ours.keys() | theirs.keys())
+    missing = "(absent)"
+    return tuple(
+        Difference(name, ours.get(name, missing), theirs.get(name, missing))
+        for name in names
+        if ours.get(name) != theirs.get(name)
+    )

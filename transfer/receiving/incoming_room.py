@@ -1,0 +1,116 @@
+"""One room on the receiving side: which windows have landed, with which digests, and what is still
+missing.
+
+Owns that record. Does not know threads, transports or clocks: Receiver calls it under its lock.
+Invariant: a window counts once, however often it is announced.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.errors import DigestMismatch, OutOfBounds, WindowsMissing
+from tasuki.transfer.timeline import KEPT_WINDOWS, BarrierWait, LandedWindow
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import WindowDigest
+from tasuki.transfer.windows.window import WindowHeader
+
+
+class IncomingRoom:
+    def __init__(
+        self, room: int, generation: int, destination: Destination, layout: CacheLayout
+    ) -> None:
+        self.room = room
+        self.generation = generation
+        self.destination = destination
+        self.forgotten = False
+        """Nothing of the room is counted any more."""
+        self.sealed = False
+        """Verified: what comes now is no part of it."""
+        self._spoiled: int | None = None
+        self._kinds = layout.layer_kinds
+        self._landed: dict[int, WindowDigest] = {}
+        self.landings: deque[LandedWindow] = deque(maxlen=KEPT_WINDOWS)
+        self.waits: deque[BarrierWait] = deque(maxlen=KEPT_WINDOWS)
+        self._pages = np.zeros((len(self._kinds), len(destination.pages)), dtype=np.bool_)
+        self._states = np.zeros(len(self._kinds), dtype=np.bool_)
+
+    @property
+    def windows_landed(self) -> int:
+        return len(self._landed)
+
+    def has(self, header: WindowHeader) -> bool:
+        return header.sequence in self._landed
+
+    def pages_of(self, header: WindowHeader) -> tuple[int, ...]:
+        """The granted page ids that the window fills. Raises OutOfBounds on a header outside the
+        grant."""
+        granted = self.destination
+        first, end = header.first_page, header.first_page + header.pages
+        if not 0 <= header.first_layer < header.end_layer <= len(self._kinds):
+            raise OutOfBounds(
+                f"room {self.room}: window {header.sequence} names layers {header.first_layer} to "
+                f"{header.end_layer} of {len(self._kinds)}"
+            )
+        if header.pages and not granted.first_page <= first <= end <= granted.end_page:
+            raise OutOfBounds(
+                f"room {self.room}: window {header.sequence} names pages {first} to {end}, granted "
+                f"are {granted.first_page} to {granted.end_page}"
+            )
+        return granted.pages[first - granted.first_page : end - granted.first_page]
+
+    def land(self, header: WindowHeader, digest: int, landed_at: float, verified_at: float) -> None:
+        """REQUIRES: pages_of(header) was fine and has(header) is not."""
+        self._landed[header.sequence] = WindowDigest(header, digest)
+        self.landings.append(LandedWindow(header.sequence, landed_at, verified_at))
+        first = header.first_page - self.destination.first_page
+        layers = slice(header.first_layer, header.end_layer)
+        if header.pages:
+            self._pages[layers, first : first + header.pages] = True
+        self._states[layers] |= header.carries_state
+
+    def layer_landed(self, layer: int) -> bool:
+        """Whether all that the room brings of the layer is here: its pages, or its final state."""
+        if self._kinds[layer] is LayerKind.FULL:
+            return bool(self._pages[layer].all()) and bool(self._states[layer])
+        return bool(self._states[layer])
+
+    def spoil(self, header: WindowHeader) -> None:
+        """What had landed of it may have been written over: the room cannot be verified."""
+        self._spoiled = header.sequence
+
+    def missing(self, sent: Sequence[WindowDigest]) -> list[int]:
+        """Sequence numbers of windows that were sent and have not landed."""
+        return [w.header.sequence for w in sent if w.header.sequence not in self._landed]
+
+    def verify(self, sent: Sequence[WindowDigest]) -> None:
+        """Raises WindowsMissing or DigestMismatch unless exactly `sent` landed and fills the whole
+        grant."""
+        missing = self.missing(sent)
+        if missing:
+            raise WindowsMissing(
+                f"room {self.room}: {len(missing)} of {len(sent)} windows have not landed, first "
+                f"{missing[0]}"
+            )
+        for window in sent:
+            landed = self._landed[window.header.sequence]
+            if landed != window:
+                raise DigestMismatch(
+                    f"room {self.room}: window {window.header.sequence} (layers "
+                    f"{window.header.first_layer} to {window.header.end_layer}) landed with digest "
+                    f"{landed.digest:#x}, sent was {window.digest:#x}"
+                )
+        if len(self._landed) != len(sent):
+            raise DigestMismatch(
+                f"room {self.room}: {len(self._landed)} windows landed, the sender names "
+                f"{len(sent)}"
+            )
+        if self._spoiled is not None:
+            raise DigestMismatch(
+                f"room {self.room}: window {self._spoiled} came again after it had been decoded"
+            )
+        for layer in range(len(self._kinds)):
+            if not self.layer_landed(layer):
+                raise WindowsMissing(f"room {self.room}: layer {layer} was not sent completely")
+        self.sealed = True

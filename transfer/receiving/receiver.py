@@ -1,0 +1,279 @@
+"""The receiving side: a thread that takes notifications, digests what landed, and wakes who waits
+for it.
+
+Owns the rooms that are expected, the layer barrier and counters. Knows bytes and layers; not
+tokens, requests or gRPC. Thread rule: every public method may be called from any thread;
+wait_layer(), verify() and wait_settled() block.
+Invariants:
+1. A notification of an unknown room, a stale generation or a landed window changes nothing but a
+   counter.
+2. Bytes are digested as they lie in the arena when their notification is taken, never from a
+   message; what travelled encoded is decoded in place after that, and only then counts as landed.
+3. verify() returns only if every byte of the grant was sent, landed and is equal.
+4. wait_settled() returns only when all that broken connections had brought is in the arena.
+5. Once forget() has returned this thread writes nothing of the room: its ids may change owner.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
+from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.precision.decoding_sink import Inlet
+from tasuki.transfer.timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
+from tasuki.transfer.transports.base import Transport
+from tasuki.transfer.transports.poll_backoff import PollPace
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.digest import Digester
+from tasuki.transfer.windows.send_report import WindowDigest
+from tasuki.transfer.windows.window import WindowHeader
+
+from .incoming_room import IncomingRoom
+from .layer_barrier import LayerBarrier
+
+log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 0.02
+
+
+@dataclass
+class ReceiverCounters:
+    landed: int = 0
+    duplicate: int = 0
+    unknown_room: int = 0
+    stale_generation: int = 0
+    malformed: int = 0
+
+
+class Receiver:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        transport: Transport,
+        digester: Digester,
+        slabs: int,
+        clock: Callable[[], float] = time.monotonic,
+        inlet: Inlet | None = None,
+    ) -> None:
+        """inlet: where windows travel encoded. REQUIRES: transport has registered the arena of at
+        least `slabs` slabs that digester reads."""
+        self.counters = ReceiverCounters()
+        self._layout = layout
+        self._transport = transport
+        self._digester = digester
+        self._slabs = slabs
+        self._clock = clock
+        self._inlet = inlet
+        self._code = 0 if inlet is None else inlet.code
+        self._decoding = threading.Lock()
+        """Held while a part of a window is decoded, some milliseconds."""
+        self._rooms: dict[int, IncomingRoom] = {}
+        self._passes = 0
+        """Of the thread's loop: each moves what has arrived into the arena."""
+        self._changed = threading.Condition()
+        self._expecting = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="tasuki-receiver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._expecting.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join()
+
+    def expect(self, room: int, generation: int, destination: Destination) -> None:
+        """Count the room's windows from now on; call before the grant is sent.
+
+        Raises OutOfBounds on ids that are not in our arena, DuplicateRoom.
+        """
+        destination.check(self._layout, self._slabs)
+        with self._changed:
+            if room in self._rooms:
+                raise DuplicateRoom(f"room {room} is expected already")
+            self._rooms[room] = IncomingRoom(room, generation, destination, self._layout)
+        self._expecting.set()
+
+    def forget(self, room: int) -> None:
+        """Idempotent. What still lands of the room is dropped and counted; its ids need a fence."""
+        with self._changed:
+            incoming = self._rooms.pop(room, None)
+            if incoming is not None:
+                incoming.forgotten = True
+            if not self._rooms:
+                self._expecting.clear()
+            self._changed.notify_all()
+        # Whoever decodes has seen it then, or is through with its part.
+        with self._decoding:
+            pass
+
+    def windows_landed(self, room: int) -> int:
+        """How far the room is; 0 for a room that is not expected. Its growth is progress."""
+        with self._changed:
+            incoming = self._rooms.get(room)
+            return 0 if incoming is None else incoming.windows_landed
+
+    def barrier(self, room: int) -> LayerBarrier | None:
+        """The layer barrier of a room, to be waited at by one thread; None for a room that is not
+        expected."""
+        with self._changed:
+            incoming = self._rooms.get(room)
+        if incoming is None:
+            return None
+        return LayerBarrier(incoming, self._changed, self._clock)
+
+    def wait_layer(self, room: int, layer: int, timeout: float) -> bool:
+        """The layer barrier: whether all the room brings of `layer` has landed within `timeout`
+        seconds."""
+        with self._changed:
+            if self._landed(room, layer):
+                return True
+            began = self._clock()
+            landed = self._changed.wait_for(lambda: self._landed(room, layer), timeout)
+            if (incoming := self._rooms.get(room)) is not None:
+                incoming.waits.append(BarrierWait(layer, began, self._clock()))
+            return landed
+
+    def _landed(self, room: int, layer: int) -> bool:
+        incoming = self._rooms.get(room)
+        return incoming is not None and incoming.layer_landed(layer)
+
+    def track(self, room: int, phases: PhaseClock) -> ReceiverTrack:
+        """What of the room happened until now, counted from the start of `phases`; empty for a room
+        that is not expected."""
+        with self._changed:
+            incoming = self._rooms.get(room)
+            landings = () if incoming is None else tuple(incoming.landings)
+            waits = () if incoming is None else tuple(incoming.waits)
+        return receiver_track(landings, waits, phases)
+
+    def verify(
+        self, room: int, generation: int, sent: Sequence[WindowDigest], timeout: float
+    ) -> None:
+        """Wait until all of `sent` landed, then compare. Raises WindowsMissing or DigestMismatch.
+
+        The sender's last message may overtake the last notifications, hence the wait.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived(room, sent), timeout)
+            incoming = self._rooms.get(room)
+            if incoming is None or incoming.generation != generation:
+                raise WindowsMissing(f"room {room}, generation {generation} is not expected")
+            incoming.verify(sent)
+
+    def _arrived(self, room: int, sent: Sequence[WindowDigest]) -> bool:
+        incoming = self._rooms.get(room)
+        return incoming is None or not incoming.missing(sent)
+
+    def wait_settled(self) -> None:
+        """Block until what connections had brought that are broken by now is in the arena, however
+        long this thread was held up; or until stop()."""
+        self._wait_passes()
+        while self._transport.unread() and not self._stopping.is_set():
+            self._wait_passes()
+        # What the last pass took from a socket it has stored by its end.
+        self._wait_passes()
+
+    def _wait_passes(self) -> None:
+        """Until a whole pass has begun and ended."""
+        with self._changed:
+            enough = self._passes + 2
+            self._changed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
+
+    def _loop(self) -> None:
+        pace = PollPace()
+        while not self._stopping.is_set():
+            pace.begin()
+            try:
+                arrived = self._transport.notifications()
+            except TransferError as error:
+                log.warning("notifications could not be read: %s", error)
+                arrived = []
+            for notification in arrived:
+                self._take_or_drop(notification)
+            with self._changed:
+                self._passes += 1
+                self._changed.notify_all()
+            if arrived:
+                pace.reset()
+            elif self._expecting.is_set():
+                self._stopping.wait(pace.wait_seconds(self._transport.poll_seconds))
+            else:
+                # Unexpected notifications are still drained, only less often. Whoever begins to
+                # expect ends it.
+                self._expecting.wait(_IDLE_SECONDS)
+
+    def _take_or_drop(self, notification: bytes) -> None:
+        try:
+            self._take(notification)
+        except Exception:
+            # One window's defect must not end the thread that serves all: it is missing, which its
+            # room will find out.
+            log.exception("a notification was dropped")
+
+    def _take(self, notification: bytes) -> None:
+        landed_at = self._clock()
+        try:
+            room, generation, header = WindowHeader.unpack(notification, self._code)
+        except ValueError as error:
+            self.counters.malformed += 1
+            log.warning("a notification was dropped: %s", error)
+            return
+        with self._changed:
+            incoming = self._rooms.get(room)
+            if incoming is None:
+                self.counters.unknown_room += 1
+                return
+            if incoming.generation != generation:
+                self.counters.stale_generation += 1
+                return
+            if incoming.has(header):
+                self.counters.duplicate += 1
+                if self._inlet is not None:
+                    incoming.spoil(header)
+                return
+            if incoming.sealed:
+                # Its ids are the request's own.
+                self.counters.unknown_room += 1
+                return
+        try:
+            pages = incoming.pages_of(header)
+        except OutOfBounds as error:
+            self.counters.malformed += 1
+            log.warning("a notification was dropped: %s", error)
+            return
+        reach(Place.RECEIVER_ON_LANDED, header.sequence)
+        slot = incoming.destination.slot if header.carries_state else None
+        digest = self._digester.digest(room, generation, header, pages, slot)
+        if self._inlet is not None and not self._decoded(
+            self._inlet, incoming, header, pages, slot
+        ):
+            return
+        with self._changed:
+            incoming.land(header, digest, landed_at, self._clock())
+            self.counters.landed += 1
+            self._changed.notify_all()
+        reach(Place.RECEIVER_AFTER_LANDED, header.sequence)
+
+    def _decoded(
+        self,
+        inlet: Inlet,
+        incoming: IncomingRoom,
+        header: WindowHeader,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> bool:
+        """Decode the window in place, in parts; False where its room was forgotten meanwhile."""
+        for part in inlet.parts(header, pages, slot):
+            with self._decoding:
+                if incoming.forgotten:
+                    return False
+                inlet.decode(part)
+        return True

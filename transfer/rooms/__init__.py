@@ -1,0 +1,1 @@
+"""What every room has, whichever way its bytes go."""

@@ -1,0 +1,136 @@
+"""How long a room may stand still in each state, on each side of a hand-over and of a pull.
+
+Values of seconds. Only what docs/hand-over.md calls progress begins a state's time anew: a beat
+never does, nor does a Queued that repeats its position. Invariant: every state in which somebody is
+awaited has a deadline, so that every room ends.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Self
+
+from tasuki.transfer.protocol.handover_states import ReceiverState, SenderState
+from tasuki.transfer.protocol.pull_states import PullReceiverState, PullSenderState
+
+QUEUE_SECONDS = 60.0
+"""What --queue-timeout is where nobody says otherwise."""
+_ENGINE_FIRST = 5.0
+"""The engine itself refuses what waited too long, and says why; this is for one that does not."""
+
+
+@dataclass(frozen=True)
+class ReceiverDeadlines:
+    """Of a room on the decode node. reserved: the position in the sender's queue stays the same;
+    queue: in that queue in all, the time of a pull left out, and as long again from the grant until
+    its first window. accepted: our own engine grants nothing. granted, ready: no window lands, and
+    before its first one none of the sender's other rooms either. verifying: nothing is said of the
+    digests; longer than HandoverSettings.landing. look: between two looks."""
+
+    reserved: float = 30.0
+    queue: float = QUEUE_SECONDS
+    accepted: float = 30.0
+    granted: float = 30.0
+    ready: float = 30.0
+    verifying: float = 15.0
+    look: float = 1.0
+
+    def of(self, state: ReceiverState) -> float:
+        match state:
+            case ReceiverState.RESERVED:
+                return self.reserved
+            case ReceiverState.ACCEPTED:
+                return self.accepted
+            case ReceiverState.GRANTED:
+                return self.granted
+            case ReceiverState.READY:
+                return self.ready
+            case ReceiverState.VERIFYING:
+                return self.verifying
+            case _:
+                return inf
+
+
+@dataclass(frozen=True)
+class SenderDeadlines:
+    """Of a room on the prefill node. parked: longer than the gateway's own deadline. queued: a
+    little longer than the engine's, which tells why. accepted: a lease is held and the receiver
+    grants nothing; longer than the receiver's own, which tells why. streaming: our engine finishes
+    no layer and nothing is flushed. ready: nothing is flushed. holding: the first token does not
+    come. draining: longer than SenderSettings.drain_seconds; then the drain counts as forced."""
+
+    parked: float = 20.0
+    queued: float = QUEUE_SECONDS + _ENGINE_FIRST
+    accepted: float = 45.0
+    streaming: float = QUEUE_SECONDS + _ENGINE_FIRST
+    ready: float = 30.0
+    holding: float = 60.0
+    draining: float = 10.0
+
+    @classmethod
+    def behind(cls, queue_seconds: float) -> Self:
+        """queue_seconds: the engine's --queue-timeout."""
+        in_all = queue_seconds + _ENGINE_FIRST
+        return cls(queued=in_all, streaming=max(cls.streaming, in_all))
+
+    def of(self, state: SenderState) -> float:
+        match state:
+            case SenderState.PARKED:
+                return self.parked
+            case SenderState.QUEUED:
+                return self.queued
+            case SenderState.ACCEPTED:
+                return self.accepted
+            case SenderState.STREAMING:
+                return self.streaming
+            case SenderState.READY:
+                return self.ready
+            case SenderState.HOLDING:
+                return self.holding
+            case SenderState.DRAINING:
+                return self.draining
+            case _:
+                return inf
+
+
+@dataclass(frozen=True)
+class PullReceiverDeadlines:
+    """Of a pull on the prefill node. granted: nothing lands. landing: from its end's message until
+    the last window must have landed. verifying: nothing is said of the digests. look: between two
+    looks."""
+
+    granted: float = 5.0
+    landing: float = 2.0
+    verifying: float = 10.0
+    look: float = 0.25
+
+    def of(self, state: PullReceiverState) -> float:
+        match state:
+            case PullReceiverState.GRANTED:
+                return self.granted
+            case PullReceiverState.VERIFYING:
+                return self.verifying
+            case _:
+                return inf
+
+
+@dataclass(frozen=True)
+class PullSenderDeadlines:
+    """Of a pull on the decode node. pinning: our own engine neither pins nor refuses. streaming:
+    nothing is flushed. draining: longer than SenderSettings.drain_seconds; then the drain counts as
+    forced. look: between two looks."""
+
+    pinning: float = 10.0
+    streaming: float = 30.0
+    draining: float = 10.0
+    look: float = 1.0
+
+    def of(self, state: PullSenderState) -> float:
+        match state:
+            case PullSenderState.PINNING:
+                return self.pinning
+            case PullSenderState.STREAMING:
+                return self.streaming
+            case PullSenderState.DRAINING:
+                return self.draining
+            case _:
+                return inf

@@ -1,0 +1,226 @@
+"""One room on the sending side: what is planned, posted, flushed, and how it ends.
+
+Owns the room's windows and handles. Does not know threads, clocks or leases: Sender calls it under
+its lock.
+Invariants: plans follow one another without gap or overlap and stay inside the grant; after stop()
+nothing more is taken out to post; the room ends exactly once, and only when nothing of it is in
+flight.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tasuki.transfer.errors import PlanError
+from tasuki.transfer.transports.base import Transfer
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import (
+    Drain,
+    SendReport,
+    WindowDigest,
+    WindowTiming,
+    split_time,
+)
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan, Window
+
+from .direct_source import LoadedWindow
+from .link_cost import LinkRate
+
+
+@dataclass(frozen=True)
+class RoomSent:
+    """Transfer complete: every window is flushed."""
+
+    room: int
+    report: SendReport
+
+
+@dataclass(frozen=True)
+class RoomBroke:
+    """The room stopped by itself: lease lost, transport failed, plan refused. endpoint_failed: the
+    transport failed, so that the next room of this peer would fail too."""
+
+    room: int
+    reason: str
+    drain: Drain
+    endpoint_failed: bool
+
+
+RoomEnd = RoomSent | RoomBroke
+OnEnd = Callable[[RoomEnd], None]
+
+
+@dataclass
+class Posted:
+    """digest: of the window's bytes, computed beside the transfer. flushed: when the transfer was
+    seen to have ended; None until then."""
+
+    window: Window
+    loaded: LoadedWindow
+    transfer: Transfer
+    bytes: int
+    layers_finished: tuple[float, ...]
+    begun: float
+    at: float
+    digest: "Future[int]"
+    flushed: float | None = None
+
+
+@dataclass
+class OutgoingRoom:
+    room: int
+    generation: int
+    peer: str
+    destination: Destination
+    on_end: OnEnd
+    link: LinkRate
+    waiting: deque[Window] = field(default_factory=deque)
+    posted: deque[Posted] = field(default_factory=deque)
+    drained: "Future[Drain]" = field(default_factory=Future)
+    stop_reason: str | None = None
+    stopped_at: float | None = None
+    endpoint_failed: bool = False
+    write_lost: bool = False
+    """A posted transfer failed: how much of it has landed, or will, nobody knows."""
+    aborted: bool = False
+    next_sequence: int = 0
+    served_until: int = 0
+    """Bytes of virtual time: fair_turns.py."""
+    _planned_end: int | None = None
+    _last_planned: bool = False
+    _last_tick: int = 0
+    _last_flush: float = float("-inf")
+    _bytes: int = 0
+    _digests: list[WindowDigest] = field(default_factory=list)
+    _timeline: list[WindowTiming] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # A running future cannot be cancelled by one of the several who wait for it.
+        self.drained.set_running_or_notify_cancel()
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop_reason is not None
+
+    def accept(self, plan: ForwardPlan) -> ForwardPlan:
+        """Take the plan in; the part of it that the receiver lacks. Raises PlanError, then took
+        nothing."""
+        if self._last_planned:
+            raise PlanError(f"room {self.room}: a forward was planned after the one with the state")
+        end = self._end_after(plan)
+        if end > self.destination.end_page:
+            raise PlanError(f"room {self.room}: page {end - 1} was not granted")
+        self._last_planned = plan.state_slot is not None
+        if (
+            self._last_planned
+            and max(end, self.destination.first_page) != self.destination.end_page
+        ):
+            raise PlanError(
+                f"room {self.room}: the last plan ends at page {end}, the grant at "
+                f"{self.destination.end_page}"
+            )
+        if plan.local_pages:
+            self._planned_end = end
+        return plan.without_pages_before(self.destination.first_page)
+
+    def _end_after(self, plan: ForwardPlan) -> int:
+        """Where the planned pages end with this plan. Raises PlanError on a gap or an overlap."""
+        lacks = self.destination.first_page
+        if not plan.local_pages:
+            return lacks if self._planned_end is None else self._planned_end
+        if self._planned_end is None and plan.first_logical_page > lacks:
+            raise PlanError(
+                f"room {self.room}: the first plan starts at page {plan.first_logical_page}, the "
+                f"receiver lacks pages from {lacks}"
+            )
+        if self._planned_end is not None and plan.first_logical_page != self._planned_end:
+            raise PlanError(
+                f"room {self.room}: a plan starts at page {plan.first_logical_page}, the one "
+                f"before ended at {self._planned_end}; plan whole pages, each once"
+            )
+        return plan.end_logical_page
+
+    @property
+    def progress(self) -> int:
+        """Grows when a window is cut or flushed."""
+        return self.next_sequence + len(self._timeline)
+
+    def append(self, windows: list[Window]) -> None:
+        """REQUIRES: windows were cut from accept(plan), numbered from next_sequence."""
+        self.next_sequence += len(windows)
+        self.waiting.extend(windows)
+
+    def has_ready(self, tick: int) -> bool:
+        """Whether take_ready() would give a window."""
+        return not self.stopped and bool(self.waiting) and self.waiting[0].tick <= tick
+
+    def take_ready(self, tick: int) -> Window | None:
+        """The next window whose layers are finished, taken out; None when there is none or none may
+        go."""
+        return self.waiting.popleft() if self.has_ready(tick) else None
+
+    def flushed(self, posted: Posted) -> None:
+        """REQUIRES: its transfer and its digest are done. Raises what the digest raised."""
+        header, now = posted.window.header, posted.flushed
+        assert now is not None
+        digest = posted.digest.result()
+        self._last_flush = now
+        self._last_tick = max(self._last_tick, posted.window.tick)
+        self._bytes += posted.bytes
+        self._digests.append(WindowDigest(header, digest))
+        self._timeline.append(
+            WindowTiming(
+                header.sequence,
+                posted.layers_finished,
+                posted.begun,
+                posted.at,
+                now,
+                posted.bytes,
+            )
+        )
+
+    def stalled_seconds(self, now: float) -> float:
+        """Seconds since something in flight moved; 0 with nothing in flight. What others flush on
+        the same link is movement too, until they overtake: before that, ours is behind theirs."""
+        if not self.posted:
+            return 0.0
+        oldest = self.posted[0].at
+        moved = max(self._last_flush, oldest)
+        if self.link.newest_flushed <= oldest:
+            moved = max(moved, self.link.last_flush)
+        return now - moved
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether the last window was taken out to post."""
+        return self._last_planned and not self.waiting
+
+    @property
+    def complete(self) -> bool:
+        """Whether every window of the room is posted and flushed."""
+        return self.all_taken and not self.stopped and not self.posted
+
+    def stop(self, reason: str, now: float) -> None:
+        """Idempotent; the first reason stands."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            self.stopped_at = now
+            self.waiting.clear()
+
+    def report(self, steps: StepCounter) -> SendReport:
+        """steps: that counted the room's layers. REQUIRES: complete."""
+        # A forward whose end nobody told of, or that ended long ago, as of what is pulled.
+        written = max(timing.finished for timing in self._timeline)
+        forward_end = max(written, steps.end_of(self._last_tick))
+        hidden, exposed = split_time(self._timeline, forward_end)
+        return SendReport(
+            bytes=self._bytes,
+            windows=len(self._timeline),
+            pages=len(self.destination.pages),
+            hidden_seconds=hidden,
+            exposed_seconds=exposed,
+            digests=tuple(sorted(self._digests, key=lambda d: d.header.sequence)),
+            timeline=tuple(sorted(self._timeline, key=lambda t: t.sequence)),
+        )

@@ -1,0 +1,460 @@
+"""The sending side: a thread that posts each window of each room as soon as its layers are
+finished.
+
+Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Knows bytes and
+layers; not tokens, requests or gRPC. Thread rule: every public method may be called from any thread
+and returns at once, but for connect() and stop(); callbacks run on the transfer thread and must
+return at once.
+Invariants:
+1. Nothing is posted for a peer that did not renew within `lease_seconds`, nor ever again for its
+   rooms.
+2. A room's end is told once, after nothing of it is in flight (or the drain deadline passed:
+   Drain.FORCED).
+3. One slow room does not delay another: rooms take turns, and share by bytes.
+4. A link that is slow and moves is waited for; only one that stands still ends its rooms.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
+from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.sending.window_sizing import window_runs
+from tasuki.transfer.transports.base import TransferState, Transport
+from tasuki.transfer.transports.poll_backoff import PollPace
+from tasuki.transfer.windows.descriptors import window_bytes
+from tasuki.transfer.windows.destination import Destination, check_pages, check_slot
+from tasuki.transfer.windows.digest import Digester
+from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan, Window
+
+from .counters import SenderCounters
+from .direct_source import DirectOutlet, LoadedWindow, Outlet
+from .fair_queue import FairTurns
+from .outgoing_room import OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .time_left import tail_seconds
+from .write_leases import WriterLeases
+
+log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class SenderSettings:
+    """stall_seconds: a room stops when nothing in flight is flushed for that long, and for
+    several times what is in flight should take.
+    lease_seconds: posting for a peer stops that long after its last renewal. drain_seconds: how
+    long a stopped room waits for what it posted. posted_windows: how many windows of a room may be
+    in flight; ahead_seconds: for how long of its link's time, where that is known: what is posted
+    cannot be overtaken by another room. layers_per_window: None goes by what the link costs."""
+
+    layers_per_window: int | None = 1
+    ahead_seconds: float = 0.02
+    lease_seconds: float = 2.0
+    stall_seconds: float = 5.0
+    drain_seconds: float = 2.0
+    posted_windows: int = 8
+
+
+class Sender:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        transport: Transport,
+        digester: Digester,
+        steps: StepCounter,
+        slabs: int,
+        settings: SenderSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        outlet: Outlet | None = None,
+    ) -> None:
+        """outlet: whence windows leave; by default pages and slots themselves. REQUIRES: transport
+        has registered the arena of at least `slabs` slabs that digester reads."""
+        self.steps = steps
+        self.settings = settings or SenderSettings()
+        self.counters = SenderCounters()
+        self._layout = layout
+        self._transport = transport
+        self._outlet: Outlet = outlet or DirectOutlet(layout, digester)
+        self._slabs = slabs
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._leases = WriterLeases(self.settings.lease_seconds, clock)
+        self._rooms: dict[int, OutgoingRoom] = {}
+        self._turns = FairTurns()
+        self._forced: set[int] = set()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
+        self._digests = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tasuki-digests")
+        steps.subscribe(self._wake.set)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Abort every room, wait for the drain, end the thread. Peers are disconnected; the
+        transport stays."""
+        with self._lock:
+            rooms = list(self._rooms)
+        for future in [self.abort(room) for room in rooms]:
+            future.result(self.settings.drain_seconds + 5.0)
+        for peer in self._leases.names():
+            self.disconnect(peer)
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join()
+        self._digests.shutdown()
+        self._close_endpoints()
+
+    # Peers
+
+    def connect(
+        self, peer: str, metadata: bytes, slabs: int, asked_at: float | None = None
+    ) -> None:
+        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now, or
+        at `asked_at`: when this node asked for a connection that the peer has made since.
+
+        Raises TransportError. A name is used for one connection and never again.
+        """
+        endpoint = self._transport.connect(metadata)
+        if endpoint.remote_size < slabs * self._layout.slab_bytes:
+            self._transport.disconnect(endpoint)
+            raise TransportError(
+                f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
+                f"{self._layout.slab_bytes}"
+            )
+        self._leases.add(peer, endpoint, slabs, asked_at)
+
+    def renew(self, peer: str, asked_at: float) -> None:
+        """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
+        is it certain that it wanted writes, so the lease counts from there. Unknown peers are
+        ignored."""
+        self._leases.renew(peer, asked_at)
+
+    def disconnect(self, peer: str) -> None:
+        """Idempotent. The peer's rooms stop; its endpoint closes once they have ended."""
+        now = self._clock()
+        self._leases.remove(peer)
+        with self._lock:
+            for room in self._rooms.values():
+                if room.peer == peer:
+                    room.stop("the connection to the receiver is over", now)
+        self._wake.set()
+
+    def has_endpoint(self, peer: str) -> bool:
+        """Whether the peer's endpoint is still open: connected, or with rooms that drain."""
+        return self._leases.has_endpoint(peer)
+
+    # Rooms
+
+    def open(
+        self, room: int, generation: int, peer: str, destination: Destination, on_end: OnEnd
+    ) -> None:
+        """Take the receiver's grant. Raises PeerUnknown, DuplicateRoom, OutOfBounds; then nothing
+        was opened."""
+        known = self._leases.peer(peer)
+        if known is None:
+            raise PeerUnknown(f"room {room}: no connection {peer}; connect first")
+        with self._lock:
+            if room in self._rooms or room in self._forced:
+                raise DuplicateRoom(f"room {room} is open already")
+            destination.check(self._layout, known.slabs)
+            self._rooms[room] = OutgoingRoom(
+                room, generation, peer, destination, on_end, known.link
+            )
+
+    def plan_forward(self, room: int, plan: ForwardPlan) -> None:
+        """What the forward that runs next will finish of the room; call before its first tick.
+
+        Plans follow one another: whole pages, each once, the first from at most the grant's first
+        page, the last (with state_slot) up to the grant's end. A plan that does not fit ends the
+        room, not the caller; a room that is over already takes plans silently.
+        """
+        now = self._clock()
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            if outgoing is None or outgoing.stopped:
+                return
+            try:
+                check_pages(self._layout, self._slabs, plan.local_pages)
+                if plan.state_slot is not None:
+                    check_slot(self._slabs, plan.state_slot)
+                accepted = outgoing.accept(plan)
+            except TransferError as error:
+                outgoing.stop(str(error), now)
+            else:
+                size = self.settings.layers_per_window
+                runs = window_runs(self._outlet.sizes, accepted, size, outgoing.link.cost)
+                outgoing.append(self._outlet.windows(accepted, runs, outgoing.next_sequence))
+        self._wake.set()
+
+    def progress(self, room: int) -> int:
+        """How far the room is; 0 for one that is over. Its growth is progress."""
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            return 0 if outgoing is None else outgoing.progress
+
+    def tail_seconds(self, room: int) -> float | None:
+        """How long until all that is planned of the room is flushed (tail.py); 0 for a room that is
+        over, None where nothing is known of its link yet."""
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            if outgoing is None or outgoing.stopped:
+                return 0.0
+            return tail_seconds(self._outlet.sizes, outgoing, self._rooms.values())
+
+    def abort(self, room: int) -> "Future[Drain]":
+        """Post nothing more for the room; the future resolves when what was posted has ended.
+
+        Idempotent; a room that is over resolves at once. An aborted room's on_end is not called.
+        """
+        now = self._clock()
+        with self._lock:
+            outgoing = self._rooms.get(room)
+            if outgoing is not None:
+                outgoing.aborted = True
+                outgoing.stop("aborted", now)
+                self._wake.set()
+                return outgoing.drained
+            over: Future[Drain] = Future()
+            over.set_result(Drain.FORCED if room in self._forced else Drain.DRAINED)
+            return over
+
+    # The transfer thread
+
+    def _loop(self) -> None:
+        pace = PollPace()
+        while not self._stopping.is_set():
+            with self._lock:
+                rooms = list(self._rooms.values())
+            self._wake.clear()
+            pace.begin()
+            moved = [self._turn(room, self._advance) for room in rooms]
+            posted = self._post_in_turns(rooms)
+            self._close_endpoints()
+            if any(moved) or posted:
+                pace.reset()
+            else:
+                self._rest(rooms, pace)
+
+    def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollPace) -> None:
+        """Until it is worth looking again, or somebody wakes this thread."""
+        in_flight = sum(len(room.posted) for room in rooms)
+        if not in_flight:
+            self._wake.wait(_IDLE_SECONDS)
+        elif any(self._ends_soon(room) for room in rooms):
+            time.sleep(0)
+        else:
+            self._wake.wait(pace.wait_seconds(self._transport.poll_seconds, in_flight))
+
+    def _ends_soon(self, room: OutgoingRoom) -> bool:
+        """Whether somebody waits for the room's last window, and it is young."""
+        if not (room.all_taken and room.posted):
+            return False
+        return self._clock() - room.posted[-1].at < self._transport.spin_seconds
+
+    def _close_endpoints(self) -> None:
+        """Disconnect peers that left, once nothing of their rooms can be in flight."""
+        with self._lock:
+            busy = {room.peer for room in self._rooms.values()}
+        for peer, endpoint in self._leases.left(busy):
+            try:
+                self._transport.disconnect(endpoint)
+            except TransferError as error:
+                log.warning("peer %s could not be disconnected: %s", peer, error)
+            self._leases.forget(peer)
+
+    def _post_in_turns(self, rooms: Sequence[OutgoingRoom]) -> bool:
+        """Post a window for each of the rooms, or more of one and fewer of another, as is fair;
+        whether any was."""
+        posted = False
+        for _ in rooms:
+            able = [room for room in rooms if self._may_post(room)]
+            if not able:
+                break
+            posted |= self._turn(self._turns.next(able), self._post_next)
+        return posted
+
+    def _may_post(self, room: OutgoingRoom) -> bool:
+        if len(room.posted) >= self.settings.posted_windows:
+            return False
+        if not room.has_ready(self.steps.value) or not self._outlet.has_room(room.peer):
+            return False
+        ahead = room.link.seconds_for(room.link.in_flight_bytes)
+        return not room.posted or ahead is None or ahead < self.settings.ahead_seconds
+
+    def _turn(self, room: OutgoingRoom, act: Callable[[OutgoingRoom], bool]) -> bool:
+        try:
+            return act(room)
+        except Exception as error:
+            # One room's defect must not end the thread that serves all.
+            log.exception("room %d broke", room.room)
+            self._stop(room, f"internal error: {error!r}")
+            return False
+
+    def _advance(self, room: OutgoingRoom) -> bool:
+        """Collect what was flushed, look at deadlines, end it if it is over; whether anything
+        moved."""
+        moved = self._reap(room)
+        if not room.stopped and self._leases.writable(room.peer) is None:
+            self._stop(room, f"not renewed by the receiver for {self.settings.lease_seconds} s")
+        patience = self.settings.stall_seconds + room.link.patience()
+        if room.stalled_seconds(self._clock()) > patience:
+            self._stop(room, f"no window was flushed for {patience:.1f} s")
+        return self._end_if_over(room) or moved
+
+    def _post_next(self, room: OutgoingRoom) -> bool:
+        with self._lock:
+            window = room.take_ready(self.steps.value)
+        if window is None:
+            return False
+        self._turns.served(room, window_bytes(self._outlet.sizes, window.header))
+        begun = self._clock()
+        loaded = self._outlet.load(room.peer, window)
+        posted = False
+        try:
+            posted = self._post(room, window, loaded, begun)
+        finally:
+            if not posted:
+                loaded.release()
+        if posted:
+            reach(Place.SENDER_AFTER_POST, window.header.sequence)
+        return True
+
+    def _stop(self, room: OutgoingRoom, reason: str) -> None:
+        with self._lock:
+            room.stop(reason, self._clock())
+
+    def _post(self, room: OutgoingRoom, window: Window, loaded: LoadedWindow, begun: float) -> bool:
+        """Whether it was; if not, the room is stopped."""
+        header = window.header
+        finished = [
+            self.steps.time_of(window.tick - later)
+            for later in reversed(range(header.end_layer - header.first_layer))
+        ]
+        pieces = loaded.pieces(room.destination)
+        reach(Place.SENDER_BEFORE_POST, header.sequence)
+        # Between this and the post nothing may take time.
+        peer = self._leases.writable(room.peer)
+        if peer is None:
+            self._stop(room, "the receiver's lease ended before a window was posted")
+            return False
+        given = self._clock()
+        try:
+            transfer = self._transport.post(
+                peer.endpoint,
+                pieces,
+                header.pack(room.room, room.generation, self._outlet.code),
+            )
+        except TransferError as error:
+            room.endpoint_failed = True
+            self._stop(room, str(error))
+            return False
+        size = int(pieces[:, 2].sum())
+        room.link.posted(size)
+        # What the counter no longer remembers was finished before; the bound is what is known.
+        layers = tuple(begun if at is None else at for at in finished)
+        # Beside the transfer: the bytes stay as they are for as long as the room is open.
+        digest = self._digests.submit(loaded.digest, room.room, room.generation)
+        digest.add_done_callback(lambda _: self._wake.set())
+        with self._lock:
+            room.posted.append(Posted(window, loaded, transfer, size, layers, begun, given, digest))
+        return True
+
+    def _reap(self, room: OutgoingRoom) -> bool:
+        """Collect what was flushed or failed, in any order: one slow window holds no other."""
+        gone: list[Posted] = []
+        flushed: list[Posted] = []
+        for posted in list(room.posted):
+            try:
+                if posted.flushed is None:
+                    if self._transport.poll(posted.transfer) is TransferState.PENDING:
+                        continue
+                    posted.flushed = self._clock()
+                if not room.stopped:
+                    if not posted.digest.done():
+                        continue
+                    self._note_flushed(room, posted)
+                flushed.append(posted)
+            except TransferError as error:
+                room.endpoint_failed = room.write_lost = True
+                room.link.gone(posted.bytes)
+                self._stop(room, str(error))
+            self._release(posted)
+            gone.append(posted)
+        if gone:
+            # Under the lock, since others ask for the room's tail.
+            with self._lock:
+                for posted in gone:
+                    room.posted.remove(posted)
+        for posted in flushed:
+            reach(Place.SENDER_AFTER_FLUSH, posted.window.header.sequence)
+        if flushed:
+            size = sum(posted.bytes for posted in flushed)
+            last = max(posted.flushed or 0.0 for posted in flushed)
+            room.link.flushed(size, flushed[0].at, last)
+        return bool(gone)
+
+    def _note_flushed(self, room: OutgoingRoom, posted: Posted) -> None:
+        try:
+            room.flushed(posted)
+        except Exception as error:
+            # Its bytes are there, and nobody can say which.
+            log.exception("a window of room %d could not be digested", room.room)
+            self._stop(room, f"internal error: {error!r}")
+
+    def _end_if_over(self, room: OutgoingRoom) -> bool:
+        with self._lock:
+            if room.complete:
+                end: RoomEnd = RoomSent(room.room, room.report(self.steps))
+                drain = Drain.DRAINED
+            elif room.stop_reason is not None and not room.posted:
+                drain = Drain.DRAINED
+                if room.write_lost:
+                    drain = Drain.FORCED
+                    self._forced.add(room.room)
+                end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
+            elif self._drained_for_too_long(room):
+                drain = Drain.FORCED
+                reason = room.stop_reason or ""
+                end = RoomBroke(room.room, reason, drain, room.endpoint_failed)
+                self._forced.add(room.room)
+            else:
+                return False
+            del self._rooms[room.room]
+            aborted = room.aborted
+        self._release_all(room.posted)
+        room.link.gone(sum(posted.bytes for posted in room.posted))
+        self.counters.count(end)
+        room.drained.set_result(drain)
+        if not aborted:
+            self._tell(room.on_end, end)
+        return True
+
+    def _drained_for_too_long(self, room: OutgoingRoom) -> bool:
+        return room.stopped_at is not None and (
+            self._clock() - room.stopped_at > self.settings.drain_seconds
+        )
+
+    def _release_all(self, posted: Sequence[Posted]) -> None:
+        for item in posted:
+            self._release(item)
+
+    def _release(self, posted: Posted) -> None:
+        self._transport.release(posted.transfer)
+        posted.loaded.release()
+
+    @staticmethod
+    def _tell(on_end: OnEnd, end: RoomEnd) -> None:
+        try:
+            on_end(end)
+        except Exception:
+            log.exception("a room's end was not taken: %s", end)

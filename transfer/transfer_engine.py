@@ -1,0 +1,54 @@
+"""The two ends that every node of a pair is: a sender of what leaves its arena and a receiver of
+what comes into it.
+
+Owns both, over one data plane, which it only borrows. Knows no role: whether hand-overs leave and
+pulls come, or the other way round, is the node's. Thread rule: start and stop block, once each,
+on any thread that may wait.
+"""
+
+from dataclasses import dataclass
+
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.windows.step_counter import StepCounter
+
+from .data_plane import DataPlane
+
+
+@dataclass(frozen=True)
+class HopEnds:
+    sender: Sender
+    receiver: Receiver
+
+    @classmethod
+    def over(
+        cls,
+        plane: DataPlane,
+        steps: StepCounter,
+        layers_per_window: int | None,
+        lease_seconds: float,
+    ) -> "HopEnds":
+        """steps: what the sender's windows wait for. The rest as in SenderSettings."""
+        layout, slabs = plane.contract.layout, plane.slabs
+        settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)
+        return cls(
+            Sender(
+                layout,
+                plane.transport,
+                plane.digester,
+                steps,
+                slabs,
+                settings,
+                outlet=plane.outlet,
+            ),
+            Receiver(layout, plane.transport, plane.digester, slabs, inlet=plane.inlet),
+        )
+
+    def start(self) -> None:
+        self.receiver.start()
+        self.sender.start()
+
+    def stop(self) -> None:
+        """The sender first: nothing that it posted may outlive this node's memory."""
+        self.sender.stop()
+        self.receiver.stop()

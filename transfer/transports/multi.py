@@ -1,0 +1,151 @@
+"""Several transports as one: each peer is reached by the first of them that reaches it.
+
+Owns its members and which endpoint is whose. Knows none of them. Thread rule: as in base.
+Invariant: a peer is written to by one member for as long as its endpoint lives.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tasuki.transfer.errors import TransportError
+from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.transfer.windows.units import Grain
+
+from .base import Endpoint, Region, Transfer, TransferState, Transport
+
+_LARGEST_METADATA = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _RoutedEndpoint(Endpoint):
+    member: Transport
+    endpoint: Endpoint
+
+    @property
+    def remote_size(self) -> int:
+        return self.endpoint.remote_size
+
+
+@dataclass(frozen=True)
+class _RoutedTransfer(Transfer):
+    member: Transport
+    transfer: Transfer
+
+
+class RoutedTransport(Transport):
+    def __init__(self, members: Mapping[str, Transport]) -> None:
+        """members: by name, the preferred first. REQUIRES: not empty; both sides use the names for
+        the same transports."""
+        self._members = dict(members)
+
+    @property
+    def settle_seconds(self) -> float:
+        return max(member.settle_seconds for member in self._members.values())
+
+    @property
+    def retry_seconds(self) -> float:
+        return max(member.retry_seconds for member in self._members.values())
+
+    @property
+    def poll_seconds(self) -> float:
+        return min(member.poll_seconds for member in self._members.values())
+
+    @property
+    def spin_seconds(self) -> float:
+        return max(member.spin_seconds for member in self._members.values())
+
+    @property
+    def libraries(self) -> Mapping[str, str]:
+        versions: dict[str, str] = {}
+        for member in self._members.values():
+            versions.update(member.libraries)
+        return versions
+
+    def expect_peers(self) -> None:
+        for member in self._members.values():
+            member.expect_peers()
+
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+        for member in self._members.values():
+            member.register(address, size, grain)
+        return Region(address, size)
+
+    def metadata(self) -> bytes:
+        parts = {name: member.metadata().hex() for name, member in self._members.items()}
+        return json.dumps(parts).encode()
+
+    def connect(self, metadata: bytes) -> Endpoint:
+        try:
+            if len(metadata) > _LARGEST_METADATA:
+                raise ValueError(f"{len(metadata)} bytes are too many")
+            parts = {str(k): bytes.fromhex(v) for k, v in json.loads(metadata).items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise TransportError(f"the peer's metadata cannot be read: {error!r}") from error
+        reasons = []
+        for name, member in self._members.items():
+            try:
+                endpoint = _connected(member, name, parts)
+            except TransportError as error:
+                reasons.append(f"not by {name}: {error}")
+                continue
+            log.info("a peer is written to by %s%s", name, "".join(f" ({r})" for r in reasons))
+            return _RoutedEndpoint(member, endpoint)
+        raise TransportError("; ".join(reasons))
+
+    def post(
+        self,
+        endpoint: Endpoint,
+        pieces: Pieces,
+        notification: bytes,
+    ) -> Transfer:
+        assert isinstance(endpoint, _RoutedEndpoint)
+        transfer = endpoint.member.post(endpoint.endpoint, pieces, notification)
+        return _RoutedTransfer(endpoint.member, transfer)
+
+    def poll(self, transfer: Transfer) -> TransferState:
+        assert isinstance(transfer, _RoutedTransfer)
+        return transfer.member.poll(transfer.transfer)
+
+    def release(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, _RoutedTransfer)
+        transfer.member.release(transfer.transfer)
+
+    def notifications(self) -> list[bytes]:
+        return [note for member in self._members.values() for note in member.notifications()]
+
+    def sever(self) -> None:
+        self._all(lambda member: member.sever())
+
+    def sever_dead(self) -> int:
+        return sum(member.sever_dead() for member in self._members.values())
+
+    def unread(self) -> int:
+        return sum(member.unread() for member in self._members.values())
+
+    def disconnect(self, endpoint: Endpoint) -> None:
+        assert isinstance(endpoint, _RoutedEndpoint)
+        endpoint.member.disconnect(endpoint.endpoint)
+
+    def close(self) -> None:
+        self._all(lambda member: member.close())
+
+    def _all(self, act: Callable[[Transport], None]) -> None:
+        """Each of them, also where one fails. Raises TransportError then."""
+        failures = []
+        for name, member in self._members.items():
+            try:
+                act(member)
+            except TransportError as error:
+                failures.append(f"{name}: {error}")
+        if failures:
+            raise TransportError("; ".join(failures))
+
+
+def _connected(member: Transport, name: str, parts: Mapping[str, bytes]) -> Endpoint:
+    if name not in parts:
+        raise TransportError("the peer does not offer it")
+    return member.connect(parts[name])

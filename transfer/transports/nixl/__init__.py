@@ -1,0 +1,1 @@
+"""One-sided writes by NIXL over UCX."""

@@ -1,0 +1,1 @@
+"""Copies between GPUs of one host by CUDA IPC."""

@@ -1,0 +1,163 @@
+"""One GPU's memory across processes: CUDA's own IPC handles, through the driver.
+
+Not torch's handles: those free, cache and reference-count, and an importer's death must cost the
+exporter nothing. Owns the device's primary context, a stream for single words, and what it
+allocated. Thread rule: any thread; word transfers block for microseconds and wait for no other
+stream. Invariant: memory that a peer exported is written by no kernel here once it is closed.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.transfer.errors import TransportError
+
+HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+_NON_BLOCKING = 1
+WORD_BYTES = 8
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+
+
+@dataclass(frozen=True)
+class Export:
+    """The handle opens a whole allocation, which what was exported lies in at `offset`."""
+
+    handle: bytes
+    offset: int
+
+
+class CudaIpc:
+    """device: the GPU's index in this process, as torch counts."""
+
+    def __init__(self, device: int) -> None:
+        """Raises TransportError where there is no such GPU."""
+        try:
+            self._driver: Any = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise TransportError(f"no CUDA driver is installed here: {error}") from error
+        self._context = ctypes.c_void_p()
+        self._device = ctypes.c_int()
+        self._stream = ctypes.c_void_p()
+        self._call("cuInit", ctypes.c_uint(0))
+        self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(device))
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        with self._current():
+            # Not the default one, behind which the forward's kernels would be waited for.
+            self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
+
+    def export(self, address: int) -> Export:
+        """What another process needs to map the allocation that holds `address`.
+
+        Raises TransportError for memory that is not cudaMalloc's.
+        """
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        handle = _Handle()
+        with self._current():
+            self._call(
+                "cuMemGetAddressRange_v2",
+                ctypes.byref(base),
+                ctypes.byref(size),
+                ctypes.c_uint64(address),
+            )
+            try:
+                self._call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+            except TransportError as error:
+                raise TransportError(
+                    f"the arena cannot be shared: {error}; it must be plain cudaMalloc memory: "
+                    "leave PYTORCH_CUDA_ALLOC_CONF without expandable_segments"
+                ) from error
+        return Export(bytes(handle), address - base.value)
+
+    def open(self, export: Export, size: int) -> int:
+        """Map a peer's memory: the address here of the `size` bytes that it exported.
+
+        Raises TransportError, also where its allocation does not hold them: a kernel that wrote
+        behind its end would take this process's context with it.
+        """
+        if len(export.handle) != HANDLE_BYTES:
+            raise TransportError(
+                f"an IPC handle has {HANDLE_BYTES} bytes, not {len(export.handle)}"
+            )
+        base = ctypes.c_uint64()
+        with self._current():
+            self._call(
+                "cuIpcOpenMemHandle_v2",
+                ctypes.byref(base),
+                _Handle.from_buffer_copy(export.handle),
+                ctypes.c_uint(_LAZY_PEER_ACCESS),
+            )
+        mapped = ctypes.c_size_t()
+        with self._current():
+            self._call("cuMemGetAddressRange_v2", None, ctypes.byref(mapped), base)
+        if export.offset + size > mapped.value:
+            self.close(export, base.value + export.offset)
+            raise TransportError(
+                f"the peer exported {size} bytes at {export.offset} of {mapped.value}"
+            )
+        return base.value + export.offset
+
+    def close(self, export: Export, address: int) -> None:
+        """Unmap what open() mapped. REQUIRES: no kernel that writes there is under way."""
+        with self._current():
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address - export.offset))
+
+    def allocate(self, size: int) -> int:
+        """Memory of its own allocation. Raises TransportError."""
+        address = ctypes.c_uint64()
+        with self._current():
+            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address.value
+
+    def free(self, address: int) -> None:
+        with self._current():
+            self._call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def read_word(self, address: int) -> int:
+        """The int64 at `address`, a peer's or our own."""
+        word = ctypes.c_int64()
+        with self._current():
+            self._call(
+                "cuMemcpyDtoHAsync_v2",
+                ctypes.byref(word),
+                ctypes.c_uint64(address),
+                ctypes.c_size_t(WORD_BYTES),
+                self._stream,
+            )
+            self._call("cuStreamSynchronize", self._stream)
+        return word.value
+
+    def write_word(self, address: int, value: int) -> None:
+        """Every kernel that reads it from now on sees `value`."""
+        word = ctypes.c_int64(value)
+        with self._current():
+            self._call(
+                "cuMemcpyHtoDAsync_v2",
+                ctypes.c_uint64(address),
+                ctypes.byref(word),
+                ctypes.c_size_t(WORD_BYTES),
+                self._stream,
+            )
+            self._call("cuStreamSynchronize", self._stream)
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """A thread has no context of its own until it is given one."""
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        code = getattr(self._driver, function)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self._driver.cuGetErrorName(code, ctypes.byref(text))
+            name = text.value.decode() if text.value else str(code)
+            raise TransportError(f"{function}: {name}")

@@ -1,0 +1,94 @@
+"""What a node tells its peers so that they can write into its GPU's memory from their own process.
+
+Whoever has it may write anywhere in the allocation: it travels over the control connection only.
+Pure.
+"""
+
+import json
+from dataclasses import dataclass
+
+from tasuki.transfer.errors import TransportError
+from tasuki.transfer.peer_values import is_name
+from tasuki.transfer.process_identity import ProcessIdentity
+
+from .cuda_ipc import HANDLE_BYTES, Export
+from .mailbox import SECRET_BYTES, MailboxAddress
+
+_LONGEST = 4096
+_HIGHEST_PID = 1 << 22
+
+
+@dataclass(frozen=True)
+class PeerAddress:
+    """gpu: its UUID, since processes count GPUs differently. arena, size: the memory to write to;
+    gate: see peer_gate."""
+
+    process: ProcessIdentity
+    gpu: str
+    arena: Export
+    size: int
+    gate: Export
+    mailbox: MailboxAddress
+
+    def pack(self) -> bytes:
+        process = self.process
+        return json.dumps(
+            {
+                "boot_id": process.boot_id,
+                "pid_namespace": process.pid_namespace,
+                "pid": process.pid,
+                "start_ticks": process.start_ticks,
+                "gpu": self.gpu,
+                "arena": self.arena.handle.hex(),
+                "arena_offset": self.arena.offset,
+                "size": self.size,
+                "gate": self.gate.handle.hex(),
+                "gate_offset": self.gate.offset,
+                "mailbox": self.mailbox.name,
+                "secret": self.mailbox.secret.hex(),
+            }
+        ).encode()
+
+    @staticmethod
+    def unpack(metadata: bytes) -> "PeerAddress":
+        """Raises TransportError on what no node of this version writes."""
+        try:
+            # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
+            if len(metadata) > _LONGEST:
+                raise ValueError(f"{len(metadata)} bytes are too many")
+            read = json.loads(metadata)
+            return PeerAddress(
+                process=ProcessIdentity(
+                    _text(read["boot_id"]),
+                    _integer(read["pid_namespace"]),
+                    _integer(read["pid"], _HIGHEST_PID),
+                    _integer(read["start_ticks"]),
+                ),
+                gpu=_text(read["gpu"]),
+                arena=Export(_bytes(read["arena"], HANDLE_BYTES), _integer(read["arena_offset"])),
+                size=_integer(read["size"]),
+                gate=Export(_bytes(read["gate"], HANDLE_BYTES), _integer(read["gate_offset"])),
+                mailbox=MailboxAddress(
+                    _text(read["mailbox"]), _bytes(read["secret"], SECRET_BYTES)
+                ),
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise TransportError(f"the peer's address cannot be read: {error!r}") from error
+
+
+def _integer(value: object, most: int = (1 << 48) - 1) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"a number is not in [0, {most}]")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not is_name(value):
+        raise ValueError("a name is none")
+    return value
+
+
+def _bytes(value: object, count: int) -> bytes:
+    if not isinstance(value, str) or len(value) != 2 * count:
+        raise ValueError(f"{count} bytes in hexadecimal are expected")
+    return bytes.fromhex(value)

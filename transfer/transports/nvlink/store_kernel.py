@@ -1,0 +1,180 @@
+"""Stores scattered pieces of an arena into a peer's, whose memory is mapped into this process.
+
+Pieces are cut into chunks; programs take turns of consecutive ones. Short turns keep the whole grid
+on few pages of memory at a time; long ones let a program that has few neighbours look a piece up
+once for many chunks. Before it writes, a program reads the peer's gate: where the permission it was
+given is no longer the gate's value it writes nothing. After it wrote, it releases at system scope;
+the last one raises the flag, so a flag that is down says that some program found the gate shut.
+
+Bytes are read and written once: the floor is the link. Thread rule: as of any launch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+ALIGNMENT = 16
+"""Bytes: what offsets and lengths of pieces are multiples of."""
+_ALIGNMENT_BITS = 4
+_CHUNK_BYTES = 32 * 1024
+_CHUNK_UNITS = _CHUNK_BYTES // ALIGNMENT
+_WARPS = 16
+_HEAD = 2
+_COLUMNS = 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """A peer's arena and gate as addresses in this process, and the value that permits to write."""
+
+    arena: int
+    gate: int
+    permission: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many programs store, and how many consecutive chunks one takes at a time."""
+
+    programs: int
+    turn: int
+
+
+def table_words(pieces: int) -> int:
+    """Length of the table of that many pieces, in int64 words."""
+    return _HEAD + _COLUMNS * pieces + 1
+
+
+def fill_table(table: NDArray[np.int64], pieces: Pieces) -> int:
+    """Write the launch's table; how many chunks it has.
+
+    table [at least table_words(len(pieces))]: how many programs are done, padding, then columns:
+    local, remote and length of each piece in units of ALIGNMENT, and the chunk it begins with, to
+    which the number of chunks is added. REQUIRES: pieces are multiples of ALIGNMENT.
+    """
+    count = len(pieces)
+    table[0] = 0
+    columns = table[_HEAD : _HEAD + 3 * count].reshape(3, count)
+    np.right_shift(pieces.T, _ALIGNMENT_BITS, out=columns)
+    firsts = table[_HEAD + 3 * count : table_words(count)]
+    firsts[0] = 0
+    np.cumsum((columns[2] + (_CHUNK_UNITS - 1)) // _CHUNK_UNITS, out=firsts[1:])
+    return int(firsts[count])
+
+
+class PieceStore:
+    """Launches on one device. Keeps what was compiled: looking it up costs as much as a launch."""
+
+    def __init__(self) -> None:
+        self._compiled: Any = None
+
+    def launch(
+        self, source: int, target: Target, table: torch.Tensor, pieces: int, flag: int, grid: Grid
+    ) -> None:
+        """Write every piece of the filled table on the current stream, then 1 to the int32 at
+        `flag`.
+
+        source: address of this side's arena. table: on the device, as fill_table wrote it. flag: of
+        host memory that the device can write. Addresses and the permission need more than 32 bits.
+        """
+        arguments = (
+            source,
+            target.arena,
+            target.gate,
+            target.permission,
+            table,
+            pieces,
+            grid.turn,
+            flag,
+            _CHUNK_BYTES // 8,
+        )
+        if self._compiled is None:
+            # None of the arguments is specialised on, so that this is compiled once.
+            self._compiled = _store_kernel[(grid.programs,)](*arguments, num_warps=_WARPS)
+        else:
+            self._compiled[(grid.programs, 1, 1)](*arguments)
+
+
+def naive_store_pieces(
+    source: NDArray[np.uint8], target: NDArray[np.uint8], pieces: Pieces
+) -> None:
+    """The twin of PieceStore on arrays, with the gate open."""
+    for local, remote, length in pieces.tolist():
+        target[remote : remote + length] = source[local : local + length]
+
+
+@triton.jit(
+    do_not_specialize=["source", "target", "gate", "permission", "pieces", "turn", "flag"],
+)
+def _store_kernel(source, target, gate, permission, table, pieces, turn, flag, CHUNK: tl.constexpr):
+    if tl.load(gate.to(tl.pointer_type(tl.int64)), volatile=True) != permission:
+        return
+    read = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
+    write = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
+    programs = tl.num_programs(0)
+    local_column = table + 2
+    remote_column = local_column + pieces
+    length_column = remote_column + pieces
+    first_column = length_column + pieces
+    chunks = tl.load(first_column + pieces)
+    begin = tl.program_id(0).to(tl.int64) * turn
+    while begin < chunks:
+        chunk = begin
+        end = tl.minimum(begin + turn, chunks)
+        # The last piece whose first chunk is not behind ours.
+        piece = pieces * 0
+        above = pieces
+        while above - piece > 1:
+            middle = (piece + above) // 2
+            if tl.load(first_column + middle) <= chunk:
+                piece = middle
+            else:
+                above = middle
+        while chunk < end:
+            # Halves of 16 bytes, so that the compiler sees wide words.
+            local = tl.load(local_column + piece) * 2
+            remote = tl.load(remote_column + piece) * 2
+            words = tl.load(length_column + piece) * 2
+            first = tl.load(first_column + piece)
+            stop = tl.minimum(tl.load(first_column + piece + 1), end)
+            while chunk < stop:
+                word = (chunk - first) * CHUNK + tl.arange(0, CHUNK)
+                inside = word < words
+                value = tl.load(read + local + word, mask=inside)
+                tl.store(write + remote + word, value, mask=inside)
+                chunk += 1
+            piece += 1
+        begin += programs.to(tl.int64) * turn
+    # All threads of the program have stored before one of them releases for all.
+    tl.debug_barrier()
+    done = tl.atomic_add(table, 1, sem="acq_rel", scope="sys")
+    if done == programs - 1:
+        tl.store(flag.to(tl.pointer_type(tl.int32)), 1)
+
+
+def compile_specs() -> list[KernelSpec]:
+    return [
+        KernelSpec(
+            name="peer_store",
+            kernel=_store_kernel,
+            signature={
+                "source": "i64",
+                "target": "i64",
+                "gate": "i64",
+                "permission": "i64",
+                "table": "*i64",
+                "pieces": "i32",
+                "turn": "i32",
+                "flag": "i64",
+            },
+            constants={"CHUNK": _CHUNK_BYTES // 8},
+            num_warps=_WARPS,
+        )
+    ]

@@ -1,0 +1,1 @@
+"""What one window is: its rows, where they go, how they are digested and counted."""

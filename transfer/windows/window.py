@@ -1,0 +1,133 @@
+"""Windows: runs of layers of one forward that are sent together, and the headers that name them.
+
+Knows layers, ticks and logical pages; not bytes, peers or rooms' lives.
+A header is all that travels with a window's bytes: it says which logical bytes have landed.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Run = tuple[int, int]
+"""First layer, end layer: what one window holds."""
+
+_MOST_LAYERS = 2**16
+"""A header's layer numbers have 16 bits."""
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """What one forward will have finished of one room's prompt.
+
+    first_tick: the step counter's value before the forward's first layer; layer l is finished at
+    first_tick + l + 1. local_pages[i] holds logical page first_logical_page + i; only complete
+    pages, but for the prompt's last one. state_slot: the sender's slot with the prompt's final
+    state, given on the room's last forward and on no other.
+    """
+
+    first_tick: int
+    first_logical_page: int
+    local_pages: tuple[int, ...]
+    state_slot: int | None
+
+    @classmethod
+    def long_finished(
+        cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
+    ) -> "ForwardPlan":
+        """All at once of what forwards have finished before: there is no tick to wait for."""
+        return cls(-_MOST_LAYERS, first_logical_page, local_pages, state_slot)
+
+    @property
+    def end_logical_page(self) -> int:
+        return self.first_logical_page + len(self.local_pages)
+
+    def without_pages_before(self, logical_page: int) -> "ForwardPlan":
+        """The same forward, less the pages that the receiver holds already."""
+        held = min(max(logical_page - self.first_logical_page, 0), len(self.local_pages))
+        return ForwardPlan(
+            self.first_tick,
+            self.first_logical_page + held,
+            self.local_pages[held:],
+            self.state_slot,
+        )
+
+
+_HEADER = struct.Struct("<4sQQIHHIIB")
+_MAGIC = b"TSK1"
+_STATE_FLAG = 1
+_CODE_SHIFT = 1
+
+
+@dataclass(frozen=True)
+class WindowHeader:
+    """Names the bytes of one window: layers [first_layer, end_layer), pages [first_page, first_page
+    + pages) in the full-attention ones and, with carries_state, the state in the GDN ones."""
+
+    sequence: int
+    first_layer: int
+    end_layer: int
+    first_page: int
+    pages: int
+    carries_state: bool
+
+    def pack(self, room: int, generation: int, code: int = 0) -> bytes:
+        """The notification that rides with the window. code: of the wire's precision."""
+        return _HEADER.pack(
+            _MAGIC,
+            room,
+            generation,
+            self.sequence,
+            self.first_layer,
+            self.end_layer,
+            self.first_page,
+            self.pages,
+            self.carries_state | code << _CODE_SHIFT,
+        )
+
+    @staticmethod
+    def unpack(notification: bytes, code: int = 0) -> tuple[int, int, "WindowHeader"]:
+        """(room, generation, header). Raises ValueError on bytes that no sender of this version
+        writes to a receiver of that precision."""
+        if len(notification) != _HEADER.size:
+            raise ValueError(f"a notification has {_HEADER.size} bytes, not {len(notification)}")
+        magic, room, generation, *numbers, flags = _HEADER.unpack(notification)
+        if magic != _MAGIC:
+            raise ValueError(f"a notification starts with {_MAGIC!r}, not {magic!r}")
+        if flags >> _CODE_SHIFT != code:
+            raise ValueError(f"a window is of precision {flags >> _CODE_SHIFT}, ours is {code}")
+        sequence, first_layer, end_layer, first_page, pages = numbers
+        carries_state = bool(flags & _STATE_FLAG)
+        header = WindowHeader(sequence, first_layer, end_layer, first_page, pages, carries_state)
+        return room, generation, header
+
+
+@dataclass(frozen=True)
+class Window:
+    """A header with the sender's own ids. May be posted once the step counter has reached
+    `tick`."""
+
+    header: WindowHeader
+    tick: int
+    local_pages: tuple[int, ...]
+    local_slot: int | None
+
+
+def cut(plan: ForwardPlan, runs: Sequence[tuple[int, int]], first_sequence: int) -> list[Window]:
+    """The windows of one forward, one for each run of layers (first, end), in the order of their
+    ticks.
+
+    A layer with nothing to send is in a window all the same: receivers count on one for every
+    layer. REQUIRES: every layer of the forward is in exactly one run, in order.
+    """
+    windows = []
+    for sequence, (first, end) in enumerate(runs, first_sequence):
+        header = WindowHeader(
+            sequence=sequence,
+            first_layer=first,
+            end_layer=end,
+            first_page=plan.first_logical_page,
+            pages=len(plan.local_pages),
+            carries_state=plan.state_slot is not None,
+        )
+        windows.append(Window(header, plan.first_tick + end, plan.local_pages, plan.state_slot))
+    return windows

@@ -1,0 +1,1 @@
+"""What belongs to no room: flags, logs, TLS files, Triton launches."""

@@ -1,0 +1,26 @@
+"""The commands of `tasuki` and the modules that hold them."""
+
+PACKAGE = (__package__ or "tasuki").split(".")[0]
+
+COMMANDS = {
+    "demo": ("cli.demo.main", "ten turns of an agent through a prefill and a decode daemon"),
+    "generate": ("cli.generate", "answer prompts and print tokens, text and cache hits"),
+    "serve": ("server.daemon.fused", "one process that prefills and decodes"),
+    "prefill": ("prefill_node.main", "a prefill daemon"),
+    "decode": ("decode_node.main", "a decode daemon, the front door of a pair"),
+    "role": ("cli.role", "make a prefill node decode, or the reverse"),
+    "bench": ("bench.main", "how near the hardware's floor kernels and models run"),
+    "chat": ("cli.chat", "a conversation in this terminal, with what each turn had cached"),
+    "explain": ("cli.explain", "one request's story: what was cached, what was not and why"),
+    "top": ("cli.top", "a node's hits, arena and faults, live in the terminal"),
+    "completion": ("cli.completion", "a script that completes this command in your shell"),
+    "record": ("cli.recording.record", "what happens at a node, kept in a file"),
+    "replay": ("cli.recording.replay_page", "the page of a recording, without the node"),
+    "trace-export": ("cli.recording.trace_export", "recorded traffic as an anonymous trace"),
+    "doctor": ("cli.doctor.main", "what would keep a daemon from working here, and the mend"),
+    "ray": ("cli.ray.main", "nodes on the machines of a Ray cluster"),
+    "replay-trace": (
+        "bench.replay.main",
+        "hit rate of the cache on a trace, and its misses by cause",
+    ),
+}

@@ -1,0 +1,1 @@
+"""Typed options, from a file and from the command line."""

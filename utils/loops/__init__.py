@@ -1,0 +1,1 @@
+"""Event loops on threads of their own."""

@@ -1,0 +1,1 @@
+"""What every Triton kernel is launched with."""
