@@ -101,8 +101,9 @@ class Node:
         self._sampling: asyncio.Task[None] | None = None
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
+        self._thread = EngineThread(engine, self._deliver, self.lose)
         self.engine = EngineClient(
-            self.post,
+            self._thread.post,
             self._loop,
             handover,
             observe=self._observe,
@@ -112,7 +113,6 @@ class Node:
             watchers=config.watchers,
         )
         self._pulse = LoopPulse(self._loop)
-        self._thread = EngineThread(engine, self._deliver, self.lose)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
         self._report = partial(node_report, self.engine, status)
