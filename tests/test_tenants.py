@@ -15,7 +15,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope
-from tasuki.server.auth.request_context import Origin
+from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.auth.tenant import MAX_SALT, TENANT_KEY, Watched, salt_of, tenant_of, watched_by
 from tasuki.server.config import FrontConfig
 from tasuki.server.errors import FrontError, InvalidField, PermissionDenied
@@ -276,9 +276,9 @@ def usage_of(hit: m.HitBreakdown) -> m.Usage:
     )
 
 
-TENANT = Origin(Caller("ann", tenant="ann"), tenant="ann")
-SHARING = Origin(Caller("ann"))
-OPERATOR = Origin(Caller("ops", frozenset({Scope.OPERATOR})))
+TENANT = RequestContext(Caller("ann", tenant="ann"), tenant="ann")
+SHARING = RequestContext(Caller("ann"))
+OPERATOR = RequestContext(Caller("ops", frozenset({Scope.OPERATOR})))
 
 
 @given(COUNTS)
@@ -312,7 +312,7 @@ def test_operators_are_told_everything() -> None:
     usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
     assert told_usage(usage, OPERATOR) is usage
     for caller in (OWNER, ANYBODY):
-        assert told_usage(usage, Origin(caller)) is usage
+        assert told_usage(usage, RequestContext(caller)) is usage
 
 
 def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Path) -> None:

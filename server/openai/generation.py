@@ -14,7 +14,7 @@ from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import InvalidField
-from tasuki.server.http.auth import http_origin
+from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.request_checks import check_length, read_request_id
@@ -76,7 +76,7 @@ def read_submit(
     if not len(tokens):
         raise InvalidField("prompt", "is empty: send at least one token")
     check_length("prompt", len(tokens), model.codec)
-    tenant = http_origin(request).tenant
+    tenant = http_request_context(request).tenant
     return Submit(
         request_id=read_request_id(request.headers.get(REQUEST_ID_HEADER, "")),
         prompt=tokens,
@@ -107,12 +107,12 @@ async def answer(
 ) -> web.StreamResponse:
     """The reply to `request`, whole or as a stream of events: what the engine answers to `submit`,
     as text, in `shape`."""
-    origin = http_origin(request)
+    request_context = http_request_context(request)
     items = text_answer(
-        engine.generate(submit, origin),
+        engine.generate(submit, request_context),
         model.codec.detokenizer(),
         StopStrings(options.stops),
-        partial(engine.abort, submit.request_id, origin.caller),
+        partial(engine.abort, submit.request_id, request_context.caller),
     )
     if options.stream:
         return await send_stream(request, items, shape, include_usage=options.include_usage)

@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from tasuki.dashboard.observed import Told
 from tasuki.engine.messages import Finished, LifeMark, Rejected, RequestId, RoomEnded, RoomId, Usage
-from tasuki.server.auth.request_context import TRACE_HEADER, Origin
+from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.utils.version import package_version
 
 _NANOSECONDS = 10**9
@@ -55,12 +55,12 @@ class OtelTracing:
         self._live: dict[RequestId, Span] = {}
         self._rooms: dict[RoomId, Span] = {}
 
-    def begin(self, request: RequestId, origin: Origin) -> None:
+    def begin(self, request: RequestId, request_context: RequestContext) -> None:
         self._live[request] = self._tracer.start_span(
             "request",
-            self._beneath(origin.traceparent),
+            self._beneath(request_context.traceparent),
             SpanKind.SERVER,
-            {"tasuki.request_id": request, "tasuki.caller": origin.caller.name},
+            {"tasuki.request_id": request, "tasuki.caller": request_context.caller.name},
         )
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:

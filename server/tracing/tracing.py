@@ -9,11 +9,11 @@ from typing import Protocol
 
 from tasuki.dashboard.observed import Told
 from tasuki.engine.messages import RequestId, RoomId
-from tasuki.server.auth.request_context import Origin
+from tasuki.server.auth.request_context import RequestContext
 
 
 class Tracing(Protocol):
-    def begin(self, request: RequestId, origin: Origin) -> None:
+    def begin(self, request: RequestId, request_context: RequestContext) -> None:
         """A request was taken in; its span ends with the message that ends it."""
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
@@ -33,7 +33,7 @@ class Tracing(Protocol):
 class NoTracing:
     """Tells nobody."""
 
-    def begin(self, request: RequestId, origin: Origin) -> None:
+    def begin(self, request: RequestId, request_context: RequestContext) -> None:
         return None
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
