@@ -21,7 +21,7 @@ from typing import Any
 
 from tasuki.dashboard.metrics.cache_metrics import by_owner
 from tasuki.dashboard.metrics.node_report import NodeReport
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import (
     Evicted,
     Finished,
@@ -43,7 +43,7 @@ from .to_json import plain
 Event = dict[str, Any]
 
 
-def event_of(message: Told) -> Event | None:
+def event_of(message: ObservedMessage) -> Event | None:
     """None of what leaves no trace: single tokens."""
     match message:
         case Submit(request_id=request, prompt=prompt, session=session):

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine.engine import Engine
 from tasuki.engine.messages import (
@@ -147,7 +147,7 @@ class Node:
             self._loop.call_soon_threadsafe(self._observe, message)
         self._thread.post(message)
 
-    def _observe(self, message: Told) -> None:
+    def _observe(self, message: ObservedMessage) -> None:
         if self._keeps:
             self._exposition.observe(message)
             self._recorder.observe(message)

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import Finished, LifeMark, Rejected, RequestId, RoomEnded, RoomId, Usage
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.utils.version import package_version
@@ -77,7 +77,7 @@ class OtelTracing:
         self._propagator.inject(carrier, set_span_in_context(span))
         return carrier.get(TRACE_HEADER, "")
 
-    def observe(self, message: Told) -> None:
+    def observe(self, message: ObservedMessage) -> None:
         match message:
             case Finished(request_id=request):
                 if (span := self._live.pop(request, None)) is not None:
