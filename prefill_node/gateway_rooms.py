@@ -18,7 +18,7 @@ from tasuki.engine import messages as m
 from tasuki.server.auth.caller import Caller
 from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.errors import DuplicateRequest, InvalidRequest
-from tasuki.server.visible_usage import told_end
+from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
 
@@ -82,7 +82,7 @@ class ToldRooms:
             self._leave(call)
         if token is not None:
             yield m.TokenOut(submit.request_id, token.token, token.logprob, token.margin, 0)
-        yield told_end(_finished(submit, token, time.monotonic() - begun), request_context)
+        yield visible_end(_finished(submit, token, time.monotonic() - begun), request_context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
         """Idempotent. Nothing happens where it is another's."""

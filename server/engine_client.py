@@ -67,7 +67,7 @@ from .errors import (
 )
 from .request_ids import RequestNames
 from .request_log import RequestLog
-from .visible_usage import told_end, told_evictions
+from .visible_usage import visible_end, visible_evictions
 
 
 class Answers(Protocol):
@@ -203,7 +203,7 @@ class EngineClient:
                         self._limits.answered(caller)
                         yield item
                         continue
-                    yield told_end(item, request_context)
+                    yield visible_end(item, request_context)
                     return
             finally:
                 stream.close()
@@ -228,8 +228,12 @@ class EngineClient:
                 "the node that answered it, with the id of its headers and the key that asked"
             )
         ended, ago = found
-        end = ended.end if isinstance(ended.end, Rejected) else told_end(ended.end, request_context)
-        return Story(end, ago, told_evictions(self.ended.took(name), request_context))
+        end = (
+            ended.end
+            if isinstance(ended.end, Rejected)
+            else visible_end(ended.end, request_context)
+        )
+        return Story(end, ago, visible_evictions(self.ended.took(name), request_context))
 
     async def stats(self) -> StatsReply:
         return await self._query(StatsReply, StatsQuery)

@@ -25,19 +25,19 @@ NOT_TOLD = ""
 """In the place of a prefill node's name."""
 
 
-def told_end(end: Finished, request_context: RequestContext) -> Finished:
-    """As told_usage(); which states a request went through follows where it was computed."""
+def visible_end(end: Finished, request_context: RequestContext) -> Finished:
+    """As visible_usage(); which states a request went through follows where it was computed."""
     life = end.life if _knows_whose(request_context) else ()
-    return replace(end, usage=told_usage(end.usage, request_context), life=life)
+    return replace(end, usage=visible_usage(end.usage, request_context), life=life)
 
 
-def told_evictions(
+def visible_evictions(
     evictions: tuple[Eviction, ...], request_context: RequestContext
 ) -> tuple[Eviction, ...]:
     return evictions if request_context.caller.may(Scope.OPERATOR) else ()
 
 
-def told_usage(usage: Usage, request_context: RequestContext) -> Usage:
+def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
     if request_context.caller.may(Scope.OPERATOR):
         return usage
     if _knows_whose(request_context):
