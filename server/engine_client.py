@@ -51,7 +51,7 @@ from tasuki.engine.messages import (
 )
 from tasuki.pycache._cpp_cache import EventBatch, TreeView
 from tasuki.server.auth.caller import ANYBODY, Caller
-from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.auth.rate_limits import RateLimits, no_limits
 from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
 
@@ -113,8 +113,8 @@ class EngineClient:
         observe: Callable[[Submit | TokenOut | Finished | Rejected], None] = unobserved,
         limits: RateLimits | None = None,
         begin: Callable[[RequestId, RequestContext], None] = _unknown,
-        requests: AtOnce | None = None,
-        watchers: AtOnce | None = None,
+        requests: ConcurrencyCaps | None = None,
+        watchers: ConcurrencyCaps | None = None,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
@@ -131,8 +131,8 @@ class EngineClient:
         self._observe = observe
         self._limits = limits or no_limits()
         self._begin = begin
-        self._requests = requests or AtOnce(RequestLimit, "requests in flight", 0)
-        self.watchers = watchers or AtOnce(WatcherLimit, "watches", 0)
+        self._requests = requests or ConcurrencyCaps(RequestLimit, "requests in flight", 0)
+        self.watchers = watchers or ConcurrencyCaps(WatcherLimit, "watches", 0)
         self.ended = RequestLog(time.monotonic)
         self._names = RequestNames()
         self._streams: dict[RequestId, _Stream] = {}

@@ -15,7 +15,7 @@ from aiohttp import web
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, PageFile
-from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.errors import WatcherLimit
 
 from .auth import http_caller
@@ -49,10 +49,13 @@ class DashboardSource:
 
 class DashboardHandlers:
     def __init__(
-        self, source: DashboardSource, page: dict[str, PageFile], watchers: AtOnce | None = None
+        self,
+        source: DashboardSource,
+        page: dict[str, PageFile],
+        watchers: ConcurrencyCaps | None = None,
     ) -> None:
         """watchers: who may stream at once; None: everybody."""
-        self._watchers = watchers or AtOnce(WatcherLimit, "streams of events", 0)
+        self._watchers = watchers or ConcurrencyCaps(WatcherLimit, "streams of events", 0)
         self._source = source
         self._history = source.history
         self._page = page
