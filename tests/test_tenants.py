@@ -16,7 +16,14 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope
 from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.auth.tenant import MAX_SALT, TENANT_KEY, Watched, salt_of, tenant_of, watched_by
+from tasuki.server.auth.tenant import (
+    MAX_SALT,
+    TENANT_KEY,
+    WatchScope,
+    salt_of,
+    tenant_of,
+    watch_scope,
+)
 from tasuki.server.config import FrontConfig
 from tasuki.server.errors import FrontError, InvalidField, PermissionDenied
 from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
@@ -81,7 +88,7 @@ def test_only_gateways_and_operators_name_tenants(scopes: frozenset[Scope]) -> N
         with pytest.raises(PermissionDenied, match="eve's has neither"):
             tenant_of(caller, named)
         with pytest.raises(PermissionDenied, match="eve's has neither"):
-            watched_by(caller, named)
+            watch_scope(caller, named)
     assert tenant_of(caller, []) == "eve"
 
 
@@ -90,9 +97,9 @@ def test_a_named_tenant_is_the_one_whose_key_has_that_name(scope: Scope) -> None
     gate = Caller("gate", frozenset({scope}), "gate")
     assert salt_of(tenant_of(gate, ["ann"]), b"s") == salt_of("ann", b"s")
     assert tenant_of(gate, []) == "gate"
-    assert watched_by(gate, []) == Watched(gate, "gate", others=False)
-    assert watched_by(gate, ["ann"]) == Watched(gate, "ann", others=False)
-    assert watched_by(gate, ["*"]) == Watched(gate, "gate", others=True)
+    assert watch_scope(gate, []) == WatchScope(gate, "gate", others=False)
+    assert watch_scope(gate, ["ann"]) == WatchScope(gate, "ann", others=False)
+    assert watch_scope(gate, ["*"]) == WatchScope(gate, "gate", others=True)
 
 
 @pytest.mark.parametrize(

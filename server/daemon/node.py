@@ -121,7 +121,7 @@ class Node:
             self._recorder.now,
             self._tree,
             {**about, "version": package_version()},
-            self._recorder.telling_blocks,
+            self._recorder.recording_blocks,
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [

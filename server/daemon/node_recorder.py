@@ -63,7 +63,7 @@ class NodeRecorder:
         self._keep(event)
 
     @contextmanager
-    def telling_blocks(self) -> Iterator[None]:
+    def recording_blocks(self) -> Iterator[None]:
         """Inside it prompts' blocks are told too: they are many, so only while somebody records."""
         self._recordings += 1
         try:

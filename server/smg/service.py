@@ -18,7 +18,7 @@ from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answers, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest, refusals
-from tasuki.server.grpc.auth import grpc_request_context, grpc_watched
+from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.text.text_answer import first_look
@@ -139,12 +139,12 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         """What stands first, then what changes: of the namespace that the subscriber's requests
         have, and where it asks for every tenant, of all. Has no end."""
         async with refusals(context):
-            watched = grpc_watched(self._keys, context)
-            own = namespace_of(salt_of(watched.tenant, b""))
+            scope = grpc_watch_scope(self._keys, context)
+            own = namespace_of(salt_of(scope.tenant, b""))
             await context.send_initial_metadata(())
-            blocks = UsableBlocks(None if watched.others else own)
+            blocks = UsableBlocks(None if scope.others else own)
             events = GatewayEvents(request.start_sequence_number, own)
-            watch = self._engine.watch("spelled", _POLL_SECONDS, watched.caller)
+            watch = self._engine.watch("spelled", _POLL_SECONDS, scope.caller)
             async with aclosing(watch) as batches:
                 async for batch in batches:
                     changes = blocks.apply(batch)
