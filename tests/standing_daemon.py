@@ -16,7 +16,7 @@ SECONDS = 3.0
 _TAIL_LINES = 400
 _MAIN = f"""
 import signal, sys, time
-from tasuki.front import cli
+from tasuki.cli import main as cli
 
 def busy(*_):
     until = time.monotonic() + {SECONDS}

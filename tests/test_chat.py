@@ -55,7 +55,7 @@ def test_what_it_does_not_know_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["Where does Elizabeth live?\n"])
 def test_a_chat_with_a_node_of_its_own(text: str) -> None:
-    command = [sys.executable, "-m", f"{PACKAGE}.front.cli", "chat", "--max-new-tokens", "8"]
+    command = [sys.executable, "-m", f"{PACKAGE}.cli.main", "chat", "--max-new-tokens", "8"]
     run = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert "8 new" in run.stdout and "> " not in run.stdout
