@@ -24,7 +24,7 @@ from tasuki.pycache.prefix_cache import FreshIds, HybridPrefixCache, leave_as_is
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 
 from .config import EngineConfig, EngineConfigError
 from .engine import Engine
@@ -51,7 +51,7 @@ class EngineParts:
         return self.arena.layout
 
 
-def build_parts(config: EngineConfig, progress: Progress = untold) -> EngineParts:
+def build_parts(config: EngineConfig, progress: Progress = no_progress) -> EngineParts:
     """Load the model, layer by layer, and allocate the arena. Raises the model's typed errors and
     EngineConfigError."""
     torch.set_num_threads(config.threads)
@@ -118,7 +118,7 @@ def build_engine(
     sender: Sender | None = None,
     on_fresh: FreshIds = leave_as_is,
     early: EarlyStart | None = None,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Engine:
     """progress: of the warm-up, where there is one. REQUIRES: sender is given exactly for
     Role.PREFILL and counts parts.steps; early for Role.DECODE only."""
@@ -161,7 +161,7 @@ def build_early_start(
 
 
 def build_runner(
-    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = untold
+    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = no_progress
 ) -> Runner:
     """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
     if parts.arena.bytes.device.type == "cpu":

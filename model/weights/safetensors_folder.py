@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from tasuki.model.config import ModelConfig
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 from torch import Tensor
 
 from .layers import ModelWeights, WeightsError, assemble
@@ -29,7 +29,7 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ModelWeights:
     """Weights in `dtype`; norms, decay and dt_bias stay float32. Raises WeightsError."""
     return assemble(config, Checkpoint(Path(directory)), dtype, device, progress)
