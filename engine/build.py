@@ -29,7 +29,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 
 from .config import EngineConfig, EngineConfigError
 from .engine import Engine
@@ -63,7 +63,7 @@ class EngineParts:
         return flops.quadratic / flops.linear
 
 
-def build_parts(config: EngineConfig, progress: Progress = untold) -> EngineParts:
+def build_parts(config: EngineConfig, progress: Progress = no_progress) -> EngineParts:
     """Load the model, layer by layer, and allocate the arena. Raises the model's typed errors and
     EngineConfigError."""
     torch.set_num_threads(config.threads)
@@ -211,7 +211,7 @@ def build_early_start(
 
 
 def build_runner(
-    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = untold
+    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = no_progress
 ) -> Runner:
     """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
     if parts.arena.bytes.device.type == "cpu":
