@@ -137,7 +137,7 @@ def build_fused_engine(
     config: EngineConfig,
     parts: EngineParts,
     cache: HybridPrefixCache,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Engine:
     """An engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
     progress: of the warm-up, where there is one."""
@@ -151,7 +151,7 @@ def build_prefill_engine(
     parts: EngineParts,
     cache: HybridPrefixCache,
     sender: Sender,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Engine:
     """An engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of the
     parts; the sender counts their steps."""
@@ -165,7 +165,7 @@ def build_decode_engine(
     parts: EngineParts,
     cache: HybridPrefixCache,
     early: EarlyStart,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Engine:
     """An engine that may have prompts computed by prefill nodes. REQUIRES: cache and early are over
     the arena of the parts."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "cpp_cache"
+ROOT = Path(__file__).parents[2] / "cpp_cache"
 LEVEL = {
     "bindings": 7,
     "cache": 6,
