@@ -72,5 +72,5 @@ def _by_pages(hit: HitBreakdown) -> HitBreakdown:
     return replace(hit, kv_tokens=kv, causes=causes, lost=None, in_pages=None)
 
 
-# As the tree lays them over a prompt (cpp_cache/src/matcher.cpp).
+# As the tree lays them over a prompt (cpp_cache/requests/matcher.cpp).
 _ORDER = ("checkpoint_evicted", "never_checkpointed", "alignment", "in_flight", "kv_evicted")

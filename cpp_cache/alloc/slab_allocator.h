@@ -13,7 +13,7 @@ namespace tasuki::cache {
 
 enum class Owner : std::uint8_t { kFree, kWorking, kTree, kGranted, kQuarantined };
 
-// Owns who holds each page and slot id. Does not know tokens, leases or why an id is held.
+// Owns who holds each page and slot id. Does not know tokens, allocations or why an id is held.
 //
 // A slab is free, holds one slot, or holds up to pages_per_slab pages; it changes kind whenever its
 // last id comes back. Thread rule: single-threaded, as PrefixCache.
@@ -58,7 +58,7 @@ class SlabAllocator {
            static_cast<std::uint32_t>(config_.blocks_per_slab);
   }
 
-  // Pages and slots without `pinned`, which only the tree knows.
+  // Pages and slots without `pinned`, which is the tree's.
   PoolCounts page_counts() const;
   PoolCounts slot_counts() const;
   std::int64_t slabs_free() const { return static_cast<std::int64_t>(free_slabs_.size()); }

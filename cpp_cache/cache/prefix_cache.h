@@ -96,7 +96,7 @@ class PrefixCache {
   // REQUIRES: boundary <= tokens and capacity; slot is a working or destination slot of the
   // allocation that holds exactly the state after boundary tokens; inside a page a slot is needed.
   // ENSURES: the slot is the tree's, or free where the same checkpoint stands already.
-  // `hint` is what the end of the answer says; it is remembered of the prompt's end too.
+  // `hint` is what the answer's end means; it is remembered of the prompt's end too.
   void insert(AllocationId id, std::int64_t boundary, std::optional<SlotId> slot,
               CheckpointKind kind, TurnHint hint = TurnHint::kUnknown);
   void release(AllocationId id);

@@ -28,7 +28,8 @@ double ShadowCache::serve(const Served& served) {
     const std::optional<SlotId> slot =
         is_last ? cache_.allocation(*id).working_slots.front() : cache_.take_checkpoint_slot(*id);
     if (slot) cache_.insert(*id, state.boundary, slot, state.kind, state.hint);
-    if (is_last) break;
+    const bool is_tail = state.boundary % kPageTokens != 0;
+    if (is_last || (slot && is_tail)) break;  // nothing may follow a tail
   }
   cache_.release(*id);
   cache_.drain_moves();

@@ -1,4 +1,5 @@
-// Digests rows of 64-bit words out of a memory that it is shown: transfer/windows/digest.py says of what.
+// Digests rows of 64-bit words out of a memory that it is shown: transfer/windows/digest.py says of
+// what.
 #pragma once
 
 #include <cstddef>

@@ -36,8 +36,8 @@ struct CacheEvent {
   std::optional<CheckpointKind> checkpoint{};  // of kCheckpointStored
   std::int64_t tokens = 0;                     // the prefix's, from the start
   PrefixHash prefix{};
-  PrefixHash parent{};        // the whole pages before the prefix's last page or part of one
-  PrefixHash root{};          // the empty prefix: names the namespace, and says nothing of its salt
+  PrefixHash parent{};  // the whole pages before the prefix's last page or part of one
+  PrefixHash root{};    // the empty prefix: names the namespace, and reveals nothing of its salt
   std::vector<Token> page{};  // of kPageStored in kSpelled
 };
 

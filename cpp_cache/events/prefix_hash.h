@@ -1,4 +1,4 @@
-// Names for prefixes that say nothing of their tokens to those who do not know the salt.
+// Names for prefixes that reveal nothing of their tokens without the salt.
 #pragma once
 
 #include <array>

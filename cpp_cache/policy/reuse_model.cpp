@@ -15,7 +15,7 @@ double seconds_in(std::int32_t bucket) {
   return bucket == 0 ? 1.0 : 0.5 * std::exp2(static_cast<double>(bucket));
 }
 
-// Hints, kind and whether superseded: what tells most, so that a rare class leans on it first.
+// Hints, kind and whether superseded: what decides most, so that a rare class leans on it first.
 std::int32_t family_of(std::int32_t group) { return group / 16 % 6 * 4 + group % 4; }
 constexpr std::int32_t kFamilies = 24;
 

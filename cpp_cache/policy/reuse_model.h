@@ -9,7 +9,7 @@
 
 namespace tasuki::cache {
 
-// The features by which states are told apart.
+// The features by which states are distinguished.
 struct ReuseClass {
   CheckpointKind kind;
   TurnHint hint;

@@ -212,7 +212,7 @@ void ValuePolicy::forgotten(const StateKey& key) {
 std::int64_t ValuePolicy::turns(const StateKey& key) const {
   const auto found = lives_.find(key);
   if (found == lives_.end()) return 0;
-  // What many share tells nothing of the conversation that starts from it.
+  // What many share is no evidence of the conversation that starts from it.
   const ReuseClass& traits = found->second.traits;
   const bool is_shared = traits.kind == CheckpointKind::kBranch ||
                          traits.kind == CheckpointKind::kMark ||

@@ -56,7 +56,7 @@ class ValuePolicy final : public EvictionPolicy {
     std::int64_t entered_ms;  // into its bucket
     std::int32_t group;
     std::int32_t bucket;
-    std::uint64_t version;  // tells a stale due date
+    std::uint64_t version;  // a due date of another one is stale
     std::optional<EvictionItem> listed{};
     double density = 0;  // gain a page freed
     bool ended = false;  // worth nothing until it is used after all

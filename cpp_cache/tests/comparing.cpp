@@ -68,3 +68,14 @@ TEST_CASE("MarconiPolicy: recency and saved prefill a page add up; forks stay") 
     CHECK(policy.victim() == fork);
   }
 }
+
+TEST_CASE("PolicyTrials: a tail that ends before a fork ends the shadow's request there") {
+  CacheConfig config = small_arena(12);
+  config.policy = PolicyKind::kAuto;
+  PrefixCache cache = make_prefix_cache(config);
+  serve(cache, prompt({1, 2, 3}), 192);
+  // The shadow would keep a state at the fork too, after 128 tokens.
+  serve(cache, prompt({1, 2, 4}), 70);
+  CHECK(cache.match(prompt({1, 2, 4}), "", std::nullopt).usable_tokens == 70);
+  cache.check_integrity();
+}

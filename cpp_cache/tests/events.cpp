@@ -1,4 +1,4 @@
-// What watchers are told, against what stands.
+// What is reported to watchers, against what stands.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using namespace tasuki::cache;
 
 namespace {
 
-// The prefixes that stand, as the events of one watch tell.
+// The prefixes that stand, by the events of one watch.
 struct Follower {
   std::map<PrefixHash, PrefixHash> pages;  // to their parents
   std::set<PrefixHash> states;
@@ -65,12 +65,12 @@ struct Follower {
 
 }  // namespace
 
-TEST_CASE("whoever follows the events knows what a late watcher is shown") {
+TEST_CASE("whoever follows the events has what a late watcher is shown") {
   for (const PolicyKind policy : {PolicyKind::kLru, PolicyKind::kValue}) {
     PrefixCache cache = make_prefix_cache({10, 4, 3, 16, policy});
     const WatchId patient = cache.journal().open(EventStream::kAll, 1000);
     const WatchId hasty = cache.journal().open(EventStream::kAll, 4);
-    Follower told;
+    Follower early;
     Follower late;
     std::mt19937 draw(7);
     for (int turn = 0; turn < 400; ++turn) {
@@ -81,21 +81,21 @@ TEST_CASE("whoever follows the events knows what a late watcher is shown") {
       const auto tokens = prompt(pages, draw() % 2);
       serve(cache, tokens, static_cast<std::int64_t>(tokens.size()));
       if (turn % 97 == 96) cache.flush();
-      told.follow(cache.journal().drain(patient));
+      early.follow(cache.journal().drain(patient));
       if (turn % 5 != 0) continue;
       late.follow(cache.journal().drain(hasty));
-      CHECK(late.pages == told.pages);
-      CHECK(late.states == told.states);
+      CHECK(late.pages == early.pages);
+      CHECK(late.states == early.states);
       const WatchId fresh = cache.journal().open(EventStream::kUsable, 1);
       Follower shown;
       shown.follow(cache.journal().drain(fresh));
       cache.journal().close(fresh);
-      CHECK(shown.states == told.states);
+      CHECK(shown.states == early.states);
       CHECK(shown.pages.empty());
-      CHECK(static_cast<std::int64_t>(told.states.size()) == cache.stats().checkpoints);
+      CHECK(static_cast<std::int64_t>(early.states.size()) == cache.stats().checkpoints);
     }
     CHECK(late.gaps > 10);
-    CHECK(told.gaps == 0);
+    CHECK(early.gaps == 0);
     cache.check_integrity();
   }
 }

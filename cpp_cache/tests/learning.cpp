@@ -56,7 +56,7 @@ TEST_CASE("Gittins index equals the best of all times to give up") {
       CHECK(indices[from] == doctest::Approx(best).epsilon(0.01));
     }
   }
-  // Waiting for the hump is worth more than its start tells; after it nothing is left to wait for.
+  // Waiting for the hump is worth more than its start alone; after it nothing is left to wait for.
   const auto humps = gittins_indices(humped);
   CHECK(humps[3] > humped[3]);
   CHECK(humps[7] == doctest::Approx(humped[7]).epsilon(0.01));

@@ -112,7 +112,7 @@ TEST_CASE("RadixTree: a split keeps id, state and pins on the deeper part") {
   check_tree(tree, 3);
 }
 
-TEST_CASE("An allocation tells no token before those it keeps") {
+TEST_CASE("An allocation gives no token before those it keeps") {
   PrefixCache cache = make_prefix_cache(small_arena());
   const auto tokens = prompt({1, 2, 3});
   serve(cache, tokens, 192);

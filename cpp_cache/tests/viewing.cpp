@@ -1,4 +1,4 @@
-// What a view tells, against what stands.
+// What a view shows, against what stands.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -11,16 +11,16 @@ using namespace tasuki::cache;
 namespace {
 
 void check_sums(const TreeView& view) {
-  std::vector<Standing> told(view.size());
+  std::vector<Standing> sums(view.size());
   for (std::size_t i = view.size(); i-- > 0;) {
     const ViewedNode& node = view[i];
-    told[i] += node.hidden;
-    told[i] += Standing{node.tokens, node.tokens > 0 ? 1 : 0,
+    sums[i] += node.hidden;
+    sums[i] += Standing{node.tokens, node.tokens > 0 ? 1 : 0,
                         static_cast<std::int32_t>(node.tails) + (node.state ? 1 : 0)};
-    CHECK(told[i] == node.standing);
+    CHECK(sums[i] == node.standing);
     if (!node.above) continue;
     REQUIRE(*node.above < static_cast<std::int32_t>(i));
-    told[static_cast<std::size_t>(*node.above)] += told[i];
+    sums[static_cast<std::size_t>(*node.above)] += sums[i];
   }
 }
 

@@ -89,7 +89,7 @@ class RadixTree {
   void put_on_probation(const StateKey& state);
   // As far as is known no request will use it. Ignores a state that is gone.
   void expect_no_use(const StateKey& state);
-  // For the policy: time, lives of states (ghosts too) and what they say of a conversation.
+  // For the policy: time, and the lives of states, ghosts too.
   EvictionPolicy& policy() { return candidates_.policy(); }
 
   Pins& pins() { return pins_; }

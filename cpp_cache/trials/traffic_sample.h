@@ -18,7 +18,7 @@ class TrafficSample {
   // Takes about one request of `one_in`. REQUIRES: one_in >= 1.
   explicit TrafficSample(std::int64_t one_in) : one_in_(static_cast<std::uint64_t>(one_in)) {}
 
-  // Counts the request and says whether it is taken. O(log(prompt)) pages. REQUIRES: a prompt.
+  // Counts the request; returns whether it is taken. O(log(prompt)) pages. REQUIRES: a prompt.
   bool take(std::string_view salt, Tokens prompt);
 
  private:

@@ -88,10 +88,15 @@ CPP = (
     Target("digests", "row_sums", (CPP_TESTS, "test_digest")),
     Target("digests", "row_digester", (CPP_TESTS, "test_digest")),
     Target("allocation", "slab_allocator", _CACHE),
-    Target("allocation", "leasing", _CACHE),
+    Target("allocation", "quarantine_table", _CACHE),
+    Target("allocation", "allocation_table", _CACHE),
+    Target("allocation", "admission", _CACHE),
+    Target("allocation", "cache.prefix_cache", _CACHE),
     Target("allocation", "matcher", _CACHE),
     Target("allocation", "lru_policy", _CACHE),
-    Target("allocation", "residency", _CACHE),
+    Target("allocation", "radix_tree", _CACHE),
+    Target("allocation", "eviction_candidates", _CACHE),
+    Target("allocation", "pins", _CACHE),
 )
 
 

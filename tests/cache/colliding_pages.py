@@ -1,4 +1,4 @@
-"""Pages that the tree's hash of a page (cpp_cache/src/radix_tree.cpp) cannot tell apart.
+"""Pages that the tree's hash of a page (cpp_cache/nodes/child_list.cpp) cannot tell apart.
 
 The hash is FNV-1a in four lanes of 64 bits. Two runs of one lane end in the same state where the
 differences d of the words, as numbers behind the exclusive or, have sum(d[k] * prime**(16 - k)) = 0

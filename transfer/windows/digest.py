@@ -1,7 +1,7 @@
 """Digests of windows: does what landed equal what was sent, byte for byte and in its place?
 
 A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^64 with odd keys:
-one multiply-add a word, in any order, so that a CPU (cpp_cache/include/digest) or a GPU computes it
+one multiply-add a word, in any order, so that a CPU (cpp_cache/digest) or a GPU computes it
 at the speed of its memory. The sum is mixed with (room, generation, layer, logical page or state),
 so that right bytes in a wrong place fail; a window's digest is the sum of its blocks'. It finds
 accidents (flipped, swapped, stale, missing bytes), not forgers.
