@@ -19,5 +19,8 @@ COMMANDS = {
     "trace-export": ("cli.recording.trace_export", "recorded traffic as an anonymous trace"),
     "doctor": ("cli.doctor.main", "what would keep a daemon from working here, and the mend"),
     "ray": ("cli.ray.main", "nodes on the machines of a Ray cluster"),
-    "replay-trace": ("bench.replay.main", "hit rate of the cache on a trace, and its misses by cause"),
+    "replay-trace": (
+        "bench.replay.main",
+        "hit rate of the cache on a trace, and its misses by cause",
+    ),
 }
