@@ -1,7 +1,7 @@
 """The receiving side: a thread that takes notifications, digests what landed, and wakes who waits
 for it.
 
-Owns the rooms that are expected, the layer barrier and counters. Knows bytes and layers; not
+Owns the rooms that are expected, the layer barrier and counters. Deals in bytes and layers; not in
 tokens, requests or gRPC. Thread rule: every public method may be called from any thread;
 wait_layer(), verify() and wait_settled() block.
 Invariants:

@@ -1,14 +1,14 @@
 """The sending side: a thread that posts each window of each room as soon as its layers are
 finished.
 
-Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Knows bytes and
-layers; not tokens, requests or gRPC. Thread rule: every public method may be called from any thread
-and returns at once, but for connect() and stop(); callbacks run on the transfer thread and must
-return at once.
+Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Deals in bytes and
+layers; not in tokens, requests or gRPC. Thread rule: every public method may be called from any
+thread and returns at once, but for connect() and stop(); callbacks run on the transfer thread and
+must return at once.
 Invariants:
 1. Nothing is posted for a peer that did not renew within `lease_seconds`, nor ever again for its
    rooms.
-2. A room's end is told once, after nothing of it is in flight (or the drain deadline passed:
+2. A room's end is reported once, after nothing of it is in flight (or the drain deadline passed:
    Drain.FORCED).
 3. One slow room does not delay another: rooms take turns, and share by bytes.
 4. A link that is slow and moves is waited for; only one that stands still ends its rooms.
@@ -259,7 +259,7 @@ class Sender:
                 self._rest(rooms, pace)
 
     def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollPace) -> None:
-        """Until it is worth looking again, or somebody wakes this thread."""
+        """Until polling can show something new, or another thread wakes this one."""
         in_flight = sum(len(room.posted) for room in rooms)
         if not in_flight:
             self._wake.wait(_IDLE_SECONDS)
@@ -270,7 +270,7 @@ class Sender:
             self._wake.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _ends_soon(self, room: OutgoingRoom) -> bool:
-        """Whether somebody waits for the room's last window, and it is young."""
+        """Whether the room's last window is in flight, and was posted a moment ago."""
         if not (room.all_taken and room.posted):
             return False
         return self._clock() - room.posted[-1].at < room.link.source.transport.spin_seconds
@@ -424,7 +424,7 @@ class Sender:
         try:
             room.flushed(posted)
         except Exception as error:
-            # Its bytes are there, and nobody can say which.
+            # Its bytes have landed, but without a digest they cannot be verified.
             log.exception("a window of room %d could not be digested", room.room)
             self._stop(room, f"internal error: {error!r}")
 
@@ -454,7 +454,7 @@ class Sender:
         self.counters.count(end)
         room.drained.set_result(drain)
         if not aborted:
-            self._tell(room.on_end, end)
+            self._report(room.on_end, end)
         return True
 
     def _drained_for_too_long(self, room: OutgoingRoom) -> bool:
@@ -468,7 +468,7 @@ class Sender:
         posted.loaded.release()
 
     @staticmethod
-    def _tell(on_end: OnEnd, end: RoomEnd) -> None:
+    def _report(on_end: OnEnd, end: RoomEnd) -> None:
         try:
             on_end(end)
         except Exception:

@@ -15,7 +15,7 @@ from tasuki.model.weights.layers import WHOLE, Part, TensorSource, assemble
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from torch import Tensor
 
-from tests.goldens import Request, Workspace, load_model, reference_dir
+from tests.harness.goldens import Request, Workspace, load_model, reference_dir
 
 RANKS = 2
 STEPS = 6

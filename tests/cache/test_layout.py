@@ -9,8 +9,8 @@ from tasuki.pycache.arena_key import ArenaKey, Place
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.protocol.contract import Contract
 
-from tests.loopback_pair import FULL, GDN, small_layout
-from tests.model_shapes import MOE
+from tests.harness.loopback_pair import FULL, GDN, small_layout
+from tests.harness.model_shapes import MOE
 
 LAYOUTS = [
     small_layout(),
