@@ -68,6 +68,18 @@ class Batch:
     write_slots: torch.Tensor
     checkpoints: tuple[tuple[tuple[int, int], ...], ...]
 
+    def saves(self) -> list[tuple[int, int, int]]:
+        """States that the forward stores: (sequence, tokens of this forward before it, slot). A
+        sequence's final state comes first, then its checkpoints."""
+        lengths = self.cu_seqlens.diff().tolist()
+        return [
+            (sequence, offset, slot)
+            for sequence, (length, final, marks) in enumerate(
+                zip(lengths, self.write_slots.tolist(), self.checkpoints, strict=True)
+            )
+            for offset, slot in ((length, final), *marks)
+        ]
+
     @staticmethod
     def pack(slices: Sequence[SequenceSlice], device: torch.device | str = "cpu") -> "Batch":
         lengths = [len(item.token_ids) for item in slices]

@@ -8,7 +8,6 @@ calls on one arena come from one thread.
 import torch
 from tasuki.model.backends.base import Backend, Operators
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
 from tasuki.pycache.arena import Arena
 from torch import Tensor
@@ -37,18 +36,6 @@ class Qwen35Model:
         branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
         last = self._on_device(batch.cu_seqlens[1:] - 1)
         return self.head(branch[last], residual[last], operators).float()
-
-    @torch.inference_mode()
-    def hidden(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
-        """The residual stream after the final norm, [T, hidden], of every token."""
-        operators = self.backend.bind(batch)
-        branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
-        return rms_norm(branch + residual, self.weights.norm, self.config.norm_eps)
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, vocab] float32 of final-normed hidden states [n, hidden]."""
-        return functional.linear(hidden, self.weights.head).float()
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""

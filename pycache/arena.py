@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .arena_key import ArenaKey
+from .arena_key import ONLY_ARENA, ArenaKey
 from .layout import BlockRegion, CacheLayout, SlotColumn
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,11 +32,11 @@ class Arena:
         layout: CacheLayout,
         slabs: int,
         device: torch.device | str = "cpu",
-        key: ArenaKey | None = None,
+        key: ArenaKey = ONLY_ARENA,
     ) -> None:
         """key: which of the node's arenas this is; by default the only one. layout: of one rank's
         share of heads."""
-        self.key = key or ArenaKey()
+        self.key = key
         self.layout = layout
         self.slabs = slabs
         self.bytes = torch.zeros(slabs * layout.slab_bytes, dtype=torch.uint8, device=device)

@@ -26,3 +26,7 @@ class ArenaKey:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.ranks:
             raise ValueError(f"rank {self.rank} is not one of {self.ranks} ranks")
+
+
+ONLY_ARENA = ArenaKey()
+"""Of a node with one rank and no tier below its device."""

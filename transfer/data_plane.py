@@ -1,5 +1,5 @@
-"""One node's way into hand-overs: its registered arena, the digester over it, whence windows leave
-and how they arrive, its contract and name.
+"""One node's way into hand-overs: its registered arena, the digester over it, from where windows
+leave and how they arrive, its contract and name.
 
 Where the wire is not exact, the arena's last slabs are kept back for windows on their way out.
 """
@@ -7,6 +7,7 @@ Where the wire is not exact, the arena's last slabs are kept back for windows on
 from dataclasses import dataclass
 
 import torch
+from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.precision.decoding_sink import Inlet
 from tasuki.transfer.precision.encoding_source import StagedOutlet
@@ -15,9 +16,12 @@ from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.precision.staging_buffer import StagingCells
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.contract import NOT_USED, Contract
+from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.direct_source import DirectOutlet, Outlet
+from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.digest import Digester, WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.units import Grain
 
 from .failpoints import warn_if_armed
@@ -37,6 +41,15 @@ class DataPlane:
     """Of the arena, those that a cache may own: all but the last ones kept back."""
     contract: Contract
     node: NodeIdentity
+    arena: ArenaKey
+
+    def source(self, steps: StepCounter) -> SourceArena:
+        """The arena as a sender's. steps: counts what fills it."""
+        return SourceArena(self.slabs, self.transport, self.outlet, steps, self.arena)
+
+    def target(self) -> TargetArena:
+        """The arena as a receiver's."""
+        return TargetArena(self.slabs, self.transport, self.digester, self.inlet, self.arena)
 
     @staticmethod
     def over(
@@ -47,9 +60,11 @@ class DataPlane:
         kind: str,
         name: str,
         wire: WireSettings | None = None,
+        arena: ArenaKey = ONLY_ARENA,
     ) -> "DataPlane":
         """memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device, registered here and
-        nothing else. wire: exact by default.
+        nothing else. wire: exact by default. arena: which of the node's it is, by default its only
+        one.
 
         Raises TransportError, WireError.
         """
@@ -83,7 +98,8 @@ class DataPlane:
                 nixl=transport.libraries.get("nixl", NOT_USED),
                 ucx=transport.libraries.get("ucx", NOT_USED),
             ),
-            NodeIdentity.new(name, kind, transport, slabs),
+            NodeIdentity.new(name, kind, transport, slabs, arena),
+            arena,
         )
 
 

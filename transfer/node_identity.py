@@ -1,9 +1,10 @@
-"""Who a node is and how its arena is reached: what both sides tell each other at connect."""
+"""Which process a node is and how its arenas are reached: what both sides exchange at connect."""
 
 import hashlib
 import secrets
 from dataclasses import dataclass, field
 
+from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
 from tasuki.transfer.transports.base import Transport
 
 from .process_identity import ProcessIdentity
@@ -13,27 +14,36 @@ _CHECKSUM_BYTES = 16
 
 
 @dataclass(frozen=True)
+class ArenaAddress:
+    """transport_metadata opens the arena's memory, of `slabs` slabs, and is kept out of texts."""
+
+    transport_metadata: bytes = field(repr=False)
+    slabs: int
+    key: ArenaKey = ONLY_ARENA
+
+
+@dataclass(frozen=True)
 class NodeIdentity:
     """epoch: identity of this process start, compared for equality only. transport: its kind's
-    name. transport_metadata opens this node's memory, and is kept out of texts."""
+    name. arenas: those that peers may write into, one a link; the wire carries one."""
 
     name: str
     epoch: bytes
     process: ProcessIdentity
     transport: str
-    transport_metadata: bytes = field(repr=False)
-    slabs: int
+    arenas: tuple[ArenaAddress, ...]
 
     @staticmethod
-    def new(name: str, kind: str, transport: Transport, slabs: int) -> "NodeIdentity":
-        """This process. REQUIRES: transport has registered the arena of `slabs` slabs."""
+    def new(
+        name: str, kind: str, transport: Transport, slabs: int, arena: ArenaKey = ONLY_ARENA
+    ) -> "NodeIdentity":
+        """This process, with one arena. REQUIRES: transport has registered `slabs` slabs of it."""
         return NodeIdentity(
             name=name,
             epoch=secrets.token_bytes(EPOCH_BYTES),
             process=ProcessIdentity.own(),
             transport=kind,
-            transport_metadata=transport.metadata(),
-            slabs=slabs,
+            arenas=(ArenaAddress(transport.metadata(), slabs, arena),),
         )
 
 

@@ -29,19 +29,11 @@ class HopEnds:
         lease_seconds: float,
     ) -> "HopEnds":
         """steps: what the sender's windows wait for. The rest as in SenderSettings."""
-        layout, slabs = plane.contract.layout, plane.slabs
+        layout = plane.contract.layout
         settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)
         return cls(
-            Sender(
-                layout,
-                plane.transport,
-                plane.digester,
-                steps,
-                slabs,
-                settings,
-                outlet=plane.outlet,
-            ),
-            Receiver(layout, plane.transport, plane.digester, slabs, inlet=plane.inlet),
+            Sender(layout, [plane.source(steps)], settings),
+            Receiver(layout, [plane.target()]),
         )
 
     def start(self) -> None:

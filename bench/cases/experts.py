@@ -7,10 +7,15 @@ import torch
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.moe.experts import moe
-from tasuki.model.ops.moe.permute import combine, naive_combine, naive_spread, spread
-from tasuki.model.ops.moe.permute_index import place
+from tasuki.model.ops.moe.permute import permute, unpermute
+from tasuki.model.ops.moe.permute_index import permute_index
+from tasuki.model.ops.moe.reference import (
+    naive_gate_sigmoid_mul_add,
+    naive_permute,
+    naive_unpermute,
+)
 from tasuki.model.ops.moe.router import choose
-from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add, naive_gate_sigmoid_mul_add
+from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.random_weights import RandomSource
 from torch import Tensor
@@ -40,7 +45,7 @@ def _placing(stage: Stage, experts: int, chosen: int, tokens: int) -> Case:
     unfused = partial(_unfused_placing, logits, chosen)
     return Case(
         f"index shuffling, {experts} experts top {chosen}, {tokens} tokens",
-        [lambda: place(choose(logits, chosen, rows).experts, experts, rows)] * 16,
+        [lambda: permute_index(choose(logits, chosen, rows).experts, experts, rows)] * 16,
         bytes=logits.nbytes + 12 * tokens * chosen + 4 * experts,
         captured={"same ops captured": [unfused] * 16},
         eager={"eager ops": unfused},
@@ -67,7 +72,7 @@ def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
     hidden, chosen = config.hidden, shape.chosen
     rows = stage.rows(tokens)
     choice = choose(stage.random(tokens, shape.experts), chosen, rows)
-    positions = place(choice.experts, shape.experts, rows).positions
+    positions = permute_index(choice.experts, shape.experts, rows).positions
     weights = choice.weights
     gate = stage.random(1, hidden)
     one = 2 * tokens * hidden
@@ -75,11 +80,11 @@ def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
 
     def spreading() -> Turn:
         x = stage.random(tokens, hidden)
-        return partial(spread, x, positions, rows), (x, positions)
+        return partial(permute, x, positions, rows), (x, positions)
 
     def combining() -> Turn:
         pairs = stage.random(tokens * chosen, hidden)
-        return partial(combine, pairs, positions, weights, rows), (pairs, positions, weights)
+        return partial(unpermute, pairs, positions, weights, rows), (pairs, positions, weights)
 
     def gating() -> Turn:
         x, shared, routed = (stage.random(tokens, hidden) for _ in range(3))
@@ -88,9 +93,9 @@ def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
 
     size = f"{tokens} tokens of {hidden}"
     spread_bytes = one * (1 + chosen) + indices
-    yield beside_twin(f"spread to {chosen} experts, {size}", spreading, naive_spread, spread_bytes)
+    yield beside_twin(f"spread to {chosen} experts, {size}", spreading, naive_permute, spread_bytes)
     yield beside_twin(
-        f"combine of {chosen} experts, {size}", combining, naive_combine, spread_bytes + indices
+        f"combine of {chosen} experts, {size}", combining, naive_unpermute, spread_bytes + indices
     )
     yield beside_twin(
         f"gate, sigmoid, multiply, add, {size}", gating, naive_gate_sigmoid_mul_add, 4 * one

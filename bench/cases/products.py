@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from tasuki.model.ops.linear.gemv import norm_row_product, norm_row_swiglu, row_product
-from tasuki.model.ops.linear.small_batch import batch_product
+from tasuki.model.ops.linear.gemv import gemv, norm_gemv, norm_gemv_swiglu
+from tasuki.model.ops.linear.small_batch import small_batch
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,17 +25,17 @@ def cases(stage: Stage) -> Iterator[Case]:
     norm = torch.rand(hidden, device=stage.device)
 
     def normed(x: Tensor, weight: Tensor) -> object:
-        return norm_row_product(x, x, norm, _EPS, weight)
+        return norm_gemv(x, x, norm, _EPS, weight)
 
     def swiglu(x: Tensor, weight: Tensor) -> object:
-        return norm_row_swiglu(x, x, norm, _EPS, weight)
+        return norm_gemv_swiglu(x, x, norm, _EPS, weight)
 
     yield _case(stage, "add, norm, GDN in_proj", 1, in_proj, hidden, normed)
     yield _case(stage, "add, norm, gate_up, swiglu", 1, 2 * width, hidden, swiglu)
-    yield _case(stage, "out_proj", 1, hidden, values, row_product)
-    yield _case(stage, "down", 1, hidden, width, row_product)
-    yield _case(stage, "out_proj", _BATCH, hidden, values, batch_product)
-    yield _case(stage, "down", _BATCH, hidden, width, batch_product)
+    yield _case(stage, "out_proj", 1, hidden, values, gemv)
+    yield _case(stage, "down", 1, hidden, width, gemv)
+    yield _case(stage, "out_proj", _BATCH, hidden, values, small_batch)
+    yield _case(stage, "down", _BATCH, hidden, width, small_batch)
 
 
 def _case(

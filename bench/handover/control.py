@@ -20,6 +20,8 @@ from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.receiving.target_arena import TargetArena
+from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.windows.digest import WindowDigester
@@ -98,6 +100,12 @@ class _Arena:
         self.digester = WindowDigester(self.memory, _LAYOUT)
         self.node = NodeIdentity.new(name, "loopback", self.transport, _SLABS)
 
+    def leaving(self, steps: StepCounter) -> SourceArena:
+        return SourceArena.direct(_LAYOUT, self.transport, self.digester, steps, _SLABS)
+
+    def arriving(self) -> TargetArena:
+        return TargetArena(_SLABS, self.transport, self.digester)
+
 
 async def _hand_overs() -> tuple[float, float]:
     """(seconds, round trips) a request."""
@@ -106,8 +114,8 @@ async def _hand_overs() -> tuple[float, float]:
     source, target = _Arena(fabric, "source"), _Arena(fabric, "target")
     contract = Contract("random", _LAYOUT)
     steps = StepCounter()
-    sender = Sender(_LAYOUT, source.transport, source.digester, steps, _SLABS)
-    receiver = Receiver(_LAYOUT, target.transport, target.digester, _SLABS)
+    sender = Sender(_LAYOUT, [source.leaving(steps)])
+    receiver = Receiver(_LAYOUT, [target.arriving()])
     over: asyncio.Queue[m.Inbox] = asyncio.Queue()
 
     def prefill_engine(message: m.Inbox) -> None:
@@ -129,8 +137,8 @@ async def _hand_overs() -> tuple[float, float]:
             case m.RemoteDone() | m.HandoverLost():
                 over.put_nowait(message)
 
-    back_sender = Sender(_LAYOUT, target.transport, target.digester, StepCounter(), _SLABS)
-    back_receiver = Receiver(_LAYOUT, source.transport, source.digester, _SLABS)
+    back_sender = Sender(_LAYOUT, [target.leaving(StepCounter())])
+    back_receiver = Receiver(_LAYOUT, [source.arriving()])
     service = HandoverService(
         prefill_engine, sender, back_receiver, source.transport, contract, source.node, loop
     )

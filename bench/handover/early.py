@@ -27,7 +27,10 @@ from tasuki.engine.build import (
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.receiving.target_arena import TargetArena
+from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
@@ -109,18 +112,13 @@ class _Pair:
         self._link.bytes_per_second = _BYTES_PER_SECOND
         landing = LoopbackTransport(fabric, "receiver")
         settings = SenderSettings(lease_seconds=3600.0, layers_per_window=None)
-        self._sender = Sender(
-            source.layout,
-            self._link,
-            _digester(source, self._link),
-            source.steps,
-            source.arena.slabs,
-            settings,
-        )
-        self._receiver = Receiver(
-            target.layout, landing, _digester(target, landing), target.arena.slabs
-        )
-        self._sender.connect("receiver", landing.metadata(), target.arena.slabs)
+        digester = _digester(source, self._link)
+        slabs = source.arena.slabs
+        leaving = SourceArena.direct(source.layout, self._link, digester, source.steps, slabs)
+        self._sender = Sender(source.layout, [leaving], settings)
+        arriving = TargetArena(target.arena.slabs, landing, _digester(target, landing))
+        self._receiver = Receiver(target.layout, [arriving])
+        self._sender.connect("receiver", [ArenaAddress(landing.metadata(), target.arena.slabs)])
         self._ended: SimpleQueue[m.EarlyStepEnded] = SimpleQueue()
         self._flushed: SimpleQueue[RoomEnd] = SimpleQueue()
         self._early = build_early_start(

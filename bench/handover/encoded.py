@@ -99,7 +99,7 @@ class _Hop:
         self._source, self._target = (
             HopEnds.over(plane, StepCounter(), None, _LEASE_SECONDS) for plane in (source, target)
         )
-        self._source.sender.connect("receiver", landing.metadata(), target.slabs)
+        self._source.sender.connect("receiver", target.node.arenas)
         self._ended: SimpleQueue[RoomEnd] = SimpleQueue()
         self._source.sender.start()
         self._target.receiver.start()

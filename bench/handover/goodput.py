@@ -23,6 +23,8 @@ import numpy as np
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
 from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.node_identity import ArenaAddress
+from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
@@ -203,9 +205,10 @@ def _alternate(
     steps = StepCounter()
     settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
     digester = WindowDigester(memory, LAYOUT)
-    sender = Sender(LAYOUT, transport, digester, steps, SLABS, settings)
+    source = SourceArena.direct(LAYOUT, transport, digester, steps, SLABS)
+    sender = Sender(LAYOUT, [source], settings)
     sender.start()
-    sender.connect("peer", peer.metadata, SLABS)
+    sender.connect("peer", [ArenaAddress(peer.metadata, SLABS)])
     endpoint = transport.connect(bare.metadata)
     generator = np.random.default_rng(3)
     try:

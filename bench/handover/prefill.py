@@ -19,6 +19,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.factory import build_transport
@@ -66,17 +67,14 @@ class PrefillRig:
         self._slabs = slabs
         self._sender = Sender(
             parts.layout,
-            self.link,
-            plane.digester,
-            parts.steps,
-            parts.arena.slabs,
+            [plane.source(parts.steps)],
             SenderSettings(layers_per_window=None, lease_seconds=_LEASE_SECONDS),
         )
         cache = build_cache(config, parts)
         self._engine = build_prefill_engine(config, parts, cache, self._sender)
         self._engine.prepare()
         self._sender.start()
-        self._sender.connect(_PEER, peer.metadata, slabs)
+        self._sender.connect(_PEER, [ArenaAddress(peer.metadata, slabs)])
         self._rooms = count(1)
         self._vocab = model.vocab
         self._generator = np.random.default_rng(3)

@@ -74,13 +74,13 @@ def run_receiving(channel: Connection, layout: CacheLayout, slabs: int, place: P
         torch.cuda.synchronize(device)
     transport = build_transport(place.transport, "bench-receiver", device)
     plane = DataPlane.over(memory, layout, "random", transport, place.transport, "bench-receiver")
-    channel.send_bytes(plane.node.transport_metadata)
+    channel.send_bytes(plane.node.arenas[0].transport_metadata)
     receiver: Receiver | None = None
     while True:
         match _next(channel, transport if receiver is None else None):
             case Expect(room, generation, destination):
                 if receiver is None:
-                    receiver = Receiver(layout, transport, plane.digester, slabs)
+                    receiver = Receiver(layout, [plane.target()])
                     receiver.start()
                 receiver.expect(room, generation, destination)
                 channel.send(None)

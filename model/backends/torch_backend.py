@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .reduce import Reduce, one_rank
-from .torch_plan import ForwardPlan
+from .torch_plan import TorchPlan
 
 
 class TorchBackend:
@@ -25,14 +25,14 @@ class TorchBackend:
         self._reduce = reduce
 
     def bind(self, batch: Batch) -> "TorchOperators":
-        plan = ForwardPlan.of(batch, self._config)
+        plan = TorchPlan.of(batch, self._config)
         return TorchOperators(self._config, plan, self._reduce)
 
 
 class TorchOperators:
     """`Operators` of one forward; holds its plan and nothing of its memory."""
 
-    def __init__(self, config: ModelConfig, plan: ForwardPlan, reduce: Reduce) -> None:
+    def __init__(self, config: ModelConfig, plan: TorchPlan, reduce: Reduce) -> None:
         self._config = config
         self._plan = plan
         self._reduce = reduce

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class ForwardPlan:
+class TorchPlan:
     """cos, sin [T, 1, rotary_dim / 2] float32."""
 
     attention: AttentionPlan
@@ -27,17 +27,11 @@ class ForwardPlan:
     sin: Tensor
 
     @staticmethod
-    def of(batch: Batch, config: ModelConfig) -> "ForwardPlan":
+    def of(batch: Batch, config: ModelConfig) -> "TorchPlan":
         lengths = batch.cu_seqlens.diff().tolist()
-        saves = [
-            (sequence, offset, slot)
-            for sequence, (length, final, marks) in enumerate(
-                zip(lengths, batch.write_slots.tolist(), batch.checkpoints, strict=True)
-            )
-            for offset, slot in ((length, final), *marks)
-        ]
+        saves = batch.saves()
         cos, sin = rotary_table(batch.positions, config.rotary_dim, config.rope_theta)
-        return ForwardPlan(
+        return TorchPlan(
             attention=plan_attention(
                 lengths,
                 batch.context_lens.tolist(),

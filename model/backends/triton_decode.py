@@ -11,8 +11,8 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.decode import gdn_decode
-from tasuki.model.ops.linear.gemv import norm_row_product, norm_row_swiglu, row_product
-from tasuki.model.ops.linear.small_batch import MOST_ROWS, batch_product, is_one_round
+from tasuki.model.ops.linear.gemv import gemv, norm_gemv, norm_gemv_swiglu
+from tasuki.model.ops.linear.small_batch import MOST_ROWS, is_one_round, small_batch
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
@@ -116,7 +116,7 @@ class TritonDecode:
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         """x times weight [hidden, k] transposed, of this rank alone."""
         if self._batch.size <= MOST_ROWS and is_one_round(weight):
-            return batch_product(x, weight)
+            return small_batch(x, weight)
         return functional.linear(x, weight)
 
 
@@ -127,17 +127,17 @@ class TritonRowDecode(TritonDecode):
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return norm_row_product(branch, residual, norm, self._config.norm_eps, weight)
+        return norm_gemv(branch, residual, norm, self._config.norm_eps, weight)
 
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
         if isinstance(weights, MoeWeights):
             return super().feed_forward(branch, residual, norm, weights)
-        acts, residual = norm_row_swiglu(
+        acts, residual = norm_gemv_swiglu(
             branch, residual, norm, self._config.norm_eps, weights.gate_up
         )
         return self._reduce(self._product(acts, weights.down)), residual
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return row_product(x, weight)
+        return gemv(x, weight)

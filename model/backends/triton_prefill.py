@@ -38,13 +38,6 @@ class PrefillPlan:
         """batch is on the host; dtype: of activations."""
         lengths = batch.cu_seqlens.diff()
         counts, contexts = lengths.tolist(), batch.context_lens.tolist()
-        saves = [
-            (sequence, offset, slot)
-            for sequence, (length, final, marks) in enumerate(
-                zip(counts, batch.write_slots.tolist(), batch.checkpoints, strict=True)
-            )
-            for offset, slot in ((length, final), *marks)
-        ]
         owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
         tokens = torch.tensor([sum(counts)])
         pages = _padded(batch.page_table)
@@ -58,7 +51,7 @@ class PrefillPlan:
             place[: len(table)] for place, table in zip(places, tables, strict=True)
         )
         return PrefillPlan(
-            gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), saves, device),
+            gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), batch.saves(), device),
             places=TokenPlaces(positions, owners, pages.view(len(counts), -1), rows),
             tiles=PrefillTiles.of(counts, contexts, config, dtype, device),
         )

@@ -17,7 +17,7 @@ from tasuki.transfer.liveness.node_progress import (
     progress_from_wire,
     progress_to_wire,
 )
-from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.sending.connect import connect_within
 from tasuki.utils.loops.loop_pulse import LoopPulse
@@ -25,7 +25,8 @@ from tasuki.utils.loops.loop_thread import LoopThread
 
 from tests.harness.handover_nodes import nodes
 
-NODE = NodeIdentity("decode-0", b"epoch", ProcessIdentity("", 0, 0, 0), "loopback", b"", 1)
+ARENAS = (ArenaAddress(b"", 1),)
+NODE = NodeIdentity("decode-0", b"epoch", ProcessIdentity("", 0, 0, 0), "loopback", ARENAS)
 
 
 @dataclass
@@ -114,7 +115,7 @@ def test_peers_are_told_once_a_name_by_what_is_worst() -> None:
         ours = connections(Sender(), NodeProgress())
         alive = []
         for number, (engine, front) in enumerate([(1.0, 0.0), (0.0, 2.0), (math.nan, 9.0)]):
-            node = NodeIdentity("decode" * 40, bytes([number]), NODE.process, "loopback", b"", 1)
+            node = NodeIdentity("decode" * 40, bytes([number]), NODE.process, "loopback", ARENAS)
             name = await ours.add(node, 2.0)
             renewals: asyncio.Queue[pb.Renewal] = asyncio.Queue()
             beats = ours.beats(name, said(renewals))

@@ -53,7 +53,7 @@ def test_an_early_step_reads_what_the_batch_would_read(precision: Precision) -> 
             pair.decode.run()
             told[tail_seconds] = pair.decode.tokens(NAME)
             assert pair.early.counters["joined"] == (1 if tail_seconds else 0)
-            outlet = pair.sender._outlet
+            outlet = pair.sender._arenas[0].outlet
             assert isinstance(outlet, StagedOutlet)
             assert outlet.cells.in_use == 0
             pair.decode.assert_at_rest()

@@ -19,6 +19,8 @@ from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.receiving.target_arena import TargetArena
+from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
@@ -65,8 +67,10 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
     memory = np.full(SLABS * layout.slab_bytes, POISON, dtype=np.uint8)
     transport = NixlTransport("decode")
     transport.register(memory.ctypes.data, memory.size)
-    receiver = Receiver(layout, transport, WindowDigester(memory, layout), SLABS)
-    sender = Sender(layout, transport, WindowDigester(memory, layout), StepCounter(), SLABS)
+    receiver = Receiver(layout, [TargetArena(SLABS, transport, WindowDigester(memory, layout))])
+    digester = WindowDigester(memory, layout)
+    source = SourceArena.direct(layout, transport, digester, StepCounter(), SLABS)
+    sender = Sender(layout, [source])
     receiver.start()
     sender.start()
     node = Decode(process, memory, receiver)

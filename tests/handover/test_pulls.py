@@ -13,6 +13,7 @@ from tasuki.engine.role import Role
 from tasuki.engine.routing.cost_learner import LEAST, RateMeter
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.windows.digest import WindowDigester
@@ -32,7 +33,8 @@ def sender_over(parts: EngineParts) -> Sender:
     transport = LoopbackTransport(LoopbackFabric(), "prefill")
     transport.register(arena.address, arena.size)
     digester = WindowDigester(arena.bytes.numpy(), arena.layout)
-    return Sender(arena.layout, transport, digester, parts.steps, arena.slabs)
+    source = SourceArena.direct(arena.layout, transport, digester, parts.steps, arena.slabs)
+    return Sender(arena.layout, [source])
 
 
 @pytest.fixture

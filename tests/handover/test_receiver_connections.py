@@ -3,11 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.sending.link import Link, SourceArena
 from tasuki.transfer.sending.write_leases import WriterLeases
 from tasuki.transfer.transports.base import Endpoint
 
@@ -22,7 +24,7 @@ class Somewhere(Endpoint):
         return 1
 
 
-ENDPOINT = Somewhere()
+LINK = Link(cast(SourceArena, None), Somewhere(), 1)
 
 
 class Answers:
@@ -126,7 +128,7 @@ def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None
 
 def leases(now: list[float]) -> WriterLeases:
     held = WriterLeases(LEASE, lambda: now[0])
-    held.add("peer", ENDPOINT, slabs=1)
+    held.add("peer", [LINK])
     return held
 
 
@@ -154,7 +156,7 @@ def test_an_older_ask_that_is_answered_later_shortens_no_lease() -> None:
 def test_the_first_lease_counts_from_the_ask_too() -> None:
     now = [100.0]
     held = WriterLeases(LEASE, lambda: now[0])
-    held.add("peer", ENDPOINT, slabs=1, asked_at=99.5)
+    held.add("peer", [LINK], asked_at=99.5)
     now[0] = 100.4
     assert held.writable("peer") is not None
     now[0] = 100.6
@@ -170,6 +172,6 @@ def test_who_has_left_is_not_written_to_and_its_endpoint_waits_for_what_is_in_fl
     assert held.writable("peer") is None and held.peer("peer") is None
     assert held.names() == [] and held.has_endpoint("peer")
     assert held.left(busy={"peer"}) == []
-    assert held.left(busy=set()) == [("peer", ENDPOINT)]
+    assert held.left(busy=set()) == [("peer", (LINK,))]
     held.forget("peer")
     assert not held.has_endpoint("peer") and held.left(busy=set()) == []

@@ -131,17 +131,9 @@ def engine_pair(
     decode_parts = replace(decode_parts, slabs=landing.slabs)
     layout = prefill_parts.layout
     never = SenderSettings(lease_seconds=1e9, stall_seconds=1e9)
-    sender = Sender(
-        layout,
-        link,
-        source.digester,
-        prefill_parts.steps,
-        source.slabs,
-        never,
-        outlet=source.outlet,
-    )
-    receiver = Receiver(layout, target, landing.digester, landing.slabs, inlet=landing.inlet)
-    sender.connect(PEER, target.metadata(), landing.slabs)
+    sender = Sender(layout, [source.source(prefill_parts.steps)], never)
+    receiver = Receiver(layout, [landing.target()])
+    sender.connect(PEER, landing.node.arenas)
     config = EngineConfig(
         model="tiny",
         dtype="float32",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.hooks import LayerHooks, NullHooks
+from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
@@ -91,6 +92,21 @@ def load_model(model: str, dtype: torch.dtype = torch.float32) -> Qwen35Model:
     folder = reference_dir(model)
     config = ModelConfig.load(folder)
     return Qwen35Model(config, load_weights(folder, config, dtype))
+
+
+@torch.inference_mode()
+def final_hidden(
+    model: Qwen35Model, batch: Batch, arena: Arena, hooks: LayerHooks | None = None
+) -> torch.Tensor:
+    """The residual stream after the final norm, [T, hidden], of every token."""
+    operators = model.backend.bind(batch)
+    branch, residual = model.layers(batch.token_ids, operators, arena, hooks or NullHooks())
+    return rms_norm(branch + residual, model.weights.norm, model.config.norm_eps)
+
+
+def logits_of(model: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
+    """[n, vocab] float32 of final-normed hidden states [n, hidden]."""
+    return torch.nn.functional.linear(hidden, model.weights.head).float()
 
 
 class Workspace:

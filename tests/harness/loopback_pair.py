@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.precision.decoding_sink import Inlet
 from tasuki.transfer.precision.encoding_source import StagedOutlet
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
@@ -16,7 +17,9 @@ from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.precision.staging_buffer import StagingCells
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.direct_source import DirectOutlet, Outlet
+from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.outgoing_room import RoomEnd
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
@@ -72,18 +75,16 @@ class Node:
         self.transport.register(self.memory.ctypes.data, self.memory.size)
 
     def sender(self, steps: StepCounter, settings: SenderSettings | None) -> Sender:
-        return Sender(
-            self.layout,
-            self.transport,
-            self.digester,
-            steps,
-            self.slabs,
-            settings,
-            outlet=self.outlet,
-        )
+        source = SourceArena(self.slabs, self.transport, self.outlet, steps)
+        return Sender(self.layout, [source], settings)
 
     def receiver(self) -> Receiver:
-        return Receiver(self.layout, self.transport, self.digester, self.slabs, inlet=self.inlet)
+        target = TargetArena(self.slabs, self.transport, self.digester, self.inlet)
+        return Receiver(self.layout, [target])
+
+    @property
+    def address(self) -> ArenaAddress:
+        return ArenaAddress(self.transport.metadata(), self.slabs)
 
     def page_bytes(self, page: int) -> bytes:
         """One page in every full layer."""
@@ -187,8 +188,8 @@ def loopback_pair(
     steps = StepCounter()
     sender, receiver = source.sender(steps, settings), target.receiver()
     back_sender, back_receiver = target.sender(StepCounter(), settings), source.receiver()
-    sender.connect("peer", target.transport.metadata(), slabs)
-    back_sender.connect("peer", source.transport.metadata(), slabs)
+    sender.connect("peer", [target.address])
+    back_sender.connect("peer", [source.address])
     threads = (sender, receiver, back_sender, back_receiver)
     for thread in threads:
         thread.start()

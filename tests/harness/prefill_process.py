@@ -13,6 +13,8 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.receiving.target_arena import TargetArena
+from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
@@ -54,8 +56,10 @@ async def serve(channel: Connection, script: Script) -> None:
     transport = NixlTransport("prefill")
     transport.register(memory.ctypes.data, memory.size)
     steps = StepCounter()
-    sender = Sender(layout, transport, WindowDigester(memory, layout), steps, SLABS)
-    receiver = Receiver(layout, transport, WindowDigester(memory, layout), SLABS)
+    digester = WindowDigester(memory, layout)
+    source = SourceArena.direct(layout, transport, digester, steps, SLABS)
+    sender = Sender(layout, [source])
+    receiver = Receiver(layout, [TargetArena(SLABS, transport, WindowDigester(memory, layout))])
     sender.start()
     receiver.start()
 

@@ -7,12 +7,12 @@ from tasuki.model.ops.attention.long_context import (
     ContextBlocks,
     block_rows,
     cudnn_attention,
-    naive_attention,
     served_keys,
 )
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
+from tasuki.model.ops.attention.reference import naive_attention
 from torch import Tensor
 
 from .attention import Heads, attention_case

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tasuki.model.ops.linear.small_batch import Tile, batch_product, is_one_round
+from tasuki.model.ops.linear.small_batch import Tile, is_one_round, small_batch
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,7 +25,7 @@ def test_product(
         Tensor, "new_empty", lambda self, *size, **kw: empty(self, *size, **kw).fill_(torch.nan)
     )
     x, weight = noise(1, batch, columns).bfloat16(), noise(2, rows, columns).bfloat16()
-    got = batch_product(x.to(device), weight.to(device), Tile(16, 32, 2, 2)).cpu()
+    got = small_batch(x.to(device), weight.to(device), Tile(16, 32, 2, 2)).cpu()
     want = functional.linear(x.float(), weight.float())
     torch.testing.assert_close(got.float(), want, atol=0.1, rtol=2e-2)
 
@@ -38,5 +38,5 @@ def test_the_size_it_is_for(batch: int, device: torch.device) -> None:
     weight = noise(4, rows, 12288).bfloat16().to(device) / 100
     assert is_one_round(weight)
     assert not is_one_round(weight[: rows // 2]) and not is_one_round(weight.float())
-    got, want = batch_product(x, weight), functional.linear(x.float(), weight.float())
+    got, want = small_batch(x, weight), functional.linear(x.float(), weight.float())
     torch.testing.assert_close(got.float(), want, atol=0.05, rtol=1e-2)

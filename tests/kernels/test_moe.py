@@ -9,9 +9,16 @@ import torch
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.gemv import moe_gemv
-from tasuki.model.ops.moe.permute import combine, naive_combine, naive_spread, spread
-from tasuki.model.ops.moe.reference import gated_shared, mixture, route
-from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add, naive_gate_sigmoid_mul_add
+from tasuki.model.ops.moe.permute import permute, unpermute
+from tasuki.model.ops.moe.reference import (
+    gated_shared,
+    mixture,
+    naive_gate_sigmoid_mul_add,
+    naive_permute,
+    naive_unpermute,
+    route,
+)
+from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from torch import Tensor
 
@@ -182,11 +189,11 @@ def test_rows_are_spread_and_combined_as_by_the_twins(
     positions = torch.randperm(tokens * chosen).view(tokens, chosen).int()
     weights = torch.rand(tokens, chosen)
     there, rows = positions.to(device), count(tokens, device)
-    pairs = spread(x.to(device), there, rows)
-    assert torch.equal(pairs.cpu(), naive_spread(x, positions))
-    got = combine(pairs, there, weights.to(device), rows)
-    torch.testing.assert_close(got.cpu(), naive_combine(pairs.cpu(), positions, weights))
-    few = combine(pairs, there, weights.to(device), count(2, device))
+    pairs = permute(x.to(device), there, rows)
+    assert torch.equal(pairs.cpu(), naive_permute(x, positions))
+    got = unpermute(pairs, there, weights.to(device), rows)
+    torch.testing.assert_close(got.cpu(), naive_unpermute(pairs.cpu(), positions, weights))
+    few = unpermute(pairs, there, weights.to(device), count(2, device))
     assert torch.equal(few[:2], got[:2])
     assert bool(few[2:].isnan().all())
 

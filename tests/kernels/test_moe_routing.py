@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tasuki.model.ops.moe.permute_index import naive_place, place
-from tasuki.model.ops.moe.reference import route
+from tasuki.model.ops.moe.permute_index import permute_index
+from tasuki.model.ops.moe.reference import naive_permute_index, route
 from tasuki.model.ops.moe.router import choose
 
 # Tokens, experts, chosen: sizes that fill no tile, more runs than one step, a published shape.
@@ -59,10 +59,10 @@ def test_pairs_are_sorted_by_expert_then_token(
 ) -> None:
     torch.manual_seed(tokens)
     ids = torch.rand(tokens, experts).argsort(dim=-1)[:, :chosen].int()
-    placement = place(ids.to(device), experts, count(tokens, device))
-    positions, ends = naive_place(ids, experts)
-    assert placement.positions.tolist() == positions.tolist()
-    assert placement.ends.tolist() == ends.tolist()
+    permutation = permute_index(ids.to(device), experts, count(tokens, device))
+    positions, ends = naive_permute_index(ids, experts)
+    assert permutation.positions.tolist() == positions.tolist()
+    assert permutation.ends.tolist() == ends.tolist()
 
 
 def test_rows_past_the_count_take_no_place(device: torch.device) -> None:
@@ -73,8 +73,8 @@ def test_rows_past_the_count_take_no_place(device: torch.device) -> None:
     choice = choose(logits.to(device), 4, rows)
     ids = choice.experts.clone()
     ids[41:] = -(2**31)
-    placement = place(ids, 16, rows)
-    positions, ends = naive_place(choice.experts[:41].cpu(), 16)
-    assert placement.positions[:41].tolist() == positions.tolist()
-    assert placement.ends.tolist() == ends.tolist()
-    assert int(placement.ends[-1]) == 41 * 4
+    permutation = permute_index(ids, 16, rows)
+    positions, ends = naive_permute_index(choice.experts[:41].cpu(), 16)
+    assert permutation.positions[:41].tolist() == positions.tolist()
+    assert permutation.ends.tolist() == ends.tolist()
+    assert int(permutation.ends[-1]) == 41 * 4

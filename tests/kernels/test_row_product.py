@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tasuki.model.ops.linear.gemv import Stream, norm_row_product, norm_row_swiglu, row_product
+from tasuki.model.ops.linear.gemv import Stream, gemv, norm_gemv, norm_gemv_swiglu
 from tasuki.model.ops.norm.reference import rms_norm
 from torch import Tensor
 from torch.nn import functional
@@ -44,7 +44,7 @@ def test_product(
     rows: int, columns: int, batch: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     x, weight = noise(1, batch, columns).to(dtype), noise(2, rows, columns).to(dtype)
-    got = row_product(x.to(device), weight.to(device), STREAM).cpu()
+    got = gemv(x.to(device), weight.to(device), STREAM).cpu()
     near(got, functional.linear(x.float(), weight.float()).to(dtype))
 
 
@@ -57,7 +57,7 @@ def test_product_of_a_norm(
     residual, weight = noise(1, batch, columns).to(dtype), noise(2, rows, columns).to(dtype)
     branch = noise(3, batch, columns).to(dtype) if added else None
     norm = 1 + 0.1 * noise(4, columns)
-    got, total = norm_row_product(
+    got, total = norm_gemv(
         None if branch is None else branch.to(device),
         residual.to(device),
         norm.to(device),
@@ -78,7 +78,7 @@ def test_swiglu_of_a_norm(
 ) -> None:
     branch, residual = noise(1, batch, columns).to(dtype), noise(2, batch, columns).to(dtype)
     gate_up, norm = noise(3, 2 * width, columns).to(dtype), 1 + 0.1 * noise(4, columns)
-    got, total = norm_row_swiglu(
+    got, total = norm_gemv_swiglu(
         branch.to(device), residual.to(device), norm.to(device), EPS, gate_up.to(device), STREAM
     )
     near(total.cpu(), residual + branch)

@@ -12,14 +12,13 @@ import torch
 from tasuki.cli.embedded import embedded_model
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
-from tasuki.model.hooks import NullHooks
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.tokenizer import Tokenizer
 
-from tests.harness.goldens import Request, Workspace
+from tests.harness.goldens import Request, Workspace, final_hidden, logits_of
 
 FOLDER = embedded_model()
 RECORD: dict[str, Any] = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
@@ -91,7 +90,7 @@ def test_our_forward_finds_the_recorded_loss_of_the_held_out_excerpt(
     tokens = tokenizer.encode((FOLDER / excerpt["file"]).read_text(encoding="utf-8"))
     workspace = Workspace(model)
     batch = Batch.pack([Request(workspace, len(tokens)).slice(tokens)])
-    logits = model.logits(model.hidden(batch, workspace.arena, NullHooks()))
+    logits = logits_of(model, final_hidden(model, batch, workspace.arena))
     loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:]))
     assert float(loss) == pytest.approx(excerpt["loss"], rel=0.001)
 

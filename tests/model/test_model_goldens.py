@@ -12,8 +12,10 @@ from tests.harness.goldens import (
     Golden,
     Request,
     Workspace,
+    final_hidden,
     golden,
     load_model,
+    logits_of,
     model_cases,
 )
 
@@ -112,9 +114,9 @@ def test_hidden_states_of_every_layer(model_name: str, case_name: str) -> None:
             close(branch + residual, case.tensor(f"hidden.layer{layer}"), tolerance)
 
     batch = Batch.pack([request.slice(case.prompt)])
-    final = model.hidden(batch, request.workspace.arena, Watch())
+    final = final_hidden(model, batch, request.workspace.arena, Watch())
     close(final, case.tensor("hidden.final_norm"), tolerance)
-    close(model.logits(final), case.tensor("logits"), case.tolerance["fp32_logits_abs"])
+    close(logits_of(model, final), case.tensor("logits"), case.tolerance["fp32_logits_abs"])
     layers = range(model.config.layers)
     assert seen == [(when, layer) for layer in layers for when in ("before", "written", "after")]
 

@@ -8,7 +8,6 @@ import pytest
 from tasuki.proto import handover_pb2
 from tasuki.transfer.fencing.evidence import LeaseExpired
 from tasuki.transfer.sending.write_leases import WriterLeases
-from tasuki.transfer.transports.base import Endpoint
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("transfer", "engine", "prefill_node", "decode_node", "pycache", "model")
@@ -52,12 +51,6 @@ def test_no_message_of_the_hand_over_carries_a_moment() -> None:
             assert not moments, field.full_name
 
 
-class Somewhere(Endpoint):
-    @property
-    def remote_size(self) -> int:
-        return 0
-
-
 @pytest.mark.parametrize("skew", [-1e9, -3600.0, 0.0, 3600.0, 1e9])
 def test_a_lease_ends_for_the_writer_before_the_owner_frees_whatever_their_clocks_say(
     skew: float,
@@ -66,7 +59,7 @@ def test_a_lease_ends_for_the_writer_before_the_owner_frees_whatever_their_clock
     owner from the answer it gave later."""
     lease, retry, now = 2.0, 1.0, [1e6]
     leases = WriterLeases(lease, lambda: now[0])
-    leases.add("peer", Somewhere(), 1)
+    leases.add("peer", [])
     asked = now[0]
     now[0] += 0.3
     answered = now[0] + skew

@@ -4,6 +4,7 @@ sent, whatever faults there are; staging is waited for and never leaked."""
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -215,7 +216,9 @@ def test_a_layer_opens_only_once_it_is_decoded() -> None:
 
         inlet = pair.target.inlet
         assert inlet is not None
-        pair.receiver._inlet = Slow(inlet._units, inlet.code, inlet._codec)
+        slow = Slow(inlet._units, inlet.code, inlet._codec)
+        (arena,) = pair.receiver._arenas
+        pair.receiver._arenas = (replace(arena, inlet=slow),)
         _, local, slot = open_room(pair, 2)
         pair.run(ROOM, plans(local, slot, 2))
         assert decoding.wait(5)
@@ -239,7 +242,9 @@ def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:
 
         inlet = pair.target.inlet
         assert inlet is not None
-        pair.receiver._inlet = Slow(inlet._units, inlet.code, inlet._codec)
+        slow = Slow(inlet._units, inlet.code, inlet._codec)
+        (arena,) = pair.receiver._arenas
+        pair.receiver._arenas = (replace(arena, inlet=slow),)
         _, local, slot = open_room(pair, 2)
         pair.run(ROOM, plans(local, slot, 2))
         assert decoding.wait(5)
@@ -361,7 +366,7 @@ def test_a_link_that_stands_still_leaves_staging_to_the_others() -> None:
     with loopback_pair(
         slabs=24, faults=held, settings=NEVER, precision=ALL_FP8, kept_back=1
     ) as pair:
-        pair.sender.connect("other", pair.target.transport.metadata(), 24)
+        pair.sender.connect("other", [pair.target.address])
         outlet = pair.source.outlet
         assert isinstance(outlet, StagedOutlet)
         for room in (1, 3):

@@ -350,7 +350,7 @@ class Hops(RuleBasedStateMachine):
         self.settle()
         way.peers += 1
         way.peer = f"peer-{way.peers}"
-        way.sender.connect(way.peer, way.target.transport.metadata(), SLABS)
+        way.sender.connect(way.peer, [way.target.address])
 
     @rule()
     @precondition(lambda self: self.pair.fabric.held)

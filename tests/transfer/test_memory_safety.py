@@ -79,6 +79,7 @@ def test_what_opens_a_nodes_memory_is_in_no_text() -> None:
     layout, transport = small_layout(), Recording()
     arena = torch.zeros(SLABS * layout.slab_bytes, dtype=torch.uint8)
     plane = DataPlane.over(arena, layout, "weights", transport, "loopback", "node")
-    assert plane.node.transport_metadata
-    assert repr(plane.node.transport_metadata) not in repr(plane.node)
+    (address,) = plane.node.arenas
+    assert address.transport_metadata
+    assert repr(address.transport_metadata) not in repr(plane.node)
     assert "transport_metadata" not in str(plane.node)

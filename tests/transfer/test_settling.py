@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.transports.nixl.inbound_sockets import InboundSockets, listening_ports
 from tasuki.transfer.transports.nixl.tcp_table import is_ours, owned_connections
 from tasuki.transfer.transports.nixl.transport import NixlTransport
@@ -75,7 +76,7 @@ class HeldUp:
         # Nobody reads meanwhile: the sockets fill.
         time.sleep(0.3)
         digester = WindowDigester(self.memory, layout)
-        self.receiver = Receiver(layout, self.transport, digester, slabs)
+        self.receiver = Receiver(layout, [TargetArena(slabs, self.transport, digester)])
 
     @property
     def landed(self) -> int:

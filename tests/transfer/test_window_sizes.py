@@ -2,16 +2,19 @@
 not, and rooms that share a link share its bytes."""
 
 import time
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.transfer.sending.fair_queue import FairTurns
-from tasuki.transfer.sending.link_cost import LinkCost, LinkRate
+from tasuki.transfer.sending.link import Link, SourceArena
+from tasuki.transfer.sending.link_cost import LinkCost
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom, RoomSent
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs
+from tasuki.transfer.transports.base import Endpoint
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.window import ForwardPlan
 
@@ -92,7 +95,7 @@ def test_a_slow_link_has_small_windows_and_a_fast_one_few() -> None:
 
 
 def rooms(count: int) -> list[OutgoingRoom]:
-    link = LinkRate()
+    link = Link(cast(SourceArena, None), cast(Endpoint, None), 1)
     return [
         OutgoingRoom(i, 1, "peer", Destination(0, (), 0), lambda end: None, link)
         for i in range(count)

@@ -10,7 +10,12 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.proto.report_pb2 import TransferReport
 from tasuki.transfer import peer_values as told
 from tasuki.transfer.errors import MetadataUnusable, PeerInvalid
-from tasuki.transfer.node_identity import EPOCH_BYTES, NodeIdentity, metadata_checksum
+from tasuki.transfer.node_identity import (
+    EPOCH_BYTES,
+    ArenaAddress,
+    NodeIdentity,
+    metadata_checksum,
+)
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.timeline import SenderTrack
 from tasuki.transfer.windows.send_report import Drain, SendReport, WindowDigest
@@ -21,6 +26,7 @@ from .timeline_messages import sender_track_to_wire
 
 def node_to_wire(node: NodeIdentity) -> pb.Node:
     process = node.process
+    (arena,) = node.arenas
     return pb.Node(
         name=node.name,
         epoch=node.epoch,
@@ -31,9 +37,9 @@ def node_to_wire(node: NodeIdentity) -> pb.Node:
             start_ticks=process.start_ticks,
         ),
         transport=node.transport,
-        transport_metadata=node.transport_metadata,
-        slabs=node.slabs,
-        transport_checksum=metadata_checksum(node.transport_metadata),
+        transport_metadata=arena.transport_metadata,
+        slabs=arena.slabs,
+        transport_checksum=metadata_checksum(arena.transport_metadata),
     )
 
 
@@ -68,8 +74,7 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
             process.start_ticks,
         ),
         transport=told.name(node.transport, "node.transport"),
-        transport_metadata=metadata,
-        slabs=told.count(node.slabs, "node.slabs", _MOST_SLABS),
+        arenas=(ArenaAddress(metadata, told.count(node.slabs, "node.slabs", _MOST_SLABS)),),
     )
 
 

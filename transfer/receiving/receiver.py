@@ -1,7 +1,7 @@
 """The receiving side: a thread that takes notifications, digests what landed, and wakes who waits
 for it.
 
-Owns the rooms that are expected, the layer barrier and counters. Knows bytes and layers; not
+Owns the rooms that are expected, the layer barrier and counters. Deals in bytes and layers; not in
 tokens, requests or gRPC. Thread rule: every public method may be called from any thread;
 wait_layer(), verify() and wait_settled() block.
 Invariants:
@@ -25,15 +25,14 @@ from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, Wi
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.precision.decoding_sink import Inlet
 from tasuki.transfer.timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
-from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.poll_backoff import PollPace
 from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.send_report import WindowDigest
 from tasuki.transfer.windows.window import WindowHeader
 
 from .incoming_room import IncomingRoom
 from .layer_barrier import LayerBarrier
+from .target_arena import TargetArena
 
 log = logging.getLogger(__name__)
 
@@ -53,22 +52,14 @@ class Receiver:
     def __init__(
         self,
         layout: CacheLayout,
-        transport: Transport,
-        digester: Digester,
-        slabs: int,
+        arenas: Sequence[TargetArena],
         clock: Callable[[], float] = time.monotonic,
-        inlet: Inlet | None = None,
     ) -> None:
-        """inlet: where windows travel encoded. REQUIRES: transport has registered the arena of at
-        least `slabs` slabs that digester reads."""
+        """arenas: of `layout`, those that peers write into."""
         self.counters = ReceiverCounters()
         self._layout = layout
-        self._transport = transport
-        self._digester = digester
-        self._slabs = slabs
+        self._arenas = tuple(arenas)
         self._clock = clock
-        self._inlet = inlet
-        self._code = 0 if inlet is None else inlet.code
         self._decoding = threading.Lock()
         """Held while a part of a window is decoded, some milliseconds."""
         self._rooms: dict[int, IncomingRoom] = {}
@@ -92,9 +83,10 @@ class Receiver:
     def expect(self, room: int, generation: int, destination: Destination) -> None:
         """Count the room's windows from now on; call before the grant is sent.
 
-        Raises OutOfBounds on ids that are not in our arena, DuplicateRoom.
+        Raises OutOfBounds on ids that are not in our arenas, DuplicateRoom.
         """
-        destination.check(self._layout, self._slabs)
+        for arena in self._arenas:
+            destination.check(self._layout, arena.slabs)
         with self._changed:
             if room in self._rooms:
                 raise DuplicateRoom(f"room {room} is expected already")
@@ -176,10 +168,13 @@ class Receiver:
         """Block until what connections had brought that are broken by now is in the arena, however
         long this thread was held up; or until stop()."""
         self._wait_passes()
-        while self._transport.unread() and not self._stopping.is_set():
+        while self._unread() and not self._stopping.is_set():
             self._wait_passes()
         # What the last pass took from a socket it has stored by its end.
         self._wait_passes()
+
+    def _unread(self) -> bool:
+        return any(arena.transport.unread() for arena in self._arenas)
 
     def _wait_passes(self) -> None:
         """Until a whole pass has begun and ended."""
@@ -191,37 +186,43 @@ class Receiver:
         pace = PollPace()
         while not self._stopping.is_set():
             pace.begin()
-            try:
-                arrived = self._transport.notifications()
-            except TransferError as error:
-                log.warning("notifications could not be read: %s", error)
-                arrived = []
-            for notification in arrived:
-                self._take_or_drop(notification)
+            arrived = sum([self._pass(arena) for arena in self._arenas])
             with self._changed:
                 self._passes += 1
                 self._changed.notify_all()
             if arrived:
                 pace.reset()
             elif self._expecting.is_set():
-                self._stopping.wait(pace.wait_seconds(self._transport.poll_seconds))
+                poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
+                self._stopping.wait(pace.wait_seconds(poll_seconds))
             else:
                 # Unexpected notifications are still drained, only less often. Whoever begins to
                 # expect ends it.
                 self._expecting.wait(_IDLE_SECONDS)
 
-    def _take_or_drop(self, notification: bytes) -> None:
+    def _pass(self, arena: TargetArena) -> int:
+        """Take what has arrived in the arena; how many notifications that was."""
         try:
-            self._take(notification)
+            arrived = arena.transport.notifications()
+        except TransferError as error:
+            log.warning("notifications could not be read: %s", error)
+            return 0
+        for notification in arrived:
+            self._take_or_drop(arena, notification)
+        return len(arrived)
+
+    def _take_or_drop(self, arena: TargetArena, notification: bytes) -> None:
+        try:
+            self._take(arena, notification)
         except Exception:
             # One window's defect must not end the thread that serves all: it is missing, which its
             # room will find out.
             log.exception("a notification was dropped")
 
-    def _take(self, notification: bytes) -> None:
+    def _take(self, arena: TargetArena, notification: bytes) -> None:
         landed_at = self._clock()
         try:
-            room, generation, header = WindowHeader.unpack(notification, self._code)
+            room, generation, header = WindowHeader.unpack(notification, arena.code)
         except ValueError as error:
             self.counters.malformed += 1
             log.warning("a notification was dropped: %s", error)
@@ -236,7 +237,7 @@ class Receiver:
                 return
             if incoming.has(header):
                 self.counters.duplicate += 1
-                if self._inlet is not None:
+                if arena.inlet is not None:
                     incoming.spoil(header)
                 return
             if incoming.sealed:
@@ -251,9 +252,9 @@ class Receiver:
             return
         reach(Place.RECEIVER_ON_LANDED, header.sequence)
         slot = incoming.destination.slot if header.carries_state else None
-        digest = self._digester.digest(room, generation, header, pages, slot)
-        if self._inlet is not None and not self._decoded(
-            self._inlet, incoming, header, pages, slot
+        digest = arena.digester.digest(room, generation, header, pages, slot)
+        if arena.inlet is not None and not self._decoded(
+            arena.inlet, incoming, header, pages, slot
         ):
             return
         with self._changed:

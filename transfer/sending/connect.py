@@ -18,7 +18,7 @@ async def connect_within(
 ) -> None:
     """As Sender.connect. Raises TransportError, also after `seconds`."""
     connecting = asyncio.ensure_future(
-        asyncio.to_thread(sender.connect, name, node.transport_metadata, node.slabs, asked_at)
+        asyncio.to_thread(sender.connect, name, node.arenas, asked_at)
     )
     in_time = False
     try:

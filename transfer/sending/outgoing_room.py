@@ -26,7 +26,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import ForwardPlan, Window
 
 from .direct_source import LoadedWindow
-from .link_cost import LinkRate
+from .link import Link
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class OutgoingRoom:
     peer: str
     destination: Destination
     on_end: OnEnd
-    link: LinkRate
+    link: Link
     waiting: deque[Window] = field(default_factory=deque)
     posted: deque[Posted] = field(default_factory=deque)
     drained: "Future[Drain]" = field(default_factory=Future)
@@ -188,8 +188,8 @@ class OutgoingRoom:
             return 0.0
         oldest = self.posted[0].at
         moved = max(self._last_flush, oldest)
-        if self.link.newest_flushed <= oldest:
-            moved = max(moved, self.link.last_flush)
+        if self.link.rate.newest_flushed <= oldest:
+            moved = max(moved, self.link.rate.last_flush)
         return now - moved
 
     @property

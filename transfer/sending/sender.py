@@ -1,14 +1,14 @@
 """The sending side: a thread that posts each window of each room as soon as its layers are
 finished.
 
-Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Knows bytes and
-layers; not tokens, requests or gRPC. Thread rule: every public method may be called from any thread
-and returns at once, but for connect() and stop(); callbacks run on the transfer thread and must
-return at once.
+Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Deals in bytes and
+layers; not in tokens, requests or gRPC. Thread rule: every public method may be called from any
+thread and returns at once, but for connect() and stop(); callbacks run on the transfer thread and
+must return at once.
 Invariants:
 1. Nothing is posted for a peer that did not renew within `lease_seconds`, nor ever again for its
    rooms.
-2. A room's end is told once, after nothing of it is in flight (or the drain deadline passed:
+2. A room's end is reported once, after nothing of it is in flight (or the drain deadline passed:
    Drain.FORCED).
 3. One slow room does not delay another: rooms take turns, and share by bytes.
 4. A link that is slow and moves is waited for; only one that stands still ends its rooms.
@@ -24,19 +24,19 @@ from dataclasses import dataclass
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.sending.window_sizing import window_runs
-from tasuki.transfer.transports.base import TransferState, Transport
+from tasuki.transfer.transports.base import TransferState
 from tasuki.transfer.transports.poll_backoff import PollPace
 from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.destination import Destination, check_pages, check_slot
-from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import ForwardPlan, Window
 
 from .counters import SenderCounters
-from .direct_source import DirectOutlet, LoadedWindow, Outlet
+from .direct_source import LoadedWindow
 from .fair_queue import FairTurns
+from .link import Link, SourceArena
 from .outgoing_room import OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
 from .time_left import tail_seconds
 from .write_leases import WriterLeases
@@ -67,23 +67,15 @@ class Sender:
     def __init__(
         self,
         layout: CacheLayout,
-        transport: Transport,
-        digester: Digester,
-        steps: StepCounter,
-        slabs: int,
+        arenas: Sequence[SourceArena],
         settings: SenderSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
-        outlet: Outlet | None = None,
     ) -> None:
-        """outlet: whence windows leave; by default pages and slots themselves. REQUIRES: transport
-        has registered the arena of at least `slabs` slabs that digester reads."""
-        self.steps = steps
+        """arenas: of `layout`, those that leave from here; a peer has as many."""
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout
-        self._transport = transport
-        self._outlet: Outlet = outlet or DirectOutlet(layout, digester)
-        self._slabs = slabs
+        self._arenas = tuple(arenas)
         self._clock = clock
         self._lock = threading.Lock()
         self._leases = WriterLeases(self.settings.lease_seconds, clock)
@@ -94,14 +86,15 @@ class Sender:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
         self._digests = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tasuki-digests")
-        steps.subscribe(self._wake.set)
+        for arena in self._arenas:
+            arena.steps.subscribe(self._wake.set)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """Abort every room, wait for the drain, end the thread. Peers are disconnected; the
-        transport stays."""
+        transports stay."""
         with self._lock:
             rooms = list(self._rooms)
         for future in [self.abort(room) for room in rooms]:
@@ -117,21 +110,39 @@ class Sender:
     # Peers
 
     def connect(
-        self, peer: str, metadata: bytes, slabs: int, asked_at: float | None = None
+        self, peer: str, addresses: Sequence[ArenaAddress], asked_at: float | None = None
     ) -> None:
-        """Make `peer`, an arena of `slabs` slabs of this layout, a target. Its lease starts now, or
-        at `asked_at`: when this node asked for a connection that the peer has made since.
+        """Make `peer` a target, by a link from each of this node's arenas to the peer's of the same
+        place in the list, of this layout. Its lease starts now, or at `asked_at`: when this node
+        asked for a connection that the peer has made since.
 
         Raises TransportError. A name is used for one connection and never again.
         """
-        endpoint = self._transport.connect(metadata)
-        if endpoint.remote_size < slabs * self._layout.slab_bytes:
-            self._transport.disconnect(endpoint)
+        if len(addresses) != len(self._arenas):
             raise TransportError(
-                f"peer {peer} registered {endpoint.remote_size} bytes for {slabs} slabs of "
-                f"{self._layout.slab_bytes}"
+                f"peer {peer} has {len(addresses)} arenas, this node {len(self._arenas)}; start "
+                "both with as many ranks"
             )
-        self._leases.add(peer, endpoint, slabs, asked_at)
+        links: list[Link] = []
+        try:
+            for arena, address in zip(self._arenas, addresses, strict=True):
+                links.append(self._linked(peer, arena, address))
+        except TransferError:
+            for link in links:
+                link.disconnect()
+            raise
+        self._leases.add(peer, links, asked_at)
+
+    def _linked(self, peer: str, arena: SourceArena, address: ArenaAddress) -> Link:
+        """Raises TransportError; then nothing stays open."""
+        link = Link(arena, arena.transport.connect(address.transport_metadata), address.slabs)
+        registered, slab = link.endpoint.remote_size, self._layout.slab_bytes
+        if registered < link.slabs * slab:
+            link.disconnect()
+            raise TransportError(
+                f"peer {peer} registered {registered} bytes for {link.slabs} slabs of {slab}"
+            )
+        return link
 
     def renew(self, peer: str, asked_at: float) -> None:
         """The peer answered what was asked at `asked_at` on this node's clock; only that long ago
@@ -140,7 +151,7 @@ class Sender:
         self._leases.renew(peer, asked_at)
 
     def disconnect(self, peer: str) -> None:
-        """Idempotent. The peer's rooms stop; its endpoint closes once they have ended."""
+        """Idempotent. The peer's rooms stop; its endpoints close once they have ended."""
         now = self._clock()
         self._leases.remove(peer)
         with self._lock:
@@ -150,7 +161,7 @@ class Sender:
         self._wake.set()
 
     def has_endpoint(self, peer: str) -> bool:
-        """Whether the peer's endpoint is still open: connected, or with rooms that drain."""
+        """Whether the peer's endpoints are still open: connected, or with rooms that drain."""
         return self._leases.has_endpoint(peer)
 
     # Rooms
@@ -166,10 +177,9 @@ class Sender:
         with self._lock:
             if room in self._rooms or room in self._forced:
                 raise DuplicateRoom(f"room {room} is open already")
-            destination.check(self._layout, known.slabs)
-            self._rooms[room] = OutgoingRoom(
-                room, generation, peer, destination, on_end, known.link
-            )
+            (link,) = known.links
+            destination.check(self._layout, link.slabs)
+            self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end, link)
 
     def plan_forward(self, room: int, plan: ForwardPlan) -> None:
         """What the forward that runs next will finish of the room; call before its first tick.
@@ -183,17 +193,19 @@ class Sender:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
                 return
+            source = outgoing.link.source
             try:
-                check_pages(self._layout, self._slabs, plan.local_pages)
+                check_pages(self._layout, source.slabs, plan.local_pages)
                 if plan.state_slot is not None:
-                    check_slot(self._slabs, plan.state_slot)
+                    check_slot(source.slabs, plan.state_slot)
                 accepted = outgoing.accept(plan)
             except TransferError as error:
                 outgoing.stop(str(error), now)
             else:
                 size = self.settings.layers_per_window
-                runs = window_runs(self._outlet.sizes, accepted, size, outgoing.link.cost)
-                outgoing.append(self._outlet.windows(accepted, runs, outgoing.next_sequence))
+                cost = outgoing.link.rate.cost
+                runs = window_runs(source.outlet.sizes, accepted, size, cost)
+                outgoing.append(source.outlet.windows(accepted, runs, outgoing.next_sequence))
         self._wake.set()
 
     def progress(self, room: int) -> int:
@@ -209,7 +221,8 @@ class Sender:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
                 return 0.0
-            return tail_seconds(self._outlet.sizes, outgoing, self._rooms.values())
+            sizes = outgoing.link.source.outlet.sizes
+            return tail_seconds(sizes, outgoing, self._rooms.values())
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -246,30 +259,32 @@ class Sender:
                 self._rest(rooms, pace)
 
     def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollPace) -> None:
-        """Until it is worth looking again, or somebody wakes this thread."""
+        """Until polling can show something new, or another thread wakes this one."""
         in_flight = sum(len(room.posted) for room in rooms)
         if not in_flight:
             self._wake.wait(_IDLE_SECONDS)
         elif any(self._ends_soon(room) for room in rooms):
             time.sleep(0)
         else:
-            self._wake.wait(pace.wait_seconds(self._transport.poll_seconds, in_flight))
+            poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
+            self._wake.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _ends_soon(self, room: OutgoingRoom) -> bool:
-        """Whether somebody waits for the room's last window, and it is young."""
+        """Whether the room's last window is in flight, and was posted a moment ago."""
         if not (room.all_taken and room.posted):
             return False
-        return self._clock() - room.posted[-1].at < self._transport.spin_seconds
+        return self._clock() - room.posted[-1].at < room.link.source.transport.spin_seconds
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
         with self._lock:
             busy = {room.peer for room in self._rooms.values()}
-        for peer, endpoint in self._leases.left(busy):
-            try:
-                self._transport.disconnect(endpoint)
-            except TransferError as error:
-                log.warning("peer %s could not be disconnected: %s", peer, error)
+        for peer, links in self._leases.left(busy):
+            for link in links:
+                try:
+                    link.disconnect()
+                except TransferError as error:
+                    log.warning("peer %s could not be disconnected: %s", peer, error)
             self._leases.forget(peer)
 
     def _post_in_turns(self, rooms: Sequence[OutgoingRoom]) -> bool:
@@ -286,9 +301,10 @@ class Sender:
     def _may_post(self, room: OutgoingRoom) -> bool:
         if len(room.posted) >= self.settings.posted_windows:
             return False
-        if not room.has_ready(self.steps.value) or not self._outlet.has_room(room.peer):
+        source, rate = room.link.source, room.link.rate
+        if not room.has_ready(source.steps.value) or not source.outlet.has_room(room.peer):
             return False
-        ahead = room.link.seconds_for(room.link.in_flight_bytes)
+        ahead = rate.seconds_for(rate.in_flight_bytes)
         return not room.posted or ahead is None or ahead < self.settings.ahead_seconds
 
     def _turn(self, room: OutgoingRoom, act: Callable[[OutgoingRoom], bool]) -> bool:
@@ -306,19 +322,20 @@ class Sender:
         moved = self._reap(room)
         if not room.stopped and self._leases.writable(room.peer) is None:
             self._stop(room, f"not renewed by the receiver for {self.settings.lease_seconds} s")
-        patience = self.settings.stall_seconds + room.link.patience()
+        patience = self.settings.stall_seconds + room.link.rate.patience()
         if room.stalled_seconds(self._clock()) > patience:
             self._stop(room, f"no window was flushed for {patience:.1f} s")
         return self._end_if_over(room) or moved
 
     def _post_next(self, room: OutgoingRoom) -> bool:
+        source = room.link.source
         with self._lock:
-            window = room.take_ready(self.steps.value)
+            window = room.take_ready(source.steps.value)
         if window is None:
             return False
-        self._turns.served(room, window_bytes(self._outlet.sizes, window.header))
+        self._turns.served(room, window_bytes(source.outlet.sizes, window.header))
         begun = self._clock()
-        loaded = self._outlet.load(room.peer, window)
+        loaded = source.outlet.load(room.peer, window)
         posted = False
         try:
             posted = self._post(room, window, loaded, begun)
@@ -335,31 +352,30 @@ class Sender:
 
     def _post(self, room: OutgoingRoom, window: Window, loaded: LoadedWindow, begun: float) -> bool:
         """Whether it was; if not, the room is stopped."""
-        header = window.header
+        header, link = window.header, room.link
         finished = [
-            self.steps.time_of(window.tick - later)
+            link.source.steps.time_of(window.tick - later)
             for later in reversed(range(header.end_layer - header.first_layer))
         ]
         pieces = loaded.pieces(room.destination)
         reach(Place.SENDER_BEFORE_POST, header.sequence)
         # Between this and the post nothing may take time.
-        peer = self._leases.writable(room.peer)
-        if peer is None:
+        if self._leases.writable(room.peer) is None:
             self._stop(room, "the receiver's lease ended before a window was posted")
             return False
         given = self._clock()
         try:
-            transfer = self._transport.post(
-                peer.endpoint,
+            transfer = link.source.transport.post(
+                link.endpoint,
                 pieces,
-                header.pack(room.room, room.generation, self._outlet.code),
+                header.pack(room.room, room.generation, link.source.outlet.code),
             )
         except TransferError as error:
             room.endpoint_failed = True
             self._stop(room, str(error))
             return False
         size = int(pieces[:, 2].sum())
-        room.link.posted(size)
+        link.rate.posted(size)
         # What the counter no longer remembers was finished before; the bound is what is known.
         layers = tuple(begun if at is None else at for at in finished)
         # Beside the transfer: the bytes stay as they are for as long as the room is open.
@@ -371,12 +387,13 @@ class Sender:
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
+        link = room.link
         gone: list[Posted] = []
         flushed: list[Posted] = []
         for posted in list(room.posted):
             try:
                 if posted.flushed is None:
-                    if self._transport.poll(posted.transfer) is TransferState.PENDING:
+                    if link.source.transport.poll(posted.transfer) is TransferState.PENDING:
                         continue
                     posted.flushed = self._clock()
                 if not room.stopped:
@@ -386,9 +403,9 @@ class Sender:
                 flushed.append(posted)
             except TransferError as error:
                 room.endpoint_failed = room.write_lost = True
-                room.link.gone(posted.bytes)
+                link.rate.gone(posted.bytes)
                 self._stop(room, str(error))
-            self._release(posted)
+            self._release(room, posted)
             gone.append(posted)
         if gone:
             # Under the lock, since others ask for the room's tail.
@@ -400,21 +417,21 @@ class Sender:
         if flushed:
             size = sum(posted.bytes for posted in flushed)
             last = max(posted.flushed or 0.0 for posted in flushed)
-            room.link.flushed(size, flushed[0].at, last)
+            link.rate.flushed(size, flushed[0].at, last)
         return bool(gone)
 
     def _note_flushed(self, room: OutgoingRoom, posted: Posted) -> None:
         try:
             room.flushed(posted)
         except Exception as error:
-            # Its bytes are there, and nobody can say which.
+            # Its bytes have landed, but without a digest they cannot be verified.
             log.exception("a window of room %d could not be digested", room.room)
             self._stop(room, f"internal error: {error!r}")
 
     def _end_if_over(self, room: OutgoingRoom) -> bool:
         with self._lock:
             if room.complete:
-                end: RoomEnd = RoomSent(room.room, room.report(self.steps))
+                end: RoomEnd = RoomSent(room.room, room.report(room.link.source.steps))
                 drain = Drain.DRAINED
             elif room.stop_reason is not None and not room.posted:
                 drain = Drain.DRAINED
@@ -431,12 +448,13 @@ class Sender:
                 return False
             del self._rooms[room.room]
             aborted = room.aborted
-        self._release_all(room.posted)
-        room.link.gone(sum(posted.bytes for posted in room.posted))
+        for posted in room.posted:
+            self._release(room, posted)
+        room.link.rate.gone(sum(posted.bytes for posted in room.posted))
         self.counters.count(end)
         room.drained.set_result(drain)
         if not aborted:
-            self._tell(room.on_end, end)
+            self._report(room.on_end, end)
         return True
 
     def _drained_for_too_long(self, room: OutgoingRoom) -> bool:
@@ -444,16 +462,13 @@ class Sender:
             self._clock() - room.stopped_at > self.settings.drain_seconds
         )
 
-    def _release_all(self, posted: Sequence[Posted]) -> None:
-        for item in posted:
-            self._release(item)
-
-    def _release(self, posted: Posted) -> None:
-        self._transport.release(posted.transfer)
+    @staticmethod
+    def _release(room: OutgoingRoom, posted: Posted) -> None:
+        room.link.source.transport.release(posted.transfer)
         posted.loaded.release()
 
     @staticmethod
-    def _tell(on_end: OnEnd, end: RoomEnd) -> None:
+    def _report(on_end: OnEnd, end: RoomEnd) -> None:
         try:
             on_end(end)
         except Exception:

@@ -16,7 +16,7 @@ def tail_seconds(
 ) -> float | None:
     """Until all that is planned of the room is flushed, if its layers were finished now and the
     rooms on its link share it evenly; None where nothing is known of the link yet."""
-    cost = room.link.cost
+    cost = room.link.rate.cost
     if cost is None:
         return None
     own = backlog_bytes(sizes, room)

@@ -1,4 +1,4 @@
-"""Which peers this node may write to now: their endpoints, and their leases on this node as a
+"""Which peers this node may write to now: the links to them, and their leases on this node as a
 writer.
 
 Knows no rooms and no transports. Thread rule: any thread, one lock. Invariant: a lease counts from
@@ -7,20 +7,16 @@ asked, never believes it over before it is.
 """
 
 import threading
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
-from tasuki.transfer.transports.base import Endpoint
-
-from .link_cost import LinkRate
+from .link import Link
 
 
 @dataclass
 class Peer:
-    endpoint: Endpoint
-    slabs: int
+    links: tuple[Link, ...]
     renewed: float
-    link: LinkRate = field(default_factory=LinkRate)
 
 
 class WriterLeases:
@@ -29,13 +25,13 @@ class WriterLeases:
         self._clock = clock
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
-        self._leaving: dict[str, Endpoint] = {}
+        self._leaving: dict[str, tuple[Link, ...]] = {}
 
-    def add(self, name: str, endpoint: Endpoint, slabs: int, asked_at: float | None = None) -> None:
+    def add(self, name: str, links: Sequence[Link], asked_at: float | None = None) -> None:
         """The lease starts at asked_at, or now. REQUIRES: the name was never used before."""
         with self._lock:
             renewed = self._clock() if asked_at is None else asked_at
-            self._peers[name] = Peer(endpoint, slabs, renewed)
+            self._peers[name] = Peer(tuple(links), renewed)
 
     def names(self) -> list[str]:
         with self._lock:
@@ -62,23 +58,23 @@ class WriterLeases:
                 peer.renewed = max(peer.renewed, asked_at)
 
     def remove(self, name: str) -> None:
-        """Idempotent. left() tells of the endpoint until it is forgotten."""
+        """Idempotent. left() gives the links until they are forgotten."""
         with self._lock:
             peer = self._peers.pop(name, None)
             if peer is not None:
-                self._leaving[name] = peer.endpoint
+                self._leaving[name] = peer.links
 
-    def left(self, busy: Set[str]) -> list[tuple[str, Endpoint]]:
-        """Removed peers that are not in `busy`, with their endpoints."""
+    def left(self, busy: Set[str]) -> list[tuple[str, tuple[Link, ...]]]:
+        """Removed peers that are not in `busy`, with the links to them."""
         with self._lock:
             return [item for item in self._leaving.items() if item[0] not in busy]
 
     def forget(self, name: str) -> None:
-        """A removed peer's endpoint is closed."""
+        """A removed peer's endpoints are closed."""
         with self._lock:
             del self._leaving[name]
 
     def has_endpoint(self, name: str) -> bool:
-        """Whether the peer's endpoint is not closed yet."""
+        """Whether the peer's endpoints are not closed yet."""
         with self._lock:
             return name in self._peers or name in self._leaving

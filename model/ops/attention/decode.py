@@ -6,7 +6,7 @@ mixed contexts balance and the grid does not depend on them (CUDA graphs). Each 
 pair leaves one partial result; pairs form a staircase, so that p + sequence numbers them uniquely.
 `attention_merge` joins the partial results and applies the gate.
 
-Twin: `model.ops.attention.paged_attention`.
+Twin: `reference.paged_attention`.
 """
 
 from dataclasses import dataclass

@@ -135,15 +135,6 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return result[0].squeeze(0).transpose(0, 1), result[1].view(q.shape[1:3]).transpose(0, 1)
 
 
-def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """`DenseAttention`, step by step."""
-    group = q.shape[1] // k.shape[1]
-    keys, values = (x.float().repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
-    scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * q.shape[-1] ** -0.5
-    output = scores.softmax(dim=-1) @ values
-    return output.transpose(0, 1).to(q.dtype), scores.logsumexp(dim=-1).transpose(0, 1)
-
-
 def _gather(kv: Tensor, table: Tensor, keys: int) -> tuple[Tensor, Tensor]:
     """Keys and values [keys, kv_heads, head_dim] of a sequence; keys: whole pages."""
     pages, kinds, tokens, heads, dim = kv.shape

@@ -1,7 +1,7 @@
 """Joins partial attention results by their weights and applies the output gate.
 
 Two kernels, one for each way in which a context was split: by even shares of a whole batch's pages
-(decode) or into the same number of splits for every token (short prefill). Knows the splits only
+(decode) or into the same number of splits for every token (short prefill). Uses the splits only
 by number; the partial results are normalised, and their weights are log2 of the sum of
 exponentials. Twin: a softmax over the parts' weights, then `output * sigmoid(gate)`.
 """

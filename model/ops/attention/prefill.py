@@ -4,7 +4,7 @@ A program owns a tile of tokens of one sequence and one query head and goes thro
 pages, whole pages first, then those that the diagonal or the end of the context cuts. With too few
 tiles to fill the device (a short run on a long context) every tile's pages are split, and
 `attention_merge` joins the parts. This forward's keys and values must be in their pages already.
-Twin: `model.ops.attention.paged_attention`, times sigmoid of the gate.
+Twin: `reference.paged_attention`, times sigmoid of the gate.
 """
 
 import torch

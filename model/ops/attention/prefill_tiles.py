@@ -1,6 +1,6 @@
 """How the rows of a forward over prompts are shared out to attention's programs.
 
-Planned once a forward on the host, the same for every layer. Knows nothing of pages.
+Planned once a forward on the host, the same for every layer. Does not use page ids.
 """
 
 from collections.abc import Sequence

@@ -113,3 +113,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         is_causal=mask is None,
     )
     return output.permute(2, 0, 1, 3).reshape(q.shape)
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """`DenseAttention` of long_context.py, step by step: (output like q, log of the sum of
+    exponentials [rows, query_heads] float32).
+
+    q [rows, query_heads, dim]; k, v [keys, kv_heads, dim]; nothing is masked.
+    """
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
+    scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * q.shape[-1] ** -0.5
+    output = scores.softmax(dim=-1) @ values
+    return output.transpose(0, 1).to(q.dtype), scores.logsumexp(dim=-1).transpose(0, 1)

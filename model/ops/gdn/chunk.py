@@ -3,7 +3,7 @@
 With cumulative log decay G inside a chunk, the deltas D of its tokens solve (I + A) D = beta (v -
 exp(G) k S) where A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. This file makes (I + A)^-1
 and its product with the scores exp(G_t - G_s) q_t . k_s for s <= t, so that `gdn_scan` gets deltas
-and read-out from one product a chunk. Twin: the same quantities in `model.ops.gdn_chunked`.
+and read-out from one product a chunk. Twin: the same quantities in `reference_chunked.py`.
 """
 
 import triton

@@ -2,8 +2,8 @@
 
 `gdn_conv` also brings q and k to unit length and lays everything out by chunk, with zeros where a
 chunk is short, so that the kernels after it need no masks. A program walks along its tokens with
-the window in registers: every input is read once. Twin: `model.ops.conv.causal_conv` with
-`model.ops.norm.l2_norm`.
+the window in registers: every input is read once. Twin: `reference_conv.causal_conv` with
+`norm.reference.l2_norm`.
 """
 
 import triton

@@ -3,7 +3,7 @@
 A program owns heads of one row, of q, k or v, and each channel is in one program, so that the
 stored columns can be moved in place. Left for `gdn_decode`: the convolution's output, and scalars
 of each head. Slots are read before the kernel ahead has ended, which may not write slots or rows.
-Twin: the same steps of `model.torch_operators.TorchOperators.gdn`.
+Twin: the same steps of `TorchOperators.gdn`.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The gated norm at the end of a GDN layer, from chunks back to rows.
 
-Twin: `model.ops.norm.gated_rms_norm`.
+Twin: `norm.reference.gated_rms_norm`.
 """
 
 import triton

@@ -2,7 +2,7 @@
 kernels.
 
 Every state that the plan saves is the float32 state at exactly that token, stored on the way: a
-checkpoint costs its bytes, and a chunk cut short. Twin: `model.torch_operators.TorchOperators.gdn`.
+checkpoint costs its bytes, and a chunk cut short. Twin: `TorchOperators.gdn`.
 """
 
 from tasuki.model.config import ModelConfig

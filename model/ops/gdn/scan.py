@@ -2,7 +2,7 @@
 
 A program owns one value head of one sequence, and some columns of its value dimension: its part of
 the state stays in registers from the sequence's first token to its last, and is stored in float32
-wherever the plan saves one. Twin: the loop of `model.ops.gdn_chunked`.
+wherever the plan saves one. Twin: the loop of `reference_chunked.py`.
 """
 
 import triton

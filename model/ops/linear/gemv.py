@@ -3,10 +3,10 @@
 A decode step at batch 1 reads every weight once, so each of these kernels is a stream of weights:
 a program loads whole runs of a few weight rows at once. Three forms of one stream, with weights
 [rows, columns] as published:
-- `row_product`: x W^T;
-- `norm_row_product`: norm(branch + residual) W^T, the sum kept as the next residual;
-- `norm_row_swiglu`: silu(n G^T) * (n U^T) of that norm n, gate rows G above up rows U.
-Twins: `torch.nn.functional.linear` after `model.ops.norm.rms_norm`, and `model.ops.mlp.swiglu`.
+- `gemv`: x W^T;
+- `norm_gemv`: norm(branch + residual) W^T, the sum kept as the next residual;
+- `norm_gemv_swiglu`: silu(n G^T) * (n U^T) of that norm n, gate rows G above up rows U.
+Twins: `torch.nn.functional.linear` after `norm.reference.rms_norm`, and `reference.swiglu`.
 
 The first weights are loaded before the kernel waits for the one before it (dependent_launch.py):
 weights depend on nothing, and filling the memory pipes is most of what a short kernel costs. Every
@@ -43,7 +43,7 @@ _NORMED = Stream(4, 4096, 4)
 _SWIGLU = Stream(2, 4096, 4)
 
 
-def row_product(x: Tensor, weight: Tensor, stream: Stream | None = None) -> Tensor:
+def gemv(x: Tensor, weight: Tensor, stream: Stream | None = None) -> Tensor:
     """[B, rows] in x's dtype; x [B, columns] contiguous, worth it up to MOST_ROWS; weight [rows,
     columns] contiguous."""
     rows, columns = weight.shape
@@ -64,7 +64,7 @@ def row_product(x: Tensor, weight: Tensor, stream: Stream | None = None) -> Tens
     return output
 
 
-def norm_row_product(
+def norm_gemv(
     branch: Tensor | None,
     residual: Tensor,
     norm: Tensor,
@@ -75,12 +75,12 @@ def norm_row_product(
     """(product [B, rows], next residual [B, columns]), in residual's dtype.
 
     branch, residual [B, columns] contiguous; without a branch the residual itself is normed, and
-    returned. norm [columns] float32, 1 + w; weight as for row_product.
+    returned. norm [columns] float32, 1 + w; weight as for gemv.
     """
     return _normed(branch, residual, norm, eps, weight, weight.shape[0], False, stream)
 
 
-def norm_row_swiglu(
+def norm_gemv_swiglu(
     branch: Tensor,
     residual: Tensor,
     norm: Tensor,
@@ -89,7 +89,7 @@ def norm_row_swiglu(
     stream: Stream = _SWIGLU,
 ) -> tuple[Tensor, Tensor]:
     """(activations [B, width], next residual); gate_up [2 * width, columns] contiguous; else as
-    norm_row_product."""
+    norm_gemv."""
     return _normed(branch, residual, norm, eps, gate_up, gate_up.shape[0] // 2, True, stream)
 
 
@@ -257,15 +257,13 @@ def compile_specs() -> list[KernelSpec]:
     for name, stream, columns in (("down", _LONG, 12288), ("out_proj", _SHORT, 4096)):
         constants = _constants(stream, columns)
         specs.append(
-            KernelSpec(
-                f"row_product_{name}", _product_kernel, plain, constants, num_warps=stream.warps
-            )
+            KernelSpec(f"gemv_{name}", _product_kernel, plain, constants, num_warps=stream.warps)
         )
     for name, stream, swiglu in (("in_proj", _NORMED, False), ("gate_up", _SWIGLU, True)):
         constants = _constants(stream, 4096) | {"SWIGLU": swiglu}
         specs.append(
             KernelSpec(
-                f"row_product_norm_{name}",
+                f"gemv_norm_{name}",
                 _norm_product_kernel,
                 normed,
                 constants,

@@ -44,7 +44,7 @@ def is_one_round(weight: Tensor) -> bool:
     return _LEAST_FILLED <= weight.shape[0] / _TILE.rows / processors <= 1
 
 
-def batch_product(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
+def small_batch(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
     """[B, rows] in x's dtype; x [B, columns] contiguous, bf16, B at most MOST_ROWS; weight [rows,
     columns] contiguous, columns a multiple of the tile's."""
     batch, columns = x.shape
@@ -119,7 +119,7 @@ def compile_specs() -> list[KernelSpec]:
     }
     return [
         KernelSpec(
-            f"batch_product_{name}",
+            f"small_batch_{name}",
             _kernel,
             signature,
             constants | {"COLUMNS": columns},

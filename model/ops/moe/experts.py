@@ -1,8 +1,8 @@
 """A mixture-of-experts block on the GPU, by the number of tokens.
 
-Shapes: x [T, hidden] -> [T, hidden]; weights of `model.weights.MoeWeights`, row-major. Twin:
-`TorchOperators.feed_forward`. Few tokens go to moe_gemv.py; more are sorted by expert and go
-through torch's grouped matrix products, which are bf16 only, so that other dtypes take moe_gemv.py
+Shapes: x [T, hidden] -> [T, hidden]; weights of `MoeWeights`, row-major. Twin:
+`TorchOperators.feed_forward`. Few tokens go to gemv.py; more are sorted by expert and go
+through torch's grouped matrix products, which are bf16 only, so that other dtypes take gemv.py
 at every size. The choice depends on shapes alone, so that a captured graph holds one of the two. No
 host sync. Tokens past rows[0] get no expert and undefined results.
 """
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from .gemv import moe_gemv
-from .permute import combine, spread
-from .permute_index import place
+from .permute import permute, unpermute
+from .permute_index import permute_index
 from .router import choose
 from .shared_gate import fused_gate_sigmoid_mul_add
 
@@ -60,15 +60,15 @@ def _mlp(x: Tensor, weights: MlpWeights) -> Tensor:
 
 def _routed(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
     choice = choose(functional.linear(x, weights.router), chosen, rows)
-    placement = place(choice.experts, weights.router.shape[0], rows)
-    pairs = spread(x, placement.positions, rows)
-    acts = swiglu(_grouped(pairs, weights.gate_up, placement.ends))
-    pairs = _grouped(acts, weights.down, placement.ends)
-    return combine(pairs, placement.positions, choice.weights, rows)
+    permutation = permute_index(choice.experts, weights.router.shape[0], rows)
+    pairs = permute(x, permutation.positions, rows)
+    acts = swiglu(_grouped(pairs, weights.gate_up, permutation.ends))
+    pairs = _grouped(acts, weights.down, permutation.ends)
+    return unpermute(pairs, permutation.positions, choice.weights, rows)
 
 
 def _grouped(pairs: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Rows of pairs times their expert's matrix [experts, out, in]; ends as `Placement.ends`."""
+    """Rows of pairs times their expert's matrix [experts, out, in]; ends as `Permutation.ends`."""
     # The public name of this, torch.nn.functional.grouped_mm, came after torch 2.11.
     grouped: Tensor = torch._grouped_mm(pairs, matrices.transpose(-1, -2), offs=ends)
     return grouped

@@ -1,6 +1,6 @@
 """A mixture of experts for few tokens: matrix-vector products that read the chosen experts only.
 
-Shapes: x [T, hidden] row-strided; weights as in `model.weights.MoeWeights`, rows contiguous. Twin:
+Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. Twin:
 `TorchOperators.feed_forward`. Four launches: router logits and the shared expert's inner vector;
 moe_route.py; the chosen experts' inner vectors; their down projections, weighed, summed and joined
 with the gated shared expert. Each (token, choice) pair reads its expert's weights once, so the

@@ -1,9 +1,9 @@
-"""Carries rows to the order of a placement and back: spread before the experts, combine after.
+"""Carries rows into expert order and back: permute before the experts, unpermute after.
 
 Shapes: x [T, hidden]; positions, weights [T, chosen]; pairs [T * chosen, hidden]. Twins:
-`naive_spread`, `naive_combine`. Experts weigh their outputs, so spreading scales nothing. The sum
-over choices has a fixed order and is kept in float32: a token's result does not depend on the other
-tokens. Tokens past rows[0] are neither read nor written.
+`naive_permute`, `naive_unpermute` in reference.py. Weights apply on the way back, so the way there
+scales nothing. The sum over choices has a fixed order and is kept in float32: a token's result does
+not depend on the other tokens. Tokens past rows[0] are neither read nor written.
 """
 
 import torch
@@ -15,23 +15,12 @@ from torch import Tensor
 _WARPS = 2
 
 
-def naive_spread(x: Tensor, positions: Tensor) -> Tensor:
-    pairs = torch.empty(positions.numel(), x.shape[1], dtype=x.dtype, device=x.device)
-    pairs[positions.flatten().long()] = x.repeat_interleave(positions.shape[1], dim=0)
-    return pairs
-
-
-def naive_combine(pairs: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
-    gathered = pairs[positions.long()].float()
-    return (gathered * weights[..., None]).sum(dim=1).to(pairs.dtype)
-
-
-def spread(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+def permute(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
     """Row positions[t, j] of the result is row t of x. x is row-strided."""
     tokens, hidden = x.shape
     chosen = positions.shape[1]
     pairs = torch.empty(tokens * chosen, hidden, dtype=x.dtype, device=x.device)
-    _spread[(tokens,)](
+    _permute[(tokens,)](
         x,
         positions,
         rows,
@@ -45,12 +34,12 @@ def spread(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
     return pairs
 
 
-def combine(pairs: Tensor, positions: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
+def unpermute(pairs: Tensor, positions: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
     """Row t of the result is the sum over j of weights[t, j] times row positions[t, j] of pairs."""
     tokens, chosen = positions.shape
     hidden = pairs.shape[1]
     out = torch.empty(tokens, hidden, dtype=pairs.dtype, device=pairs.device)
-    _combine[(tokens,)](
+    _unpermute[(tokens,)](
         pairs,
         positions,
         weights,
@@ -65,7 +54,7 @@ def combine(pairs: Tensor, positions: Tensor, weights: Tensor, rows: Tensor) -> 
 
 
 @triton.jit
-def _spread(
+def _permute(
     x,
     positions,
     rows,
@@ -87,7 +76,7 @@ def _spread(
 
 
 @triton.jit
-def _combine(
+def _unpermute(
     pairs,
     positions,
     weights,
@@ -115,7 +104,7 @@ def compile_specs() -> list[KernelSpec]:
     pointers = {"positions": "*i32", "rows": "*i32"}
     rows = {"x": "*bf16", "pairs": "*bf16", "stride": "i32:16"}
     sums = {"pairs": "*bf16", "weights": "*fp32", "out": "*bf16"}
-    kernels = (("spread", _spread, rows), ("combine", _combine, sums))
+    kernels = (("permute", _permute, rows), ("unpermute", _unpermute, sums))
     return [
         KernelSpec(
             f"moe_{name}_{hidden}_{chosen}",

@@ -1,7 +1,8 @@
 """Gives each (token, choice) pair its row in the order that grouped matrix products want.
 
 Shapes: experts [T, chosen] int32 -> positions [T, chosen] int32, ends [count] int32. Twin:
-`naive_place`. Rows are sorted by expert, then by token: stable, no atomics on memory, no host sync.
+`naive_permute_index` in reference.py. Rows are sorted by expert, then by token: stable, no atomics
+on memory, no host sync.
 ends[e] is the row after the last of expert e. Two launches over runs of pairs: each run counts its
 experts; then each run sums the counts of all runs again, which is cheaper than a launch in between,
 and ranks its own pairs. Pairs of tokens past rows[0] take no row.
@@ -24,22 +25,14 @@ _WARPS = 8
 
 
 @dataclass(frozen=True)
-class Placement:
+class Permutation:
     """positions [T, chosen] int32; ends [count] int32, ascending."""
 
     positions: Tensor
     ends: Tensor
 
 
-def naive_place(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(positions, ends) when every token counts."""
-    flat = experts.flatten().long()
-    positions = flat.argsort(stable=True).argsort()
-    ends = flat.bincount(minlength=count).cumsum(0)
-    return positions.view_as(experts).int(), ends.int()
-
-
-def place(experts: Tensor, count: int, rows: Tensor) -> Placement:
+def permute_index(experts: Tensor, count: int, rows: Tensor) -> Permutation:
     """experts: ids below `count`. Pairs of tokens past rows[0] get undefined positions."""
     tokens, chosen = experts.shape
     pairs = tokens * chosen
@@ -50,7 +43,7 @@ def place(experts: Tensor, count: int, rows: Tensor) -> Placement:
     ends = torch.empty(count, dtype=torch.int32, device=experts.device)
     sizes = {"EXPERTS": count, "PADDED": triton.next_power_of_2(count), "CHOSEN": chosen}
     _count[(runs,)](experts, rows, counts, pairs, steps, **sizes, STEP=_STEP, num_warps=_WARPS // 2)
-    _place[(runs,)](
+    _index[(runs,)](
         experts,
         rows,
         counts,
@@ -64,7 +57,7 @@ def place(experts: Tensor, count: int, rows: Tensor) -> Placement:
         RUNS_A_STEP=_RUNS_A_STEP,
         num_warps=_WARPS,
     )
-    return Placement(positions, ends)
+    return Permutation(positions, ends)
 
 
 @triton.jit(do_not_specialize=["pairs", "steps"])
@@ -90,7 +83,7 @@ def _count(
 
 
 @triton.jit(do_not_specialize=["runs", "pairs", "steps"])
-def _place(
+def _index(
     experts,
     rows,
     counts,
@@ -146,6 +139,8 @@ def compile_specs() -> list[KernelSpec]:
         wide = sizes | {"RUNS_A_STEP": _RUNS_A_STEP}
         specs += [
             KernelSpec(f"moe_count_{count}", _count, pointers | numbers, sizes, _WARPS // 2),
-            KernelSpec(f"moe_place_{count}", _place, pointers | numbers | results, wide, _WARPS),
+            KernelSpec(
+                f"moe_permute_index_{count}", _index, pointers | numbers | results, wide, _WARPS
+            ),
         ]
     return specs

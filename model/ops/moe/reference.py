@@ -1,4 +1,7 @@
-"""Mixture of experts: a softmax router, the chosen experts, and a gated shared expert."""
+"""Mixture of experts: a softmax router, the chosen experts, and a gated shared expert.
+
+What is named naive_* is the twin of one kernel, and part of no forward.
+"""
 
 import torch
 from tasuki.model.ops.linear.reference import swiglu
@@ -42,3 +45,29 @@ def mixture(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: 
 def gated_shared(x: Tensor, gate_up: Tensor, down: Tensor, gate: Tensor) -> Tensor:
     """sigmoid(gate . x) times the shared expert, [T, hidden]; gate [1, hidden]."""
     return functional.linear(x, gate).sigmoid() * swiglu(x, gate_up, down)
+
+
+def naive_permute_index(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(positions, ends) as of permute_index.py, where every token counts."""
+    flat = experts.flatten().long()
+    positions = flat.argsort(stable=True).argsort()
+    ends = flat.bincount(minlength=count).cumsum(0)
+    return positions.view_as(experts).int(), ends.int()
+
+
+def naive_permute(x: Tensor, positions: Tensor) -> Tensor:
+    """As of permute.py, where every token counts."""
+    pairs = torch.empty(positions.numel(), x.shape[1], dtype=x.dtype, device=x.device)
+    pairs[positions.flatten().long()] = x.repeat_interleave(positions.shape[1], dim=0)
+    return pairs
+
+
+def naive_unpermute(pairs: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
+    """As of permute.py, where every token counts."""
+    gathered = pairs[positions.long()].float()
+    return (gathered * weights[..., None]).sum(dim=1).to(pairs.dtype)
+
+
+def naive_gate_sigmoid_mul_add(x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor) -> Tensor:
+    """routed + sigmoid(gate . x) * shared: all [T, hidden] but gate [1, hidden]."""
+    return routed + functional.linear(x, gate).sigmoid() * shared

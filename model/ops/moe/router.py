@@ -1,7 +1,7 @@
 """Chooses each token's experts and weighs them.
 
 Shapes: logits [T, experts] -> weights [T, chosen] float32, experts [T, chosen] int32, best first.
-Twin: `model.ops.moe.route` of the logits; equal logits go to the lowest expert, NaN is the lowest
+Twin: `reference.route` of the logits; equal logits go to the lowest expert, NaN is the lowest
 logit. The weights are a softmax over the chosen logits alone, which is what renormalising a softmax
 over all of them is. Tokens past rows[0] are neither read nor written.
 """

@@ -1,7 +1,7 @@
 """Root-mean-square norm of rows, alone or with the residual sum before it.
 
 A program owns one row, keeps it in registers and touches memory once per operand. Twin:
-`model.ops.norm.rms_norm`, applied to x or to x + residual rounded to their dtype.
+`norm.reference.rms_norm`, applied to x or to x + residual rounded to their dtype.
 """
 
 import triton

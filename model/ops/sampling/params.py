@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
-"""Below it a draw is the greedy one to every logit that float32 tells apart."""
+"""Below it a draw is the greedy one for all logits that differ in float32."""
 MAX_TEMPERATURE = 100.0
 """Above it float32 loses the logit in the noise."""
 MIN_TOP_P = 1e-6

@@ -1,7 +1,7 @@
 """Draws the next token of every row of a batch inside a CUDA graph.
 
 Shapes: logits [B, vocab] of any float dtype, row-strided; everything else is one number a row.
-Twin: `model.sampler.sample`; both take the noise of model/ops/sampling/gumbel.py. A score is the
+Twin: `reference.sample`; both take the noise of model/ops/sampling/gumbel.py. A score is the
 logit plus the noise times the temperature, so that greedy (temperature 0) is no case of its own;
 equal scores go to the lowest id. Two launches: each program finds the best two scores of a run of
 the vocabulary, then one program a row joins the runs. No host sync; rows past rows[0] are left
