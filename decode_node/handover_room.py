@@ -41,11 +41,6 @@ _ABORT_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """The room begins: the first event of every one."""
-
-
-@dataclass(frozen=True)
 class _Say:
     """A pull's message for the stream."""
 
@@ -65,7 +60,6 @@ RoomEvent = (
     | m.HandoverGranted
     | m.HandoverDeclined
     | m.HandoverCancelled
-    | _Opened
     | StreamBroke
     | _Say
     | _Stalled
@@ -114,7 +108,6 @@ class IncomingHandover:
             f"room {self.room}",
             {"request_id": self.request_id},
         )
-        self.put(_Opened())
         self._done: pb.Done | None = None
         self._position: int | None = None
         """In the prefill node's queue."""
@@ -139,6 +132,9 @@ class IncomingHandover:
 
     async def run(self) -> None:
         """From Reserve to the end, the fence included."""
+        self._core.machine.apply(ReceiverEvent.RESERVE)
+        reach(Place.RECEIVER_BEFORE_RESERVE)
+        self._stream.say(wire.reserve(self.connection.id, self._wanted))
         self._core.tasks.start(self._stream.run)
         self._core.tasks.start(self._watch_connection)
         try:
@@ -176,10 +172,6 @@ class IncomingHandover:
 
     def take(self, event: RoomEvent) -> None:
         match event:
-            case _Opened():
-                self._core.machine.apply(ReceiverEvent.RESERVE)
-                reach(Place.RECEIVER_BEFORE_RESERVE)
-                self._stream.say(wire.reserve(self.connection.id, self._wanted))
             case pb.SenderMessage():
                 self._heard(event)
             case m.HandoverGranted(grant=grant):

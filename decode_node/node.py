@@ -11,7 +11,7 @@ from functools import partial
 
 from tasuki.engine.build import EngineParts, build_early_start, build_engine
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import EarlyStepEnded, Outbox
+from tasuki.engine.messages import EarlyStepEnded
 from tasuki.engine.role import Role
 from tasuki.pycache.prefix_cache import FreshIds, leave_as_is
 from tasuki.server.config import FrontConfig
@@ -81,7 +81,9 @@ class DecodeNode:
         # What is pulled from here was computed long ago: no tick is waited for.
         steps = StepCounter()
         self._ends = HopEnds.over(plane, steps, config.layers_per_window, config.lease_seconds)
-        self._early = build_early_start(parts, self._ends.receiver.barrier, self._step_ended)
+        self._early = build_early_start(
+            parts, self._ends.receiver.barrier, lambda: self.front.post(EarlyStepEnded())
+        )
         engine = build_engine(
             engine_config,
             Role.DECODE,
@@ -104,7 +106,7 @@ class DecodeNode:
                 *front_services(client, codec, front_config, self._status, role_change),
                 *gateway(client),
             ),
-            handover=self._handover,
+            handover=lambda message: self.links.deliver(message),
             routes=partial(
                 openai_routes,
                 model=served_model(
@@ -130,12 +132,6 @@ class DecodeNode:
             self.front.tracing.header,
             self.front.progress,
         )
-
-    def _step_ended(self) -> None:
-        self.front.post(EarlyStepEnded())
-
-    def _handover(self, message: Outbox) -> None:
-        self.links.deliver(message)
 
     def _status(self) -> HandoverStatus:
         nodes = tuple(link.status() for link in self.links.links)

@@ -11,7 +11,7 @@ from functools import partial
 
 from tasuki.engine.build import EngineParts, build_engine
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import Outbox, RoomId
+from tasuki.engine.messages import RoomId
 from tasuki.engine.role import Role
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.prefix_cache import FreshIds, leave_as_is
@@ -86,7 +86,7 @@ class PrefillNode:
             on_fresh,
             progress=progress_bar("decode graphs"),
         )
-        self._loop = LoopThread("tasuki-handover", self._lost)
+        self._loop = LoopThread("tasuki-handover", lambda reason: self.front.lose(reason))
         told_rooms = ToldRooms() if front_config.gateway else None
         told = None if told_rooms is None else ToldAnswers(told_rooms, self._loop)
         gateway = gateway_of(
@@ -99,7 +99,7 @@ class PrefillNode:
                 admin_service(client, front_config, store=None, role_change=role_change),
                 *gateway(client),
             ),
-            handover=self._handover,
+            handover=lambda message: self._service.deliver(message),
             routes=lambda client: unserved_routes(),
             status=self._status,
             about={"node": config.name, "role": "prefill"},
@@ -129,16 +129,10 @@ class PrefillNode:
         """HOST:PORT of the hand-over's server; None where it shares the front's."""
         return None if self._server is None else self._server.address
 
-    def _lost(self, reason: str) -> None:
-        self.front.lose(reason)
-
     def _begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
         """Before anything of the room reaches the engine, so before its end is told."""
         begin = self.front.tracing.begin_room
         self._fronts_loop.call_soon_threadsafe(begin, room, request, traceparent)
-
-    def _handover(self, message: Outbox) -> None:
-        self._service.deliver(message)
 
     def _status(self) -> HandoverStatus:
         return HandoverStatus(sent=self._ends.sender.counters, peers=self._service.peers())
