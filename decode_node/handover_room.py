@@ -19,7 +19,7 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.fencing.evidence import FenceReason
-from tasuki.transfer.fencing.writer_fence import LastResorts, WriterFence
+from tasuki.transfer.fencing.writer_fence import Escalation, WriterFence
 from tasuki.transfer.liveness.progress_watch import ProgressWatch
 from tasuki.transfer.protocol.handover_states import ReceiverEvent, ReceiverState, receiver_machine
 from tasuki.transfer.protocol.messages import drain_from_wire, windows_from_wire
@@ -94,7 +94,7 @@ class IncomingHandover:
         self._post = post
         self._receiver = receiver
         self._settings = settings
-        last = LastResorts(settings.patience, connection.end, sever)
+        last = Escalation(settings.patience, connection.end, sever)
         self._fence = WriterFence(self.room, connection.evidence(), retry_seconds, last)
         self._core: ReceivingRoom[RoomEvent] = ReceivingRoom(
             self.room,

@@ -25,7 +25,7 @@ from tasuki.server.tracing.export import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines
-from tasuki.transfer.transfer_engine import HopEnds
+from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.progress_bar import progress_bar
@@ -77,10 +77,12 @@ class DecodeNode:
         role_change: RoleChange | None = None,
     ) -> None:
         dials = dialling(front_config, config)
-        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
         # What is pulled from here was computed long ago: no tick is waited for.
         steps = StepCounter()
-        self._ends = HopEnds.over(plane, steps, config.layers_per_window, config.lease_seconds)
+        self._ends = TransferEngine.over(
+            plane, steps, config.layers_per_window, config.lease_seconds
+        )
         self._early = build_early_start(
             parts, self._ends.receiver.barrier, lambda: self.front.post(EarlyStepEnded())
         )

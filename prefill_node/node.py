@@ -30,13 +30,13 @@ from tasuki.server.tracing.export import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
-from tasuki.transfer.transfer_engine import HopEnds
+from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.progress_bar import progress_bar
 
 from .config import PrefillConfig
-from .gateway_answers import ToldAnswers
-from .gateway_rooms import ToldRooms
+from .gateway_answers import GatewayAnswers
+from .gateway_rooms import GatewayRooms
 from .handover_service import HandoverService, HandoverServiceSettings
 
 _START_SECONDS = 30.0
@@ -74,8 +74,8 @@ class PrefillNode:
         role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(config.handover_bind or front_config.bind, front_config.access)
-        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
-        self._ends = HopEnds.over(
+        parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
+        self._ends = TransferEngine.over(
             plane, parts.steps, config.layers_per_window, config.lease_seconds
         )
         engine = build_engine(
@@ -87,8 +87,8 @@ class PrefillNode:
             progress=progress_bar("decode graphs"),
         )
         self._loop = LoopThread("tasuki-handover", lambda reason: self.front.lose(reason))
-        told_rooms = ToldRooms() if front_config.gateway else None
-        told = None if told_rooms is None else ToldAnswers(told_rooms, self._loop)
+        gateway_rooms = GatewayRooms() if front_config.gateway else None
+        told = None if gateway_rooms is None else GatewayAnswers(gateway_rooms, self._loop)
         gateway = gateway_of(
             engine_config, front_config, parts.model_config, engine.max_request_tokens, None, told
         )
@@ -120,7 +120,7 @@ class PrefillNode:
             self._loop.loop,
             HandoverServiceSettings(deadlines=SenderDeadlines.behind(engine_config.queue_timeout)),
             begin_room=self._begin_room,
-            told_rooms=told_rooms,
+            gateway_rooms=gateway_rooms,
             progress=self.front.progress,
         )
 

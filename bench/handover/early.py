@@ -160,7 +160,7 @@ class _Pair:
                 token.margin,
                 token.hit,
                 "sender",
-                tail_seconds=self._sender.tail_seconds(room) if early else 0.0,
+                tail_seconds=self._sender.remaining_seconds(room) if early else 0.0,
             )
         )
         if early and not self._early.busy(room):

@@ -28,7 +28,7 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 from .room_names import room_name
 
@@ -115,7 +115,7 @@ class HandOn:
             state.pages_sent = max(first, ready)
             self._sender.plan_forward(
                 state.grant.room,
-                ForwardPlan(
+                FinishedLayers(
                     first_tick=first_tick,
                     first_logical_page=first,
                     local_pages=tuple(state.lease.pages[first : state.pages_sent].tolist()),

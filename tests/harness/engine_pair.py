@@ -138,9 +138,11 @@ def engine_pair(
         prefill_parts.steps,
         source.slabs,
         never,
-        outlet=source.outlet,
+        window_source=source.window_source,
     )
-    receiver = Receiver(layout, target, landing.digester, landing.slabs, inlet=landing.inlet)
+    receiver = Receiver(
+        layout, target, landing.digester, landing.slabs, window_sink=landing.window_sink
+    )
     sender.connect(PEER, target.metadata(), landing.slabs)
     config = EngineConfig(
         model="tiny",

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.precision.decoding_sink import Inlet
+from tasuki.transfer.precision.decoding_sink import WindowSink
 from tasuki.transfer.timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
 from tasuki.transfer.transports.base import Transport
-from tasuki.transfer.transports.poll_backoff import PollPace
+from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.send_report import WindowDigest
@@ -57,18 +57,18 @@ class Receiver:
         digester: Digester,
         slabs: int,
         clock: Callable[[], float] = time.monotonic,
-        inlet: Inlet | None = None,
+        window_sink: WindowSink | None = None,
     ) -> None:
-        """inlet: where windows travel encoded. REQUIRES: transport has registered the arena of at
-        least `slabs` slabs that digester reads."""
+        """window_sink: where windows travel encoded. REQUIRES: transport has registered the arena
+        of at least `slabs` slabs that digester reads."""
         self.counters = ReceiverCounters()
         self._layout = layout
         self._transport = transport
         self._digester = digester
         self._slabs = slabs
         self._clock = clock
-        self._inlet = inlet
-        self._code = 0 if inlet is None else inlet.code
+        self._window_sink = window_sink
+        self._code = 0 if window_sink is None else window_sink.code
         self._decoding = threading.Lock()
         """Held while a part of a window is decoded, some milliseconds."""
         self._rooms: dict[int, IncomingRoom] = {}
@@ -188,7 +188,7 @@ class Receiver:
             self._changed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
 
     def _loop(self) -> None:
-        pace = PollPace()
+        pace = PollBackoff()
         while not self._stopping.is_set():
             pace.begin()
             try:
@@ -236,7 +236,7 @@ class Receiver:
                 return
             if incoming.has(header):
                 self.counters.duplicate += 1
-                if self._inlet is not None:
+                if self._window_sink is not None:
                     incoming.spoil(header)
                 return
             if incoming.sealed:
@@ -252,8 +252,8 @@ class Receiver:
         reach(Place.RECEIVER_ON_LANDED, header.sequence)
         slot = incoming.destination.slot if header.carries_state else None
         digest = self._digester.digest(room, generation, header, pages, slot)
-        if self._inlet is not None and not self._decoded(
-            self._inlet, incoming, header, pages, slot
+        if self._window_sink is not None and not self._decoded(
+            self._window_sink, incoming, header, pages, slot
         ):
             return
         with self._changed:
@@ -264,16 +264,16 @@ class Receiver:
 
     def _decoded(
         self,
-        inlet: Inlet,
+        window_sink: WindowSink,
         incoming: IncomingRoom,
         header: WindowHeader,
         pages: Sequence[int],
         slot: int | None,
     ) -> bool:
         """Decode the window in place, in parts; False where its room was forgotten meanwhile."""
-        for part in inlet.parts(header, pages, slot):
+        for part in window_sink.parts(header, pages, slot):
             with self._decoding:
                 if incoming.forgotten:
                     return False
-                inlet.decode(part)
+                window_sink.decode(part)
         return True

@@ -26,20 +26,20 @@ from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, Tr
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.sending.window_sizing import window_runs
 from tasuki.transfer.transports.base import TransferState, Transport
-from tasuki.transfer.transports.poll_backoff import PollPace
+from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.destination import Destination, check_pages, check_slot
 from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import ForwardPlan, Window
+from tasuki.transfer.windows.window import FinishedLayers, Window
 
 from .counters import SenderCounters
-from .direct_source import DirectOutlet, LoadedWindow, Outlet
-from .fair_queue import FairTurns
+from .direct_source import DirectSource, LoadedWindow, WindowSource
+from .fair_queue import FairQueue
 from .outgoing_room import OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
-from .time_left import tail_seconds
-from .write_leases import WriterLeases
+from .time_left import remaining_seconds
+from .write_leases import WriteLeases
 
 log = logging.getLogger(__name__)
 
@@ -73,22 +73,22 @@ class Sender:
         slabs: int,
         settings: SenderSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
-        outlet: Outlet | None = None,
+        window_source: WindowSource | None = None,
     ) -> None:
-        """outlet: whence windows leave; by default pages and slots themselves. REQUIRES: transport
-        has registered the arena of at least `slabs` slabs that digester reads."""
+        """window_source: where windows leave; by default pages and slots themselves. REQUIRES:
+        transport has registered the arena of at least `slabs` slabs that digester reads."""
         self.steps = steps
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout
         self._transport = transport
-        self._outlet: Outlet = outlet or DirectOutlet(layout, digester)
+        self._window_source: WindowSource = window_source or DirectSource(layout, digester)
         self._slabs = slabs
         self._clock = clock
         self._lock = threading.Lock()
-        self._leases = WriterLeases(self.settings.lease_seconds, clock)
+        self._leases = WriteLeases(self.settings.lease_seconds, clock)
         self._rooms: dict[int, OutgoingRoom] = {}
-        self._turns = FairTurns()
+        self._turns = FairQueue()
         self._forced: set[int] = set()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -171,7 +171,7 @@ class Sender:
                 room, generation, peer, destination, on_end, known.link
             )
 
-    def plan_forward(self, room: int, plan: ForwardPlan) -> None:
+    def plan_forward(self, room: int, plan: FinishedLayers) -> None:
         """What the forward that runs next will finish of the room; call before its first tick.
 
         Plans follow one another: whole pages, each once, the first from at most the grant's first
@@ -192,8 +192,8 @@ class Sender:
                 outgoing.stop(str(error), now)
             else:
                 size = self.settings.layers_per_window
-                runs = window_runs(self._outlet.sizes, accepted, size, outgoing.link.cost)
-                outgoing.append(self._outlet.windows(accepted, runs, outgoing.next_sequence))
+                runs = window_runs(self._window_source.sizes, accepted, size, outgoing.link.cost)
+                outgoing.append(self._window_source.windows(accepted, runs, outgoing.next_sequence))
         self._wake.set()
 
     def progress(self, room: int) -> int:
@@ -202,14 +202,14 @@ class Sender:
             outgoing = self._rooms.get(room)
             return 0 if outgoing is None else outgoing.progress
 
-    def tail_seconds(self, room: int) -> float | None:
+    def remaining_seconds(self, room: int) -> float | None:
         """How long until all that is planned of the room is flushed (tail.py); 0 for a room that is
         over, None where nothing is known of its link yet."""
         with self._lock:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
                 return 0.0
-            return tail_seconds(self._outlet.sizes, outgoing, self._rooms.values())
+            return remaining_seconds(self._window_source.sizes, outgoing, self._rooms.values())
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -231,7 +231,7 @@ class Sender:
     # The transfer thread
 
     def _loop(self) -> None:
-        pace = PollPace()
+        pace = PollBackoff()
         while not self._stopping.is_set():
             with self._lock:
                 rooms = list(self._rooms.values())
@@ -245,7 +245,7 @@ class Sender:
             else:
                 self._rest(rooms, pace)
 
-    def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollPace) -> None:
+    def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
         """Until it is worth looking again, or somebody wakes this thread."""
         in_flight = sum(len(room.posted) for room in rooms)
         if not in_flight:
@@ -286,7 +286,7 @@ class Sender:
     def _may_post(self, room: OutgoingRoom) -> bool:
         if len(room.posted) >= self.settings.posted_windows:
             return False
-        if not room.has_ready(self.steps.value) or not self._outlet.has_room(room.peer):
+        if not room.has_ready(self.steps.value) or not self._window_source.has_room(room.peer):
             return False
         ahead = room.link.seconds_for(room.link.in_flight_bytes)
         return not room.posted or ahead is None or ahead < self.settings.ahead_seconds
@@ -316,9 +316,9 @@ class Sender:
             window = room.take_ready(self.steps.value)
         if window is None:
             return False
-        self._turns.served(room, window_bytes(self._outlet.sizes, window.header))
+        self._turns.served(room, window_bytes(self._window_source.sizes, window.header))
         begun = self._clock()
-        loaded = self._outlet.load(room.peer, window)
+        loaded = self._window_source.load(room.peer, window)
         posted = False
         try:
             posted = self._post(room, window, loaded, begun)
@@ -352,7 +352,7 @@ class Sender:
             transfer = self._transport.post(
                 peer.endpoint,
                 pieces,
-                header.pack(room.room, room.generation, self._outlet.code),
+                header.pack(room.room, room.generation, self._window_source.code),
             )
         except TransferError as error:
             room.endpoint_failed = True

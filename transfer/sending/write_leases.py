@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tasuki.transfer.transports.base import Endpoint
 
-from .link_cost import LinkRate
+from .link_cost import LinkCost
 
 
 @dataclass
@@ -20,10 +20,10 @@ class Peer:
     endpoint: Endpoint
     slabs: int
     renewed: float
-    link: LinkRate = field(default_factory=LinkRate)
+    link: LinkCost = field(default_factory=LinkCost)
 
 
-class WriterLeases:
+class WriteLeases:
     def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
         self._lease_seconds = lease_seconds
         self._clock = clock
