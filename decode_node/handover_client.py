@@ -18,7 +18,7 @@ from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.server.discovery.membership import Membership
-from tasuki.transfer.fencing.connection_breaker import Severing
+from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.node_identity import NodeIdentity
@@ -72,7 +72,7 @@ class HandoverClient:
         self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room")
         self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms("pull")
         self._attempts = Attempts()
-        self._severing = Severing(transport, receiver, self._lose_all)
+        self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._unanswered: set[m.RoomId] = set()
         """Rooms of which the engine knows no end yet."""
         self._available = False
@@ -189,7 +189,7 @@ class HandoverClient:
             self._receiver,
             self._transport.retry_seconds,
             self._settings,
-            partial(self._severing.end, connection.writer),
+            partial(self._breaker.end, connection.writer),
             self._begin_pull,
             wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
         )

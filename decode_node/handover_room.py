@@ -19,7 +19,7 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.fencing.evidence import FenceReason
-from tasuki.transfer.fencing.writer_fence import LastResorts, WriterFence
+from tasuki.transfer.fencing.writer_fence import Escalation, WriterFence
 from tasuki.transfer.liveness.progress_watch import ProgressWatch
 from tasuki.transfer.protocol.handover_states import ReceiverEvent, ReceiverState, receiver_machine
 from tasuki.transfer.protocol.messages import drain_from_wire, windows_from_wire
@@ -38,11 +38,6 @@ from .room_stream import RoomStream, StreamBroke
 Trail: TypeAlias = tuple[tuple[str, str], ...]
 
 _ABORT_AGAIN_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """The room begins: the first event of every one."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,6 @@ RoomEvent = (
     | m.HandoverGranted
     | m.HandoverDeclined
     | m.HandoverCancelled
-    | _Opened
     | StreamBroke
     | _Say
     | _Stalled
@@ -100,7 +94,7 @@ class IncomingHandover:
         self._post = post
         self._receiver = receiver
         self._settings = settings
-        last = LastResorts(settings.patience, connection.end, sever)
+        last = Escalation(settings.patience, connection.end, sever)
         self._fence = WriterFence(self.room, connection.evidence(), retry_seconds, last)
         self._core: ReceivingRoom[RoomEvent] = ReceivingRoom(
             self.room,
@@ -114,7 +108,6 @@ class IncomingHandover:
             f"room {self.room}",
             {"request_id": self.request_id},
         )
-        self.put(_Opened())
         self._done: pb.Done | None = None
         self._position: int | None = None
         """In the prefill node's queue."""
@@ -139,6 +132,9 @@ class IncomingHandover:
 
     async def run(self) -> None:
         """From Reserve to the end, the fence included."""
+        self._core.machine.apply(ReceiverEvent.RESERVE)
+        reach(Place.RECEIVER_BEFORE_RESERVE)
+        self._stream.say(wire.reserve(self.connection.id, self._wanted))
         self._core.tasks.start(self._stream.run)
         self._core.tasks.start(self._watch_connection)
         try:
@@ -176,10 +172,6 @@ class IncomingHandover:
 
     def take(self, event: RoomEvent) -> None:
         match event:
-            case _Opened():
-                self._core.machine.apply(ReceiverEvent.RESERVE)
-                reach(Place.RECEIVER_BEFORE_RESERVE)
-                self._stream.say(wire.reserve(self.connection.id, self._wanted))
             case pb.SenderMessage():
                 self._heard(event)
             case m.HandoverGranted(grant=grant):

@@ -11,7 +11,6 @@ from functools import partial
 
 from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import EarlyStepEnded, Outbox
 from tasuki.server.config import FrontConfig
 from tasuki.server.daemon.node import Node
 from tasuki.server.grpc.services import front_services
@@ -23,7 +22,7 @@ from tasuki.server.tracing.export import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines
-from tasuki.transfer.transfer_engine import HopEnds
+from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.progress_bar import progress_bar
@@ -74,11 +73,15 @@ class DecodeNode:
         role_change: RoleChange | None = None,
     ) -> None:
         dials = dialling(front_config, config)
-        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
         # What is pulled from here was computed long ago: no tick is waited for.
         steps = StepCounter()
-        self._ends = HopEnds.over(plane, steps, config.layers_per_window, config.lease_seconds)
-        self._early = build_early_start(parts, self._ends.receiver.barrier, self._step_ended)
+        self._ends = TransferEngine.over(
+            plane, steps, config.layers_per_window, config.lease_seconds
+        )
+        self._early = build_early_start(
+            parts, self._ends.receiver.barrier, lambda: self.front.post(EarlyStepEnded())
+        )
         engine = build_decode_engine(
             engine_config,
             parts,
@@ -100,7 +103,7 @@ class DecodeNode:
                 *front_services(client, codec, front_config, self._status, role_change),
                 *gateway(client),
             ),
-            handover=self._handover,
+            handover=lambda message: self.links.deliver(message),
             routes=partial(
                 openai_routes,
                 model=served_model(
@@ -126,12 +129,6 @@ class DecodeNode:
             self.front.tracing.header,
             self.front.progress,
         )
-
-    def _step_ended(self) -> None:
-        self.front.post(EarlyStepEnded())
-
-    def _handover(self, message: Outbox) -> None:
-        self.links.deliver(message)
 
     def _status(self) -> HandoverStatus:
         nodes = tuple(link.status() for link in self.links.links)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import grpc
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer import peer_values as told
+from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerSilent, TransferError
 from tasuki.transfer.fencing.evidence import Evidence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
@@ -61,7 +61,7 @@ class PrefillConnection:
         settle_seconds: float,
     ) -> None:
         """Raises PeerInvalid, MetadataUnusable."""
-        self.id = told.name(connected.connection_id, "connection_id")
+        self.id = peer_values.name(connected.connection_id, "connection_id")
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.lost = asyncio.Event()
@@ -201,9 +201,11 @@ class PrefillLink:
             self.refused = tuple(
                 # The refusing side's values are theirs to us.
                 Difference(
-                    told.shown(d.field), ours=told.shown(d.theirs), theirs=told.shown(d.ours)
+                    peer_values.shown(d.field),
+                    ours=peer_values.shown(d.theirs),
+                    theirs=peer_values.shown(d.ours),
                 )
-                for d in answer.refused.differences[: told.MOST_FIELDS]
+                for d in answer.refused.differences[: peer_values.MOST_FIELDS]
             )
             raise ContractMismatch(self.refused)
         self.refused = ()

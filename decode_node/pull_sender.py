@@ -23,7 +23,7 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.timeline import Phase, SenderTrack
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain, SendReport
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 from . import handover_messages as wire
 from .prefill_link import PrefillConnection
@@ -122,7 +122,7 @@ class PullSender:
             return
         self._core.machine.apply(SenderEvent.PINNED)
         self._core.phases.mark(Phase.ACCEPTED)
-        plan = ForwardPlan.long_finished(grant.first_page, source.pages, source.slot)
+        plan = FinishedLayers.long_finished(grant.first_page, source.pages, source.slot)
         self._sender.plan_forward(self.room, plan)
 
     def _refuse(self, reason: str) -> None:

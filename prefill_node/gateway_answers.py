@@ -11,20 +11,20 @@ from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.errors import RequestRejected
 from tasuki.utils.loops.loop_thread import LoopLost, LoopThread
 
-from .gateway_rooms import ToldRooms
+from .gateway_rooms import GatewayRooms
 
 
-class ToldAnswers:
-    """As ToldRooms, which see."""
+class GatewayAnswers:
+    """As GatewayRooms, which see."""
 
-    def __init__(self, rooms: ToldRooms, there: LoopThread) -> None:
+    def __init__(self, rooms: GatewayRooms, there: LoopThread) -> None:
         self._rooms = rooms
         self._there = there
 
     async def generate(
         self, submit: m.Submit, request_context: RequestContext
     ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
-        """As ToldRooms; raises RequestRejected where the rooms' loop has died."""
+        """As GatewayRooms; raises RequestRejected where the rooms' loop has died."""
 
         async def answer() -> list[m.TokenOut | m.Finished]:
             return [event async for event in self._rooms.generate(submit, request_context)]

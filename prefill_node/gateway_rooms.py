@@ -22,7 +22,7 @@ from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
 
-from .handover_room import GatewayCame, GatewayMissing, OutgoingHandover, Stopped
+from .handover_room import GatewayArrived, GatewayMissing, OutgoingHandover, Stopped
 
 PATIENCE_SECONDS = 10.0
 
@@ -43,7 +43,7 @@ class GatewayCall:
             self.first.set_result(token)
 
 
-class ToldRooms:
+class GatewayRooms:
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
         """patience: seconds that whoever comes first waits for the other."""
         self._patience = patience
@@ -90,7 +90,7 @@ class ToldRooms:
         if call is not None:
             call.answer(None)
 
-    def receiver_came(self, room: OutgoingHandover) -> None:
+    def receiver_arrived(self, room: OutgoingHandover) -> None:
         """A decode node's Reserve says that a gateway tells us too. Raises DuplicateRoom."""
         call = self._rendezvous.arrive(room.room, Side.REMOTE, room)
         if isinstance(call, GatewayCall):
@@ -99,7 +99,7 @@ class ToldRooms:
         else:
             self._expire_later()
 
-    def told(self, room: m.RoomId, token: m.PrefillToken) -> None:
+    def first_token(self, room: m.RoomId, token: m.PrefillToken) -> None:
         """The room's first token."""
         if (call := self._open.get(room)) is not None:
             call.answer(token)
@@ -129,7 +129,7 @@ class ToldRooms:
             call.answer(None)
             return
         self._open[room.room] = call
-        room.put(GatewayCame())
+        room.put(GatewayArrived())
 
     def _leave(self, call: GatewayCall) -> None:
         """The gateway has its answer or listens no more. A room that is open goes on: of its own

@@ -46,7 +46,7 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class GatewayCame:
+class GatewayArrived:
     """The gateway's call for this room is here too, with the same prompt."""
 
 
@@ -56,7 +56,7 @@ class GatewayMissing:
 
 
 @dataclass(frozen=True)
-class PullHeard:
+class PullEnded:
     """What the receiver says of the pull that it sends."""
 
     message: pb.PullDone | pb.PullFailed
@@ -69,11 +69,11 @@ RoomEvent = (
     | m.PrefillToken
     | m.Grant
     | m.PullWanted
-    | PullHeard
+    | PullEnded
     | AbortAsked
     | ReceiverLost
     | Stopped
-    | GatewayCame
+    | GatewayArrived
     | GatewayMissing
 )
 
@@ -98,7 +98,7 @@ class OutgoingHandover:
         """progress_seconds: between two repetitions of Queued, and between two looks at the
         deadlines. begin_pull: fetches what the ticket offers; outlives the room. request_id: as the
         receiver's clients know it; empty where it told none. awaits_gateway: nothing is computed
-        before GatewayCame."""
+        before GatewayArrived."""
         self.named: dict[str, str | int] = {"request_id": request_id, "room": reserve.ticket.room}
         """What its log lines are found by."""
         self.room = reserve.ticket.room
@@ -185,7 +185,7 @@ class OutgoingHandover:
             case m.PullWanted(grant=grant):
                 # Where the room drains by now the pull is lost by run() at once.
                 self._pull = self._begin_pull(grant, self.connection, self._say)
-            case PullHeard(message=message):
+            case PullEnded(message=message):
                 if self._pull is not None:
                     self._pull.put(message)
             case m.PrefillRefused(error=error):
@@ -194,7 +194,7 @@ class OutgoingHandover:
                 self._grant(event)
             case m.PrefillToken():
                 self._produced(event)
-            case GatewayCame():
+            case GatewayArrived():
                 self._meet()
             case GatewayMissing():
                 if machine.allows(SenderEvent.EXPIRE):
@@ -251,7 +251,7 @@ class OutgoingHandover:
             return
         self._core.phases.mark(Phase.READY)
         self._pulled = token.pulled
-        self._say(wire.ready(self.generation, token, self._sender.tail_seconds(self.room)))
+        self._say(wire.ready(self.generation, token, self._sender.remaining_seconds(self.room)))
         if state is SenderState.DONE:
             self._core.finish()
 

@@ -21,10 +21,10 @@ from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.server.errors import InvalidRequest
-from tasuki.transfer import peer_values as told
+from tasuki.transfer import peer_values
 from tasuki.transfer.errors import DuplicateRoom, PeerSilent, TransferError
 from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.fencing.connection_breaker import Severing
+from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.liveness.silence import unless_silent
@@ -48,8 +48,8 @@ from tasuki.utils.loops.guarded_tasks import GuardedTasks
 from . import handover_messages as wire
 from .decode_connections import ReceiverConnections
 from .ended_rooms import EndedRooms
-from .gateway_rooms import ToldRooms
-from .handover_room import AbortAsked, OutgoingHandover, PullHeard, ReceiverLost, Stopped
+from .gateway_rooms import GatewayRooms
+from .handover_room import AbortAsked, OutgoingHandover, PullEnded, ReceiverLost, Stopped
 from .pull_receivers import PullReceivers
 
 log = logging.getLogger(__name__)
@@ -105,15 +105,15 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         loop: asyncio.AbstractEventLoop,
         settings: HandoverServiceSettings | None = None,
         begin_room: BeginRoom = _unknown,
-        told_rooms: ToldRooms | None = None,
+        gateway_rooms: GatewayRooms | None = None,
         progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """loop: the hand-over's. begin_room: hears of each room, the request it is for, and that
-        one's traceparent. told_rooms: of the gateway that tells this node of rooms; None: there is
-        none. progress: this node's."""
+        """loop: the hand-over's. begin_room: called with each room, the request it is for, and that
+        one's traceparent. gateway_rooms: those that a gateway announces to both nodes; None: there
+        is no gateway. progress: this node's."""
         self._begin_room = begin_room
         self._post = post
-        self._told_rooms = told_rooms
+        self._gateway_rooms = gateway_rooms
         self._sender = sender
         self._contract = contract.flat()
         self._node = node
@@ -136,7 +136,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._connections,
             transport.retry_seconds,
             self._settings.patience_seconds,
-            Severing(transport, receiver, self._lose_all).end,
+            ConnectionBreaker(transport, receiver, self._lose_all).end,
             self._settings.pull,
         )
         self._rooms: LiveRooms[int, OutgoingHandover] = LiveRooms("room")
@@ -161,8 +161,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 room = self._rooms.get(message.room)
                 if room is not None:
                     room.put(message)
-                if isinstance(message, m.PrefillToken) and self._told_rooms is not None:
-                    self._told_rooms.told(message.room, message)
+                if isinstance(message, m.PrefillToken) and self._gateway_rooms is not None:
+                    self._gateway_rooms.first_token(message.room, message)
             case m.PullWanted(grant=grant):
                 room = self._rooms.get(grant.room)
                 if room is not None:
@@ -187,12 +187,12 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     ) -> pb.ConnectResponse:
         ours = {**self._contract, "transport": self._node.transport}
         try:
-            theirs = told.contract({**request.contract, "transport": request.node.transport})
+            theirs = peer_values.contract({**request.contract, "transport": request.node.transport})
         except TransferError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         differences = diff(ours, theirs)
         if differences:
-            peer = told.shown(request.node.name)
+            peer = peer_values.shown(request.node.name)
             log.warning("refused %s: %s", peer, [d.field for d in differences])
             return pb.ConnectResponse(
                 refused=pb.Refusal(
@@ -317,8 +317,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await context.abort(
                 grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
             )
-        told = first.reserve.told
-        if told and self._told_rooms is None:
+        awaits_gateway = first.reserve.told
+        if awaits_gateway and self._gateway_rooms is None:
             await context.abort(failed, "reserve.told: no gateway tells this node; give --gateway")
         request_id, traceparent = wire.trail_from_wire(context.invocation_metadata())
         room = OutgoingHandover(
@@ -330,22 +330,22 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._pulls.begin,
             request_id,
             deadlines=self._settings.deadlines,
-            awaits_gateway=told,
+            awaits_gateway=awaits_gateway,
         )
         self._begin_room(ticket.room, request_id, traceparent)
         # The room outlives its stream: it must drain when the stream breaks.
         self._rooms.start(ticket.room, room, self._over)
-        if told and self._told_rooms is not None:
+        if awaits_gateway and self._gateway_rooms is not None:
             try:
-                self._told_rooms.receiver_came(room)
+                self._gateway_rooms.receiver_arrived(room)
             except DuplicateRoom as error:
                 room.put(Stopped(str(error)))
                 await context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         return room
 
     def _over(self, room: OutgoingHandover, failure: Exception | None) -> None:
-        if self._told_rooms is not None:
-            self._told_rooms.over(room)
+        if self._gateway_rooms is not None:
+            self._gateway_rooms.over(room)
         for grant in room.pulls_not_begun():
             self._pulls.refuse(grant.room)
         if not room.ended.done():
@@ -370,9 +370,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                     case "abort":
                         room.put(AbortAsked())
                     case "pull_done":
-                        room.put(PullHeard(message.pull_done))
+                        room.put(PullEnded(message.pull_done))
                     case "pull_failed":
-                        room.put(PullHeard(message.pull_failed))
+                        room.put(PullEnded(message.pull_failed))
                     case other:
                         room.put(Stopped(f"{other} is not expected on a room that is open"))
         except InvalidRequest as error:

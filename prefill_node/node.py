@@ -11,7 +11,7 @@ from functools import partial
 
 from tasuki.engine.build import EngineParts, build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import Outbox, RoomId
+from tasuki.engine.messages import RoomId
 from tasuki.proto import handover_pb2_grpc
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError, is_loopback, parse_bind
@@ -28,13 +28,13 @@ from tasuki.server.tracing.export import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
-from tasuki.transfer.transfer_engine import HopEnds
+from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.progress_bar import progress_bar
 
 from .config import PrefillConfig
-from .gateway_answers import ToldAnswers
-from .gateway_rooms import ToldRooms
+from .gateway_answers import GatewayAnswers
+from .gateway_rooms import GatewayRooms
 from .handover_service import HandoverService, HandoverServiceSettings
 
 _START_SECONDS = 30.0
@@ -71,8 +71,8 @@ class PrefillNode:
         role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(config.handover_bind or front_config.bind, front_config.access)
-        parts = replace(parts, slabs=plane.slabs, wire=plane.outlet.sizes)
-        self._ends = HopEnds.over(
+        parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
+        self._ends = TransferEngine.over(
             plane, parts.steps, config.layers_per_window, config.lease_seconds
         )
         engine = build_prefill_engine(
@@ -82,9 +82,9 @@ class PrefillNode:
             self._ends.sender,
             progress_bar("decode graphs"),
         )
-        self._loop = LoopThread("tasuki-handover", self._lost)
-        told_rooms = ToldRooms() if front_config.gateway else None
-        told = None if told_rooms is None else ToldAnswers(told_rooms, self._loop)
+        self._loop = LoopThread("tasuki-handover", lambda reason: self.front.lose(reason))
+        gateway_rooms = GatewayRooms() if front_config.gateway else None
+        told = None if gateway_rooms is None else GatewayAnswers(gateway_rooms, self._loop)
         gateway = gateway_of(
             engine_config, front_config, parts.model_config, engine.max_request_tokens, None, told
         )
@@ -95,7 +95,7 @@ class PrefillNode:
                 admin_service(client, front_config, store=None, role_change=role_change),
                 *gateway(client),
             ),
-            handover=self._handover,
+            handover=lambda message: self._service.deliver(message),
             routes=lambda client: unserved_routes(),
             status=self._status,
             about={"node": config.name, "role": "prefill"},
@@ -116,7 +116,7 @@ class PrefillNode:
             self._loop.loop,
             HandoverServiceSettings(deadlines=SenderDeadlines.behind(engine_config.queue_timeout)),
             begin_room=self._begin_room,
-            told_rooms=told_rooms,
+            gateway_rooms=gateway_rooms,
             progress=self.front.progress,
         )
 
@@ -125,16 +125,10 @@ class PrefillNode:
         """HOST:PORT of the hand-over's server; None where it shares the front's."""
         return None if self._server is None else self._server.address
 
-    def _lost(self, reason: str) -> None:
-        self.front.lose(reason)
-
     def _begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
         """Before anything of the room reaches the engine, so before its end is told."""
         begin = self.front.tracing.begin_room
         self._fronts_loop.call_soon_threadsafe(begin, room, request, traceparent)
-
-    def _handover(self, message: Outbox) -> None:
-        self._service.deliver(message)
 
     def _status(self) -> HandoverStatus:
         return HandoverStatus(sent=self._ends.sender.counters, peers=self._service.peers())

@@ -13,7 +13,7 @@ from functools import partial
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto.report_pb2 import TransferReport
-from tasuki.transfer import peer_values as told
+from tasuki.transfer import peer_values
 from tasuki.transfer.fencing.writer_fence import WriterFence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.protocol.handover_states import ReceiverEvent, ReceiverState
@@ -124,7 +124,7 @@ class PullReceiver:
         match event:
             case pb.PullDone():
                 if self._core.done(event.generation):
-                    told.count(event.report.bytes, "report.bytes")
+                    peer_values.count(event.report.bytes, "report.bytes")
                     self._report = event.report
                     self._core.verify(partial(windows_from_wire, event.windows))
             case pb.PullFailed():

@@ -9,7 +9,7 @@ from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.transfer.fencing.evidence import FenceReason
-from tasuki.transfer.fencing.writer_fence import LastResorts, WriterFence
+from tasuki.transfer.fencing.writer_fence import Escalation, WriterFence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms.live_rooms import LiveRooms
@@ -31,7 +31,8 @@ class PullReceivers:
         sever: Callable[[WriterLife, FenceReason], Awaitable[None]],
         deadlines: PullReceiverDeadlines,
     ) -> None:
-        """retry_seconds: the transport's. patience: see LastResorts. sever: see Severing.end."""
+        """retry_seconds: the transport's. patience: see Escalation. sever: see
+        ConnectionBreaker.end."""
         self._post = post
         self._receiver = receiver
         self._connections = connections
@@ -52,7 +53,7 @@ class PullReceivers:
         if writer is None:
             self.refuse(grant.room)
             return None
-        last = LastResorts(
+        last = Escalation(
             self._patience,
             lambda: self._connections.drop(connection),
             partial(self._sever, writer),

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import torch
 from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.precision.decoding_sink import Inlet
-from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.decoding_sink import WindowSink
+from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.layer_codec import LayerCodec, TorchLayerCodec
 from tasuki.transfer.precision.settings import WireSettings
-from tasuki.transfer.precision.staging_buffer import StagingCells
+from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.contract import NOT_USED, Contract
 from tasuki.transfer.receiving.target_arena import TargetArena
-from tasuki.transfer.sending.direct_source import DirectOutlet, Outlet
+from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
 from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.digest import Digester, WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.units import TransferUnits
 
 from .failpoints import warn_if_armed
 from .node_identity import NodeIdentity
@@ -34,8 +34,8 @@ class DataPlane:
 
     transport: Transport
     digester: Digester
-    outlet: Outlet
-    inlet: Inlet | None
+    window_source: WindowSource
+    window_sink: WindowSink | None
     """None where windows arrive as they are to lie."""
     slabs: int
     """Of the arena, those that a cache may own: all but the last ones kept back."""
@@ -45,11 +45,11 @@ class DataPlane:
 
     def source(self, steps: StepCounter) -> SourceArena:
         """The arena as a sender's. steps: counts what fills it."""
-        return SourceArena(self.slabs, self.transport, self.outlet, steps, self.arena)
+        return SourceArena(self.slabs, self.transport, self.window_source, steps, self.arena)
 
     def target(self) -> TargetArena:
         """The arena as a receiver's."""
-        return TargetArena(self.slabs, self.transport, self.digester, self.inlet, self.arena)
+        return TargetArena(self.slabs, self.transport, self.digester, self.window_sink, self.arena)
 
     @staticmethod
     def over(
@@ -73,22 +73,22 @@ class DataPlane:
         units = WireUnits.of(layout, wire.precision)
         slabs = memory.nbytes // layout.slab_bytes
         slabs -= wire.slabs_kept_back(units, slabs)
-        transport.register(memory.data_ptr(), memory.nbytes, Grain.of(layout))
+        transport.register(memory.data_ptr(), memory.nbytes, TransferUnits.of(layout))
         digester = build_digester(memory, layout, units)
         code = wire.precision.code
-        outlet: Outlet = DirectOutlet(layout, digester)
-        inlet = None
+        window_source: WindowSource = DirectSource(layout, digester)
+        window_sink = None
         if not wire.precision.exact:
             first = slabs * layout.slab_bytes
-            cells = StagingCells(first, memory.nbytes - first, units.largest_encoded)
+            cells = StagingBuffer(first, memory.nbytes - first, units.largest_encoded)
             codec = _layer_codec(memory, units)
-            outlet = StagedOutlet(units, code, codec, digester, cells)
-            inlet = Inlet(units, code, codec)
+            window_source = EncodingSource(units, code, codec, digester, cells)
+            window_sink = WindowSink(units, code, codec)
         return DataPlane(
             transport,
             digester,
-            outlet,
-            inlet,
+            window_source,
+            window_sink,
             slabs,
             Contract(
                 weights_digest,

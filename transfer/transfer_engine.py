@@ -16,7 +16,7 @@ from .data_plane import DataPlane
 
 
 @dataclass(frozen=True)
-class HopEnds:
+class TransferEngine:
     sender: Sender
     receiver: Receiver
 
@@ -27,7 +27,7 @@ class HopEnds:
         steps: StepCounter,
         layers_per_window: int | None,
         lease_seconds: float,
-    ) -> "HopEnds":
+    ) -> "TransferEngine":
         """steps: what the sender's windows wait for. The rest as in SenderSettings."""
         layout = plane.contract.layout
         settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)

@@ -26,7 +26,7 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 ROUND_TRIPS = 2
 _REQUESTS = 20
@@ -124,7 +124,7 @@ async def _hand_overs() -> tuple[float, float]:
                 service.deliver(m.PrefillQueued(ticket.room, 0))
                 service.deliver(m.PrefillAccepted(ticket.room))
             case m.PrefillStart(grant=grant):
-                sender.plan_forward(grant.room, ForwardPlan(steps.value, 0, (0,), 1))
+                sender.plan_forward(grant.room, FinishedLayers(steps.value, 0, (0,), 1))
                 for _ in _LAYOUT.layer_kinds:
                     steps.tick()
                 service.deliver(m.PrefillToken(grant.room, 1, 0.0, 1.0, _HIT))

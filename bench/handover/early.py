@@ -168,7 +168,7 @@ class _Pair:
                 token.margin,
                 token.hit,
                 "sender",
-                tail_seconds=self._sender.tail_seconds(room) if early else 0.0,
+                tail_seconds=self._sender.remaining_seconds(room) if early else 0.0,
             )
         )
         if early and self._early.counters["begun"] == begun:

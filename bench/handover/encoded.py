@@ -18,11 +18,11 @@ from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
-from tasuki.transfer.transfer_engine import HopEnds
+from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 _LAYOUT = CacheLayout(
     layer_kinds=(*[LayerKind.GDN] * 3, LayerKind.FULL),
@@ -97,7 +97,8 @@ class _Hop:
         )
         # Of each only one end is used.
         self._source, self._target = (
-            HopEnds.over(plane, StepCounter(), None, _LEASE_SECONDS) for plane in (source, target)
+            TransferEngine.over(plane, StepCounter(), None, _LEASE_SECONDS)
+            for plane in (source, target)
         )
         self._source.sender.connect("receiver", target.node.arenas)
         self._ended: SimpleQueue[RoomEnd] = SimpleQueue()
@@ -119,7 +120,7 @@ class _Hop:
         receiver.expect(room, room, Destination(0, pages, 0))
         sender.open(room, room, "receiver", Destination(0, pages, 0), self._ended.put)
         begun = time.perf_counter()
-        sender.plan_forward(room, ForwardPlan.long_finished(0, pages, 0))
+        sender.plan_forward(room, FinishedLayers.long_finished(0, pages, 0))
         end = self._ended.get(timeout=_SECONDS)
         if not isinstance(end, RoomSent):
             raise BenchError(f"the hand-over broke: {end.reason}")

@@ -33,8 +33,8 @@ from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.units import Grain
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.units import TransferUnits
+from tasuki.transfer.windows.window import FinishedLayers
 
 from .pair import ReceivingPeer, receiving_peer
 from .receiving import Place
@@ -181,7 +181,7 @@ def _measure(channel: Connection, settings: dict[str, str]) -> None:
     memory = np.random.default_rng(2).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     measured = Measured()
     transport = _TimedTransport(measured)
-    transport.register(memory.ctypes.data, memory.nbytes, Grain.of(LAYOUT))
+    transport.register(memory.ctypes.data, memory.nbytes, TransferUnits.of(LAYOUT))
     try:
         place = Place("cpu", "nixl")
         with (
@@ -245,7 +245,7 @@ def _hand_over(
         over.set()
 
     sender.open(room, 1, "peer", destination, on_end)
-    sender.plan_forward(room, ForwardPlan(steps.value, 0, local, slot))
+    sender.plan_forward(room, FinishedLayers(steps.value, 0, local, slot))
     start = time.perf_counter()
     for _ in LAYOUT.layer_kinds:
         steps.tick()

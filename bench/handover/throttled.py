@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
 from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.units import TransferUnits
 
 
 @dataclass(eq=False)
@@ -45,8 +45,8 @@ class ThrottledTransport(Transport):
     def spin_seconds(self) -> float:
         return self._inner.spin_seconds
 
-    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
-        return self._inner.register(address, size, grain)
+    def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
+        return self._inner.register(address, size, units)
 
     def metadata(self) -> bytes:
         return self._inner.metadata()

@@ -28,7 +28,7 @@ from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 from .base import Handover, HandoverContext, RequestInbox, misdirected
 from .pull_receiver import PullReceiver
@@ -177,7 +177,7 @@ class PrefillHandover(Handover):
             state.pages_sent = max(first, ready)
             self._sender.plan_forward(
                 state.grant.room,
-                ForwardPlan(
+                FinishedLayers(
                     first_tick=first_tick,
                     first_logical_page=first,
                     local_pages=tuple(state.lease.pages[first : state.pages_sent].tolist()),

@@ -11,7 +11,7 @@ from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.model.config import ModelConfig
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.precision.wire_layout import WireUnits
@@ -53,9 +53,9 @@ def test_an_early_step_reads_what_the_batch_would_read(precision: Precision) -> 
             pair.decode.run()
             told[tail_seconds] = pair.decode.tokens(NAME)
             assert pair.early.counters["joined"] == (1 if tail_seconds else 0)
-            outlet = pair.sender._arenas[0].outlet
-            assert isinstance(outlet, StagedOutlet)
-            assert outlet.cells.in_use == 0
+            window_source = pair.sender._arenas[0].window_source
+            assert isinstance(window_source, EncodingSource)
+            assert window_source.cells.in_use == 0
             pair.decode.assert_at_rest()
             pair.prefill.assert_at_rest()
     assert told[0.0] == told[10.0]

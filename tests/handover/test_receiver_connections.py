@@ -10,7 +10,7 @@ from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.sending.link import Link, SourceArena
-from tasuki.transfer.sending.write_leases import WriterLeases
+from tasuki.transfer.sending.write_leases import WriteLeases
 from tasuki.transfer.transports.base import Endpoint
 
 from tests.harness.loopback_pair import loopback_pair
@@ -126,8 +126,8 @@ def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None
     asyncio.run(scenario())
 
 
-def leases(now: list[float]) -> WriterLeases:
-    held = WriterLeases(LEASE, lambda: now[0])
+def leases(now: list[float]) -> WriteLeases:
+    held = WriteLeases(LEASE, lambda: now[0])
     held.add("peer", [LINK])
     return held
 
@@ -155,7 +155,7 @@ def test_an_older_ask_that_is_answered_later_shortens_no_lease() -> None:
 
 def test_the_first_lease_counts_from_the_ask_too() -> None:
     now = [100.0]
-    held = WriterLeases(LEASE, lambda: now[0])
+    held = WriteLeases(LEASE, lambda: now[0])
     held.add("peer", [LINK], asked_at=99.5)
     now[0] = 100.4
     assert held.writable("peer") is not None

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.prefill_node.gateway_rooms import ToldRooms
+from tasuki.prefill_node.gateway_rooms import GatewayRooms
 from tasuki.prefill_node.handover_room import (
     AbortAsked,
-    GatewayCame,
+    GatewayArrived,
     GatewayMissing,
     OutgoingHandover,
     RoomEvent,
@@ -29,7 +29,7 @@ TOKEN = m.PrefillToken(ROOM, 9, -0.5, 1.0, HIT)
 
 
 class Room:
-    """Of a decode node's Reserve, as far as ToldRooms sees it."""
+    """Of a decode node's Reserve, as far as GatewayRooms sees it."""
 
     def __init__(self, prompt: list[int], room: m.RoomId = ROOM) -> None:
         self.room = room
@@ -46,13 +46,13 @@ def submit(prompt: list[int], request_id: str = "r", room: m.RoomId = ROOM) -> m
     return m.Submit(m.RequestId(request_id), tokens, SamplingParams(), told=told)
 
 
-async def answer(rooms: ToldRooms, asked: m.Submit) -> list[object]:
+async def answer(rooms: GatewayRooms, asked: m.Submit) -> list[object]:
     return [event async for event in rooms.generate(asked, ANONYMOUS)]
 
 
-def run(test: Callable[[ToldRooms], Awaitable[None]], patience: float = 5.0) -> None:
+def run(test: Callable[[GatewayRooms], Awaitable[None]], patience: float = 5.0) -> None:
     async def body() -> None:
-        await test(ToldRooms(patience))
+        await test(GatewayRooms(patience))
 
     asyncio.run(body())
 
@@ -67,17 +67,17 @@ def reason(events: list[object]) -> m.FinishReason:
 def test_the_room_starts_when_both_came_and_its_first_token_is_the_answer(
     gateway_first: bool,
 ) -> None:
-    async def test(rooms: ToldRooms) -> None:
+    async def test(rooms: GatewayRooms) -> None:
         room = Room([1, 2, 3])
         if not gateway_first:
-            rooms.receiver_came(room)  # type: ignore[arg-type]
+            rooms.receiver_arrived(room)  # type: ignore[arg-type]
             assert room.heard == []
         call = asyncio.create_task(answer(rooms, submit([1, 2, 3])))
         await asyncio.sleep(0)
         if gateway_first:
-            rooms.receiver_came(room)  # type: ignore[arg-type]
-        assert room.heard == [GatewayCame()]
-        rooms.told(ROOM, TOKEN)
+            rooms.receiver_arrived(room)  # type: ignore[arg-type]
+        assert room.heard == [GatewayArrived()]
+        rooms.first_token(ROOM, TOKEN)
         events = await call
         assert isinstance(events[0], m.TokenOut) and events[0].token == 9
         last = events[-1]
@@ -89,7 +89,7 @@ def test_the_room_starts_when_both_came_and_its_first_token_is_the_answer(
 
 
 def test_a_call_whose_decode_node_never_comes_ends_without_an_error() -> None:
-    async def test(rooms: ToldRooms) -> None:
+    async def test(rooms: GatewayRooms) -> None:
         assert reason(await answer(rooms, submit([1]))) is m.FinishReason.ABORT
         # The room is forgotten, so that a retry of the gateway may use it.
         assert reason(await answer(rooms, submit([1]))) is m.FinishReason.ABORT
@@ -98,9 +98,9 @@ def test_a_call_whose_decode_node_never_comes_ends_without_an_error() -> None:
 
 
 def test_a_reserve_whose_gateway_never_calls_is_told_so() -> None:
-    async def test(rooms: ToldRooms) -> None:
+    async def test(rooms: GatewayRooms) -> None:
         room = Room([1])
-        rooms.receiver_came(room)  # type: ignore[arg-type]
+        rooms.receiver_arrived(room)  # type: ignore[arg-type]
         await asyncio.sleep(0.2)
         assert room.heard == [GatewayMissing()]
         rooms.over(room)  # type: ignore[arg-type]
@@ -109,11 +109,11 @@ def test_a_reserve_whose_gateway_never_calls_is_told_so() -> None:
 
 
 def test_a_room_that_is_lost_ends_its_call_and_an_abort_does_too() -> None:
-    async def test(rooms: ToldRooms) -> None:
+    async def test(rooms: GatewayRooms) -> None:
         room = Room([1])
         call = asyncio.create_task(answer(rooms, submit([1])))
         await asyncio.sleep(0)
-        rooms.receiver_came(room)  # type: ignore[arg-type]
+        rooms.receiver_arrived(room)  # type: ignore[arg-type]
         rooms.over(room)  # type: ignore[arg-type]
         assert reason(await call) is m.FinishReason.ABORT
         parked = asyncio.create_task(answer(rooms, submit([1], "other", m.RoomId(78))))
@@ -128,13 +128,13 @@ def test_a_room_that_is_lost_ends_its_call_and_an_abort_does_too() -> None:
 
 
 def test_another_prompt_and_a_room_used_twice_are_refused() -> None:
-    async def test(rooms: ToldRooms) -> None:
+    async def test(rooms: GatewayRooms) -> None:
         room = Room([1, 2])
         call = asyncio.create_task(answer(rooms, submit([1, 3])))
         await asyncio.sleep(0)
         with pytest.raises(InvalidRequest, match="bootstrap_room"):
             await answer(rooms, submit([1, 3], "second"))
-        rooms.receiver_came(room)  # type: ignore[arg-type]
+        rooms.receiver_arrived(room)  # type: ignore[arg-type]
         assert isinstance(room.heard[0], Stopped)
         assert reason(await call) is m.FinishReason.ABORT
         untold = m.Submit(m.RequestId("u"), np.ones(1, dtype=np.int32), SamplingParams())
@@ -145,17 +145,17 @@ def test_another_prompt_and_a_room_used_twice_are_refused() -> None:
 
 
 def test_a_gateway_that_leaves_gives_its_room_back() -> None:
-    async def test(rooms: ToldRooms) -> None:
+    async def test(rooms: GatewayRooms) -> None:
         call = asyncio.create_task(answer(rooms, submit([1])))
         await asyncio.sleep(0)
         call.cancel()
         await asyncio.wait([call])
         room = Room([1])
-        rooms.receiver_came(room)  # type: ignore[arg-type]
+        rooms.receiver_arrived(room)  # type: ignore[arg-type]
         assert room.heard == []
         again = asyncio.create_task(answer(rooms, submit([1])))
         await asyncio.sleep(0)
-        assert room.heard == [GatewayCame()]
+        assert room.heard == [GatewayArrived()]
         rooms.over(room)  # type: ignore[arg-type]
         assert reason(await again) is m.FinishReason.ABORT
 

@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.precision.decoding_sink import Inlet
-from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.decoding_sink import WindowSink
+from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import WirePrecision
-from tasuki.transfer.precision.staging_buffer import StagingCells
+from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import TargetArena
-from tasuki.transfer.sending.direct_source import DirectOutlet, Outlet
+from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
 from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.outgoing_room import RoomEnd
 from tasuki.transfer.sending.sender import Sender, SenderSettings
@@ -26,7 +26,7 @@ from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, Loopback
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 POISON = 0xA5
 FULL, GDN = LayerKind.FULL, LayerKind.GDN
@@ -58,28 +58,28 @@ class Node:
     memory: NDArray[np.uint8]
     precision: WirePrecision = field(default_factory=WirePrecision)
     digester: WindowDigester = field(init=False)
-    outlet: Outlet = field(init=False)
-    inlet: Inlet | None = None
+    window_source: WindowSource = field(init=False)
+    window_sink: WindowSink | None = None
 
     def __post_init__(self) -> None:
         units = WireUnits.of(self.layout, self.precision)
         self.digester = WindowDigester(self.memory, self.layout, units)
-        self.outlet = DirectOutlet(self.layout, self.digester)
+        self.window_source = DirectSource(self.layout, self.digester)
         if not self.precision.exact:
             codec = TorchLayerCodec(torch.from_numpy(self.memory), units)
             first = self.slabs * self.layout.slab_bytes
-            cells = StagingCells(first, self.memory.size - first, units.largest_encoded)
+            cells = StagingBuffer(first, self.memory.size - first, units.largest_encoded)
             code = self.precision.code
-            self.outlet = StagedOutlet(units, code, codec, self.digester, cells)
-            self.inlet = Inlet(units, code, codec)
+            self.window_source = EncodingSource(units, code, codec, self.digester, cells)
+            self.window_sink = WindowSink(units, code, codec)
         self.transport.register(self.memory.ctypes.data, self.memory.size)
 
     def sender(self, steps: StepCounter, settings: SenderSettings | None) -> Sender:
-        source = SourceArena(self.slabs, self.transport, self.outlet, steps)
+        source = SourceArena(self.slabs, self.transport, self.window_source, steps)
         return Sender(self.layout, [source], settings)
 
     def receiver(self) -> Receiver:
-        target = TargetArena(self.slabs, self.transport, self.digester, self.inlet)
+        target = TargetArena(self.slabs, self.transport, self.digester, self.window_sink)
         return Receiver(self.layout, [target])
 
     @property
@@ -130,7 +130,7 @@ class Pair:
     """The return path: from target to source."""
     back_receiver: Receiver
 
-    def run(self, room: int, plans: list[Callable[[int], ForwardPlan]]) -> None:
+    def run(self, room: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
         """Plan and tick each forward through all its layers."""
         for plan in plans:
             self.sender.plan_forward(room, plan(self.steps.value))
@@ -140,15 +140,15 @@ class Pair:
 
 def plans(
     pages: tuple[int, ...], slot: int, chunk: int, first_page: int = 0
-) -> list[Callable[[int], ForwardPlan]]:
+) -> list[Callable[[int], FinishedLayers]]:
     """Forwards of `chunk` pages each over the sender's own page ids, the state with the last."""
-    made: list[Callable[[int], ForwardPlan]] = []
+    made: list[Callable[[int], FinishedLayers]] = []
     starts = list(range(0, len(pages), chunk)) or [0]
     for start in starts:
         state = slot if start == starts[-1] else None
         part = pages[start : start + chunk]
         made.append(
-            lambda tick, start=start, part=part, state=state: ForwardPlan(
+            lambda tick, start=start, part=part, state=state: FinishedLayers(
                 tick, first_page + start, part, state
             )
         )

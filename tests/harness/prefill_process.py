@@ -19,7 +19,7 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 from tests.harness.handover_nodes import HIT, PAGES, SLABS
 from tests.harness.loopback_pair import random_ids, small_layout
@@ -70,7 +70,7 @@ async def serve(channel: Connection, script: Script) -> None:
                 service.deliver(m.PrefillAccepted(ticket.room))
             case m.PrefillStart(grant=grant):
                 pages, slot = source_ids()
-                sender.plan_forward(grant.room, ForwardPlan(steps.value, 0, pages, slot))
+                sender.plan_forward(grant.room, FinishedLayers(steps.value, 0, pages, slot))
                 for _ in range(script.layers):
                     steps.tick()
                 if script.token:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tasuki.proto import handover_pb2
 from tasuki.transfer.fencing.evidence import LeaseExpired
-from tasuki.transfer.sending.write_leases import WriterLeases
+from tasuki.transfer.sending.write_leases import WriteLeases
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("transfer", "engine", "prefill_node", "decode_node", "pycache", "model")
@@ -58,7 +58,7 @@ def test_a_lease_ends_for_the_writer_before_the_owner_frees_whatever_their_clock
     """Two hosts whose clocks differ by `skew` seconds: the writer counts from its question, the
     owner from the answer it gave later."""
     lease, retry, now = 2.0, 1.0, [1e6]
-    leases = WriterLeases(lease, lambda: now[0])
+    leases = WriteLeases(lease, lambda: now[0])
     leases.add("peer", [])
     asked = now[0]
     now[0] += 0.3

@@ -2,7 +2,7 @@
 a writer too, and a cell of the sender's staging has one holder."""
 
 from hypothesis import settings
-from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
 
@@ -27,9 +27,9 @@ class EncodedHops(Hops):
     def teardown(self) -> None:
         super().teardown()
         for way in getattr(self, "ways", {}).values():
-            outlet = way.source.outlet
-            assert isinstance(outlet, StagedOutlet)
-            assert outlet.cells.in_use == 0, way.name
+            window_source = way.source.window_source
+            assert isinstance(window_source, EncodingSource)
+            assert window_source.cells.in_use == 0, way.name
 
 
 TestEncodedHops = EncodedHops.TestCase

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
-from tasuki.transfer.precision.decoding_sink import Inlet
-from tasuki.transfer.precision.encoding_source import StagedOutlet
+from tasuki.transfer.precision.decoding_sink import WindowSink
+from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.row_codec import RowFormat
 from tasuki.transfer.precision.settings import WireSettings
-from tasuki.transfer.precision.staging_buffer import StagingCells
+from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireError, WireUnits
 from tasuki.transfer.sending.outgoing_room import RoomSent
 from tasuki.transfer.sending.sender import SenderSettings
@@ -25,7 +25,7 @@ from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.descriptors import layer_bytes
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import ForwardPlan, WindowHeader
+from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
 
 from tests.harness.loopback_pair import (
     FULL,
@@ -53,7 +53,7 @@ ALL_FP8 = WirePrecision(FP8, FP8)
 NEVER = SenderSettings(lease_seconds=1e9, stall_seconds=1e9)
 
 
-class CountedCells(StagingCells):
+class CountedCells(StagingBuffer):
     """refused: how often somebody had to wait."""
 
     refused = 0
@@ -65,9 +65,13 @@ class CountedCells(StagingCells):
 
 
 def cells_in_use(*nodes: Node) -> int:
-    outlets = [node.outlet for node in nodes]
-    assert all(isinstance(outlet, StagedOutlet) for outlet in outlets)
-    return sum(outlet.cells.in_use for outlet in outlets if isinstance(outlet, StagedOutlet))
+    outlets = [node.window_source for node in nodes]
+    assert all(isinstance(window_source, EncodingSource) for window_source in outlets)
+    return sum(
+        window_source.cells.in_use
+        for window_source in outlets
+        if isinstance(window_source, EncodingSource)
+    )
 
 
 def through(form: RowFormat | None, numbers: bytes) -> bytes:
@@ -195,7 +199,9 @@ def test_the_way_back_is_encoded_too_and_costs_no_further_digit() -> None:
         pair.source.memory[:] = POISON
         pair.back_receiver.expect(8, GENERATION, back)
         pair.back_sender.open(8, GENERATION, "peer", back, pair.ends)
-        pair.back_sender.plan_forward(8, ForwardPlan.long_finished(0, granted.pages, granted.slot))
+        pair.back_sender.plan_forward(
+            8, FinishedLayers.long_finished(0, granted.pages, granted.slot)
+        )
         end = pair.ends.wait(8)
         assert isinstance(end, RoomSent), end
         pair.back_receiver.verify(8, GENERATION, end.report.digests, timeout=5)
@@ -208,17 +214,17 @@ def test_a_layer_opens_only_once_it_is_decoded() -> None:
     with loopback_pair(precision=ALL_FP8, kept_back=1) as pair:
         decoding, go_on = threading.Event(), threading.Event()
 
-        class Slow(Inlet):
+        class Slow(WindowSink):
             def decode(self, part: object) -> None:
                 decoding.set()
                 assert go_on.wait(5)
                 super().decode(part)  # type: ignore[arg-type]
 
-        inlet = pair.target.inlet
-        assert inlet is not None
-        slow = Slow(inlet._units, inlet.code, inlet._codec)
+        window_sink = pair.target.window_sink
+        assert window_sink is not None
+        slow = Slow(window_sink._units, window_sink.code, window_sink._codec)
         (arena,) = pair.receiver._arenas
-        pair.receiver._arenas = (replace(arena, inlet=slow),)
+        pair.receiver._arenas = (replace(arena, window_sink=slow),)
         _, local, slot = open_room(pair, 2)
         pair.run(ROOM, plans(local, slot, 2))
         assert decoding.wait(5)
@@ -233,18 +239,18 @@ def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:
     with loopback_pair(settings=whole, precision=ALL_FP8, kept_back=1 + 7) as pair:
         decoding, go_on, decoded = threading.Event(), threading.Event(), []
 
-        class Slow(Inlet):
+        class Slow(WindowSink):
             def decode(self, part: object) -> None:
                 decoding.set()
                 assert go_on.wait(5)
                 super().decode(part)  # type: ignore[arg-type]
                 decoded.append(part)
 
-        inlet = pair.target.inlet
-        assert inlet is not None
-        slow = Slow(inlet._units, inlet.code, inlet._codec)
+        window_sink = pair.target.window_sink
+        assert window_sink is not None
+        slow = Slow(window_sink._units, window_sink.code, window_sink._codec)
         (arena,) = pair.receiver._arenas
-        pair.receiver._arenas = (replace(arena, inlet=slow),)
+        pair.receiver._arenas = (replace(arena, window_sink=slow),)
         _, local, slot = open_room(pair, 2)
         pair.run(ROOM, plans(local, slot, 2))
         assert decoding.wait(5)
@@ -298,7 +304,7 @@ def test_a_window_that_lands_twice_loses_the_room() -> None:
 def test_a_window_of_another_precision_is_not_applied(code: int) -> None:
     with loopback_pair(precision=ALL_FP8, kept_back=1) as pair:
         _, local, slot = open_room(pair, 2)
-        pair.source.outlet.code = code
+        pair.source.window_source.code = code
         pair.run(ROOM, plans(local, slot, 2))
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent), end
@@ -340,10 +346,10 @@ def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
     rooms = range(1, 7)
     with loopback_pair(layout, 24, settings=NEVER, precision=ALL_FP8, kept_back=1) as pair:
         # Fewer cells than one room may have in flight.
-        outlet = pair.source.outlet
-        assert isinstance(outlet, StagedOutlet)
+        window_source = pair.source.window_source
+        assert isinstance(window_source, EncodingSource)
         unit = units.largest_encoded
-        outlet.cells = CountedCells(24 * layout.slab_bytes, 3 * unit, unit)
+        window_source.cells = CountedCells(24 * layout.slab_bytes, 3 * unit, unit)
         pair.source.transport.bytes_per_second = 2e6
         opened = {room: open_room(pair, 4, room=room, seed=room) for room in rooms}
         for room, (_, local, slot) in opened.items():
@@ -351,7 +357,7 @@ def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
         for room in rooms:
             end = pair.ends.wait(room, timeout=30)
             assert isinstance(end, RoomSent), end
-        assert outlet.cells.refused > 0
+        assert window_source.cells.refused > 0
         assert cells_in_use(pair.source) == 0
 
 
@@ -367,12 +373,12 @@ def test_a_link_that_stands_still_leaves_staging_to_the_others() -> None:
         slabs=24, faults=held, settings=NEVER, precision=ALL_FP8, kept_back=1
     ) as pair:
         pair.sender.connect("other", [pair.target.address])
-        outlet = pair.source.outlet
-        assert isinstance(outlet, StagedOutlet)
+        window_source = pair.source.window_source
+        assert isinstance(window_source, EncodingSource)
         for room in (1, 3):
             _, local, slot = open_room(pair, 4, room=room, seed=room)
             pair.run(room, plans(local, slot, 2))
-        wait_until(lambda: not outlet.cells.has_room("peer"))
+        wait_until(lambda: not window_source.cells.has_room("peer"))
         stuck.clear()
         granted, local, slot = open_room(pair, 4, room=2, peer="other", seed=9)
         pair.run(2, plans(local, slot, 4))
@@ -383,7 +389,7 @@ def test_a_link_that_stands_still_leaves_staging_to_the_others() -> None:
         pair.fabric.let_go()
         for room in (1, 3):
             assert isinstance(pair.ends.wait(room), RoomSent)
-        assert outlet.cells.in_use == 0
+        assert window_source.cells.in_use == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -402,12 +408,12 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
 ) -> None:
     units = WireUnits.of(small_layout(tuple(kinds)), precision)
     unit = units.largest_encoded
-    staging = StagingCells(0, cells * unit * 3 // 2, unit)
-    outlet = StagedOutlet(units, 1, None, None, staging)  # type: ignore[arg-type]
-    plan = ForwardPlan(100, 7, tuple(range(pages)), slot)
+    staging = StagingBuffer(0, cells * unit * 3 // 2, unit)
+    window_source = EncodingSource(units, 1, None, None, staging)  # type: ignore[arg-type]
+    plan = FinishedLayers(100, 7, tuple(range(pages)), slot)
     layers = len(kinds)
     runs = [(first, min(first + run, layers)) for first in range(0, layers, run)]
-    windows = outlet.windows(plan, runs, 3)
+    windows = window_source.windows(plan, runs, 3)
     assert [window.header.sequence for window in windows] == list(range(3, 3 + len(windows)))
     seen: list[tuple[int, int]] = []
     for window in windows:
@@ -460,21 +466,21 @@ def test_aborts_leave_no_staging_behind() -> None:
 
 def test_a_window_that_cannot_be_encoded_ends_its_room_and_frees_its_cell() -> None:
     with loopback_pair(precision=ALL_FP8, kept_back=1) as pair:
-        outlet = pair.source.outlet
-        assert isinstance(outlet, StagedOutlet)
+        window_source = pair.source.window_source
+        assert isinstance(window_source, EncodingSource)
 
         class Broken:
             def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
                 raise RuntimeError("no memory")
 
-        outlet._codec = Broken()  # type: ignore[assignment]
+        window_source._codec = Broken()  # type: ignore[assignment]
         _, local, slot = open_room(pair, 4)
         pair.run(ROOM, plans(local, slot, 4))
         end = pair.ends.wait(ROOM)
         assert not isinstance(end, RoomSent)
         assert "no memory" in end.reason
         assert end.drain is Drain.DRAINED
-        assert outlet.cells.in_use == 0
+        assert window_source.cells.in_use == 0
 
 
 @pytest.mark.parametrize(

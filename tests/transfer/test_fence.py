@@ -16,14 +16,14 @@ from tasuki.transfer.fencing.evidence import (
     LeaseExpired,
     WriterDead,
 )
-from tasuki.transfer.fencing.writer_fence import LastResorts, WriterFence
+from tasuki.transfer.fencing.writer_fence import Escalation, WriterFence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.windows.send_report import Drain
 
 CHILD = """
 import sys
-from tasuki.transfer.fence import ProcessIdentity
+from tasuki.transfer.process_identity import ProcessIdentity
 me = ProcessIdentity.own()
 print(me.boot_id, me.pid_namespace, me.pid, me.start_ticks, flush=True)
 sys.stdin.read()
@@ -130,7 +130,7 @@ def test_a_writer_that_acknowledges_nothing_is_given_up_and_its_connection_sever
             await asyncio.Event().wait()
 
         expired = LeaseExpired(lambda: lost[0] if lost else None, 5.0, clock=lambda: now[0])
-        fence = WriterFence(3, [expired], 0.0, LastResorts(0.05, give_up, sever))
+        fence = WriterFence(3, [expired], 0.0, Escalation(0.05, give_up, sever))
         assert not fence.answered
         reason = await asyncio.wait_for(fence.hold(ask), 30)
         assert reason is FenceReason.LEASE_EXPIRED
@@ -156,7 +156,7 @@ def test_what_the_writer_says_opens_the_fence_and_ends_the_asking(
         async def sever(told: FenceReason) -> None:
             severed.append(told)
 
-        fence = WriterFence(3, [], 0.0, LastResorts(60.0, lambda: asked.append("up"), sever))
+        fence = WriterFence(3, [], 0.0, Escalation(60.0, lambda: asked.append("up"), sever))
 
         async def ask() -> None:
             fence.acknowledge(drain)

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.transfer.windows.descriptors import window_pieces
-from tasuki.transfer.windows.units import Grain, Strip
+from tasuki.transfer.windows.units import Strip, TransferUnits
 from tasuki.transfer.windows.window import WindowHeader
 
 from tests.harness.loopback_pair import random_ids, small_layout
 
 LAYOUT = small_layout()
-GRAIN = Grain.of(LAYOUT)
+GRAIN = TransferUnits.of(LAYOUT)
 LOCAL, REMOTE = 8, 11
 
 

@@ -32,7 +32,7 @@ from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 from tests.harness.loopback_pair import Node, loopback_pair, small_layout
 
@@ -259,10 +259,10 @@ class Hops(RuleBasedStateMachine):
         lost_before = room.way.windows_lost
         pages, slot = ids_in(room.source_slabs)
         if room.way.back:
-            room.way.sender.plan_forward(room.number, ForwardPlan.long_finished(0, pages, slot))
+            room.way.sender.plan_forward(room.number, FinishedLayers.long_finished(0, pages, slot))
         else:
             first = self.pair.steps.value
-            room.way.sender.plan_forward(room.number, ForwardPlan(first, 0, pages, slot))
+            room.way.sender.plan_forward(room.number, FinishedLayers(first, 0, pages, slot))
             for _ in LAYOUT.layer_kinds:
                 self.pair.steps.tick()
         self.settle()

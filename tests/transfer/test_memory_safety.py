@@ -10,7 +10,7 @@ from tasuki.transfer.transports.base import Region
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.transports.nixl import transport as nixl
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
-from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.units import TransferUnits
 
 from tests.harness.loopback_pair import POISON, small_layout
 
@@ -25,9 +25,9 @@ class Recording(LoopbackTransport):
         super().__init__(LoopbackFabric(), "alone")
         self.regions: list[Region] = []
 
-    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+    def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
         self.regions.append(Region(address, size))
-        return super().register(address, size, grain)
+        return super().register(address, size, units)
 
 
 def test_the_arena_is_registered_and_nothing_else() -> None:

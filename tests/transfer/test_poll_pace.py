@@ -1,6 +1,6 @@
 """The pace at which a transport is asked: at once while bytes move, seldom while none do."""
 
-from tasuki.transfer.transports.poll_backoff import PollPace
+from tasuki.transfer.transports.poll_backoff import PollBackoff
 
 MOST = 0.0005
 
@@ -14,7 +14,7 @@ class ProcessorClock:
 
 
 def test_waits_double_up_to_the_most_while_nothing_moves() -> None:
-    pace = PollPace(ProcessorClock())
+    pace = PollBackoff(ProcessorClock())
     waits = []
     for _ in range(6):
         pace.begin()
@@ -25,7 +25,7 @@ def test_waits_double_up_to_the_most_while_nothing_moves() -> None:
 
 def test_bytes_that_move_and_news_end_the_waiting() -> None:
     clock = ProcessorClock()
-    pace = PollPace(clock)
+    pace = PollBackoff(clock)
     first = pace.wait_seconds(MOST)
     pace.begin()
     assert pace.wait_seconds(MOST) > first
@@ -40,7 +40,7 @@ def test_bytes_that_move_and_news_end_the_waiting() -> None:
 
 
 def test_a_transport_that_is_worth_asking_sooner_is_asked_sooner() -> None:
-    pace = PollPace(ProcessorClock())
+    pace = PollBackoff(ProcessorClock())
     for _ in range(3):
         pace.begin()
         assert pace.wait_seconds(0.00001) == 0.00001
@@ -48,7 +48,7 @@ def test_a_transport_that_is_worth_asking_sooner_is_asked_sooner() -> None:
 
 def test_many_calls_without_bytes_are_no_movement() -> None:
     clock = ProcessorClock()
-    pace = PollPace(clock)
+    pace = PollBackoff(clock)
     clock.seconds += 0.0001
     assert pace.wait_seconds(MOST, calls=8) > 0
     pace.begin()

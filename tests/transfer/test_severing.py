@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from tasuki.transfer.fencing.connection_breaker import Severing
+from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.evidence import FenceReason
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 
@@ -50,7 +50,7 @@ def run(reason: FenceReason, links: list[Link], rooms: int) -> tuple[Watched, Sl
         return links
 
     async def scenario() -> None:
-        severing = Severing(transport, receiver, lose_all)  # type: ignore[arg-type]
+        severing = ConnectionBreaker(transport, receiver, lose_all)  # type: ignore[arg-type]
         ends = [asyncio.create_task(severing.end(links[0], reason)) for _ in range(rooms)]
         _, waiting = await asyncio.wait(ends, timeout=0.1)
         if reason is not FenceReason.DRAIN_ACKNOWLEDGED:

@@ -20,7 +20,7 @@ from tasuki.transfer.windows.descriptors import check_bounds, layer_bytes, merge
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.send_report import WindowTiming, split_time
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import ForwardPlan, WindowHeader, cut
+from tasuki.transfer.windows.window import FinishedLayers, WindowHeader, cut
 
 from tests.harness.loopback_pair import small_layout
 
@@ -45,7 +45,7 @@ def test_steps_wake_waiters_and_remember_times() -> None:
 
 @given(layers=st.integers(1, 12), size=st.integers(1, 13), tick=st.integers(0, 99))
 def test_windows_cover_every_layer_once_in_order(layers: int, size: int, tick: int) -> None:
-    windows = cut(ForwardPlan(tick, 3, (8, 9), None), fixed_runs(layers, size), first_sequence=5)
+    windows = cut(FinishedLayers(tick, 3, (8, 9), None), fixed_runs(layers, size), first_sequence=5)
     covered = [layer for w in windows for layer in range(w.header.first_layer, w.header.end_layer)]
     assert covered == list(range(layers))
     assert [w.header.sequence for w in windows] == list(range(5, 5 + len(windows)))

@@ -21,7 +21,7 @@ from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import ForwardPlan, WindowHeader
+from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
 
 from tests.harness.loopback_pair import (
     FULL,
@@ -326,7 +326,7 @@ def test_a_plan_that_does_not_fit_ends_the_room(
         granted = destination(layout, 8, 2, np.random.default_rng(0))
         pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
         local, _ = random_ids(layout, 8, pages, np.random.default_rng(1))
-        pair.sender.plan_forward(ROOM, ForwardPlan(0, first, local, state))
+        pair.sender.plan_forward(ROOM, FinishedLayers(0, first, local, state))
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomBroke) and named in end.reason
 

@@ -15,7 +15,7 @@ import pytest
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.transports.base import Endpoint, TransferState
 from tasuki.transfer.transports.nixl.transport import NixlTransport, configure_environment
-from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.units import TransferUnits
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu13") is None and importlib.util.find_spec("nixl_cu12") is None,
@@ -69,7 +69,7 @@ def put(transport: NixlTransport, endpoint: Endpoint) -> bool:
 
 
 class Wire:
-    def __init__(self, grain: Grain | None = None) -> None:
+    def __init__(self, units: TransferUnits | None = None) -> None:
         configure_environment()
         context = mp.get_context("spawn")
         self.channel, theirs = context.Pipe()
@@ -78,7 +78,7 @@ class Wire:
         theirs.close()
         self.transport = NixlTransport("source")
         self.memory = np.random.default_rng(5).integers(0, 256, SIZE, dtype=np.uint8)
-        self.transport.register(self.memory.ctypes.data, self.memory.size, grain)
+        self.transport.register(self.memory.ctypes.data, self.memory.size, units)
         assert self.channel.poll(60)
         self.endpoint: Endpoint = self.transport.connect(self.channel.recv_bytes())
 
@@ -140,8 +140,8 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
 
 def test_what_was_prepared_is_posted_by_index_and_all_else_as_before() -> None:
     block, slab, state = 4096, 10 * 4096, 3 * 4096 + 64
-    grain = Grain(block, slab, state, states=2)
-    made = Wire(grain)
+    units = TransferUnits(block, slab, state, states=2)
+    made = Wire(units)
     try:
         expected = np.zeros(SIZE, dtype=np.uint8)
         windows = [
@@ -151,7 +151,7 @@ def test_what_was_prepared_is_posted_by_index_and_all_else_as_before() -> None:
             [(64, 70 * block + 128, 192)],
         ]
         for number, pieces in enumerate(windows):
-            indices = grain.indices(np.array(pieces, dtype=np.int64), SIZE, SIZE)
+            indices = units.indices(np.array(pieces, dtype=np.int64), SIZE, SIZE)
             assert (indices is None) == (number == 3)
             for a, b, length in pieces:
                 expected[b : b + length] = made.memory[a : a + length]

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tasuki.transfer.sending.fair_queue import FairTurns
+from tasuki.transfer.sending.fair_queue import FairQueue
 from tasuki.transfer.sending.link import Link, SourceArena
-from tasuki.transfer.sending.link_cost import LinkCost
+from tasuki.transfer.sending.link_cost import LinkSpeed
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom, RoomSent
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs
 from tasuki.transfer.transports.base import Endpoint
 from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.window import ForwardPlan
+from tasuki.transfer.windows.window import FinishedLayers
 
 from tests.harness.loopback_pair import Pair, loopback_pair, plans, random_ids
 
@@ -85,13 +85,13 @@ def test_small_states_go_along_with_pages_that_fill_a_window() -> None:
 
 def test_a_slow_link_has_small_windows_and_a_fast_one_few() -> None:
     def windows(byte_seconds: float) -> int:
-        cost = LinkCost(0.0005, byte_seconds, 1e6, spread=True)
+        cost = LinkSpeed(0.0005, byte_seconds, 1e6, spread=True)
         return len(last_runs([size << 15 for size in STATES], budget(cost)))
 
     slow, middle, fast = windows(1e-8), windows(1e-10), windows(1e-12)
     assert slow == 32 and 6 <= middle < 32 and fast < middle
     assert budget(None) == 0
-    assert budget(LinkCost(0.0, 1e-9, 1000.0, spread=False)) == 2000
+    assert budget(LinkSpeed(0.0, 1e-9, 1000.0, spread=False)) == 2000
 
 
 def rooms(count: int) -> list[OutgoingRoom]:
@@ -106,7 +106,7 @@ def rooms(count: int) -> list[OutgoingRoom]:
 def test_rooms_that_always_have_a_window_share_by_bytes(sizes: list[list[int]]) -> None:
     everyone = rooms(len(sizes))
     served = [0] * len(sizes)
-    turns = FairTurns()
+    turns = FairQueue()
     for _ in range(60):
         room = turns.next(everyone)
         index = room.room
@@ -118,7 +118,7 @@ def test_rooms_that_always_have_a_window_share_by_bytes(sizes: list[list[int]]) 
 
 def test_an_idle_room_saves_nothing_up() -> None:
     busy, idle = rooms(2)
-    turns = FairTurns()
+    turns = FairQueue()
     for _ in range(100):
         turns.served(turns.next([busy]), 10)
     picked = []
@@ -134,7 +134,7 @@ def open_room(pair: Pair, room: int, pages: int, slabs: int) -> None:
     ids, slot = random_ids(layout, slabs, pages, np.random.default_rng(room))
     pair.receiver.expect(room, 1, Destination(0, ids, slot))
     pair.sender.open(room, 1, "peer", Destination(0, ids, slot), pair.ends)
-    pair.sender.plan_forward(room, ForwardPlan(pair.steps.value, 0, ids, slot))
+    pair.sender.plan_forward(room, FinishedLayers(pair.steps.value, 0, ids, slot))
 
 
 def test_a_link_that_is_slow_and_moves_never_times_out() -> None:

@@ -17,7 +17,7 @@ from .evidence import FenceReason
 from .writer_liveness import WriterLife
 
 
-class Severing:
+class ConnectionBreaker:
     def __init__(
         self,
         transport: Transport,

@@ -24,10 +24,10 @@ _INTERVAL = 0.01
 
 
 @dataclass(frozen=True)
-class LastResorts:
+class Escalation:
     """When no drain is acknowledged within `patience` seconds, give_up() ends the connection:
     without our answers the writer's lease runs out, whatever ails it. sever() ends what was posted
-    and has not arrived, where the reason leaves that open; see Severing."""
+    and has not arrived, where the reason leaves that open; see ConnectionBreaker."""
 
     patience: float
     give_up: Callable[[], None]
@@ -36,7 +36,7 @@ class LastResorts:
 
 class WriterFence:
     def __init__(
-        self, room: int, evidence: Sequence[Evidence], retry_seconds: float, last: LastResorts
+        self, room: int, evidence: Sequence[Evidence], retry_seconds: float, last: Escalation
     ) -> None:
         """evidence: of the writer's death and of its lease's end. retry_seconds: the transport's; a
         write may land that long after it was posted."""

@@ -23,7 +23,7 @@ class EncodedPart:
     ids: tuple[int, ...]
 
 
-class Inlet:
+class WindowSink:
     def __init__(self, units: WireUnits, code: int, codec: LayerCodec) -> None:
         """code: of the precision, which every notification must carry."""
         self.code = code

@@ -1,7 +1,7 @@
 """Windows that leave encoded: copied into cells kept back in the sender's own arena, since nothing
 else is registered.
 
-Owns the cells. Knows units and cells; no rooms. Thread rule: as of Outlet.
+Owns the cells. Knows units and cells; no rooms. Thread rule: as of WindowSource.
 Invariants: what is encoded of a window fits one cell; what a precision leaves exact is posted from
 where it lies; a cell is free again when its window was released.
 """
@@ -15,24 +15,24 @@ from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.windows.descriptors import Pieces, layer_bytes, merge_pieces
 from tasuki.transfer.windows.destination import Destination, granted_pages
 from tasuki.transfer.windows.digest import Digester, WindowRows, window_rows
-from tasuki.transfer.windows.window import ForwardPlan, Run, Window, cut
+from tasuki.transfer.windows.window import FinishedLayers, Run, Window, cut
 
 from .layer_codec import LayerCodec
-from .staging_buffer import Cell, StagingCells
+from .staging_buffer import Cell, StagingBuffer
 from .wire_layout import WireUnits
 
 _WORD = 8
 Places = NDArray[np.int64]
 
 
-class StagedOutlet:
+class EncodingSource:
     def __init__(
         self,
         units: WireUnits,
         code: int,
         codec: LayerCodec,
         digester: Digester,
-        cells: StagingCells,
+        cells: StagingBuffer,
     ) -> None:
         """digester: of units of these sizes."""
         self.code = code
@@ -45,7 +45,9 @@ class StagedOutlet:
     def sizes(self) -> WireUnits:
         return self._units
 
-    def windows(self, plan: ForwardPlan, runs: Sequence[Run], first_sequence: int) -> list[Window]:
+    def windows(
+        self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
+    ) -> list[Window]:
         parts = [part for window in cut(plan, runs, 0) for part in self._parts(window)]
         return [
             replace(part, header=replace(part.header, sequence=sequence))
@@ -85,14 +87,14 @@ class StagedOutlet:
     def has_room(self, peer: str) -> bool:
         return self.cells.has_room(peer)
 
-    def load(self, peer: str, window: Window) -> "_StagedWindow":
+    def load(self, peer: str, window: Window) -> "_EncodedWindow":
         cell = self.cells.take(peer)
         try:
             places = self._encode(window, cell)
         except BaseException:
             self.cells.give_back(cell)
             raise
-        return _StagedWindow(self._units, self._digester, self.cells, window, cell, places)
+        return _EncodedWindow(self._units, self._digester, self.cells, window, cell, places)
 
     def _encode(self, window: Window, cell: Cell) -> Places:
         header, slot = window.header, window.local_slot
@@ -112,14 +114,14 @@ class StagedOutlet:
         return places
 
 
-class _StagedWindow:
+class _EncodedWindow:
     """places: bytes at which each of its units is posted from, in the order of its rows."""
 
     def __init__(
         self,
         units: WireUnits,
         digester: Digester,
-        cells: StagingCells,
+        cells: StagingBuffer,
         window: Window,
         cell: Cell,
         places: Places,

@@ -23,7 +23,7 @@ class Cell:
     holder: str
 
 
-class StagingCells:
+class StagingBuffer:
     def __init__(self, offset: int, size: int, largest_unit: int) -> None:
         """Of the bytes [offset, offset + size). REQUIRES: two of the largest unit fit; ALIGNMENT
         divides offset."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto.report_pb2 import TransferReport
-from tasuki.transfer import peer_values as told
+from tasuki.transfer import peer_values
 from tasuki.transfer.errors import MetadataUnusable, PeerInvalid
 from tasuki.transfer.node_identity import (
     EPOCH_BYTES,
@@ -58,7 +58,7 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
     metadata = node.transport_metadata
     if len(metadata) > _LARGEST_METADATA:
         raise PeerInvalid(f"node.transport_metadata has {len(metadata)} bytes: too many")
-    name = told.name(node.name, "node.name")
+    name = peer_values.name(node.name, "node.name")
     if node.transport_checksum != metadata_checksum(metadata):
         raise MetadataUnusable(
             f"transport metadata of {name or 'a peer'} are damaged: their checksum differs"
@@ -68,20 +68,20 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
         name=name,
         epoch=node.epoch,
         process=ProcessIdentity(
-            told.name(process.boot_id, "node.process.boot_id"),
+            peer_values.name(process.boot_id, "node.process.boot_id"),
             process.pid_namespace,
-            told.count(process.pid, "node.process.pid", _HIGHEST_PID),
+            peer_values.count(process.pid, "node.process.pid", _HIGHEST_PID),
             process.start_ticks,
         ),
-        transport=told.name(node.transport, "node.transport"),
-        arenas=(ArenaAddress(metadata, told.count(node.slabs, "node.slabs", _MOST_SLABS)),),
+        transport=peer_values.name(node.transport, "node.transport"),
+        arenas=(ArenaAddress(metadata, peer_values.count(node.slabs, "node.slabs", _MOST_SLABS)),),
     )
 
 
 def lease_from_wire(lease_seconds: float) -> float:
     """A writer's lease: what it may write to stays quarantined for that long after it is lost.
     Raises PeerInvalid."""
-    return told.seconds(lease_seconds, "lease_seconds", _LONGEST_LEASE)
+    return peer_values.seconds(lease_seconds, "lease_seconds", _LONGEST_LEASE)
 
 
 def windows_to_wire(digests: Sequence[WindowDigest]) -> list[pb.Window]:
@@ -113,7 +113,7 @@ def report_to_wire(report: SendReport, track: SenderTrack) -> TransferReport:
 
 def windows_from_wire(windows: Sequence[pb.Window]) -> tuple[WindowDigest, ...]:
     """Raises PeerInvalid where there are more than any room has."""
-    told.count(len(windows), "windows", _MOST_WINDOWS)
+    peer_values.count(len(windows), "windows", _MOST_WINDOWS)
     return tuple(
         WindowDigest(
             WindowHeader(

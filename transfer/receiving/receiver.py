@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.precision.decoding_sink import Inlet
+from tasuki.transfer.precision.decoding_sink import WindowSink
 from tasuki.transfer.timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
-from tasuki.transfer.transports.poll_backoff import PollPace
+from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import WindowDigest
 from tasuki.transfer.windows.window import WindowHeader
@@ -183,7 +183,7 @@ class Receiver:
             self._changed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
 
     def _loop(self) -> None:
-        pace = PollPace()
+        pace = PollBackoff()
         while not self._stopping.is_set():
             pace.begin()
             arrived = sum([self._pass(arena) for arena in self._arenas])
@@ -237,7 +237,7 @@ class Receiver:
                 return
             if incoming.has(header):
                 self.counters.duplicate += 1
-                if arena.inlet is not None:
+                if arena.window_sink is not None:
                     incoming.spoil(header)
                 return
             if incoming.sealed:
@@ -253,8 +253,8 @@ class Receiver:
         reach(Place.RECEIVER_ON_LANDED, header.sequence)
         slot = incoming.destination.slot if header.carries_state else None
         digest = arena.digester.digest(room, generation, header, pages, slot)
-        if arena.inlet is not None and not self._decoded(
-            arena.inlet, incoming, header, pages, slot
+        if arena.window_sink is not None and not self._decoded(
+            arena.window_sink, incoming, header, pages, slot
         ):
             return
         with self._changed:
@@ -265,16 +265,16 @@ class Receiver:
 
     def _decoded(
         self,
-        inlet: Inlet,
+        window_sink: WindowSink,
         incoming: IncomingRoom,
         header: WindowHeader,
         pages: Sequence[int],
         slot: int | None,
     ) -> bool:
         """Decode the window in place, in parts; False where its room was forgotten meanwhile."""
-        for part in inlet.parts(header, pages, slot):
+        for part in window_sink.parts(header, pages, slot):
             with self._decoding:
                 if incoming.forgotten:
                     return False
-                inlet.decode(part)
+                window_sink.decode(part)
         return True

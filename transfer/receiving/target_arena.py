@@ -3,23 +3,23 @@
 from dataclasses import dataclass
 
 from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
-from tasuki.transfer.precision.decoding_sink import Inlet
+from tasuki.transfer.precision.decoding_sink import WindowSink
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.digest import Digester
 
 
 @dataclass(frozen=True)
 class TargetArena:
-    """inlet: where windows travel encoded. REQUIRES: transport has registered at least `slabs`
-    slabs of the arena, which digester reads."""
+    """window_sink: where windows travel encoded. REQUIRES: transport has registered at least
+    `slabs` slabs of the arena, which digester reads."""
 
     slabs: int
     transport: Transport
     digester: Digester
-    inlet: Inlet | None = None
+    window_sink: WindowSink | None = None
     key: ArenaKey = ONLY_ARENA
 
     @property
     def code(self) -> int:
         """Of the precision, as notifications carry it."""
-        return 0 if self.inlet is None else self.inlet.code
+        return 0 if self.window_sink is None else self.window_sink.code

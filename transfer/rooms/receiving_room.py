@@ -16,7 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from tasuki.transfer import peer_values as told
+from tasuki.transfer import peer_values
 from tasuki.transfer.errors import DigestMismatch, PeerInvalid, TransferError
 from tasuki.transfer.fencing.writer_fence import WriterFence
 from tasuki.transfer.liveness.progress_watch import ProgressWatch
@@ -168,7 +168,7 @@ class ReceivingRoom(Generic[Event]):
 
     def lose(self, reason: str) -> str:
         """Move, and log why. Returns the reason, fit to be shown: it may be the peer's words."""
-        reason = told.text(reason)
+        reason = peer_values.text(reason)
         self.machine.apply(ReceiverEvent.LOSE)
         log.warning("%s is lost: %s", self._name, reason, extra=dict(self._named))
         return reason

@@ -14,7 +14,7 @@ from tasuki.transfer.windows.descriptors import Pieces, window_pieces
 from tasuki.transfer.windows.destination import Destination, granted_pages
 from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.unit_sizes import UnitSizes
-from tasuki.transfer.windows.window import ForwardPlan, Run, Window, cut
+from tasuki.transfer.windows.window import FinishedLayers, Run, Window, cut
 
 
 class LoadedWindow(Protocol):
@@ -30,7 +30,7 @@ class LoadedWindow(Protocol):
         """Exactly once: nothing of it is in flight, or the room's end was forced."""
 
 
-class Outlet(Protocol):
+class WindowSource(Protocol):
     @property
     def sizes(self) -> UnitSizes:
         """Of what is posted."""
@@ -39,7 +39,9 @@ class Outlet(Protocol):
     def code(self) -> int:
         """Of the precision, as notifications carry it."""
 
-    def windows(self, plan: ForwardPlan, runs: Sequence[Run], first_sequence: int) -> list[Window]:
+    def windows(
+        self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
+    ) -> list[Window]:
         """Of a forward that is to leave in those runs of layers; each can be loaded at once."""
 
     def has_room(self, peer: str) -> bool:
@@ -49,7 +51,7 @@ class Outlet(Protocol):
         """REQUIRES: has_room(peer)."""
 
 
-class DirectOutlet:
+class DirectSource:
     """Bytes leave from where they lie: nothing is copied and nothing is waited for."""
 
     code = 0
@@ -62,7 +64,9 @@ class DirectOutlet:
     def sizes(self) -> UnitSizes:
         return self._layout
 
-    def windows(self, plan: ForwardPlan, runs: Sequence[Run], first_sequence: int) -> list[Window]:
+    def windows(
+        self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
+    ) -> list[Window]:
         return cut(plan, runs, first_sequence)
 
     def has_room(self, peer: str) -> bool:

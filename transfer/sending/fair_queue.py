@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .outgoing_room import OutgoingRoom
 
 
-class FairTurns:
+class FairQueue:
     def __init__(self) -> None:
         self._now = 0
 

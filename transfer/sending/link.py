@@ -12,8 +12,8 @@ from tasuki.transfer.transports.base import Endpoint, Transport
 from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.step_counter import StepCounter
 
-from .direct_source import DirectOutlet, Outlet
-from .link_cost import LinkRate
+from .direct_source import DirectSource, WindowSource
+from .link_cost import LinkCost
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SourceArena:
 
     slabs: int
     transport: Transport
-    outlet: Outlet
+    window_source: WindowSource
     steps: StepCounter
     key: ArenaKey = ONLY_ARENA
 
@@ -36,7 +36,7 @@ class SourceArena:
         slabs: int,
     ) -> "SourceArena":
         """Of a node's only arena, whose pages and slots leave as they lie. digester: reads it."""
-        return SourceArena(slabs, transport, DirectOutlet(layout, digester), steps)
+        return SourceArena(slabs, transport, DirectSource(layout, digester), steps)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Link:
     source: SourceArena
     endpoint: Endpoint
     slabs: int
-    rate: LinkRate = field(default_factory=LinkRate)
+    rate: LinkCost = field(default_factory=LinkCost)
 
     def disconnect(self) -> None:
         """Raises TransportError."""

@@ -20,7 +20,7 @@ _SLOWEST_BYTE_SECONDS = 1e-6
 
 
 @dataclass(frozen=True)
-class LinkCost:
+class LinkSpeed:
     """seconds(bytes) = window_seconds + bytes * byte_seconds. spread: whether windows of different
     sizes were seen, so that the two are told apart."""
 
@@ -30,7 +30,7 @@ class LinkCost:
     spread: bool
 
 
-class LinkRate:
+class LinkCost:
     def __init__(self) -> None:
         self.in_flight_bytes = 0
         self.last_flush = float("-inf")
@@ -41,10 +41,10 @@ class LinkRate:
         self._seconds = 0.0
         self._bytes_bytes = 0.0
         self._bytes_seconds = 0.0
-        self._cost: LinkCost | None = None
+        self._cost: LinkSpeed | None = None
 
     @property
-    def cost(self) -> LinkCost | None:
+    def cost(self) -> LinkSpeed | None:
         """None until a window with bytes was flushed."""
         return self._cost
 
@@ -90,4 +90,4 @@ class LinkRate:
         whole = mean_seconds / mean_bytes
         slope = min(max(covariance / variance, 0.01 * whole), whole) if spread else whole
         latency = max(0.0, mean_seconds - slope * mean_bytes)
-        self._cost = LinkCost(latency, slope, mean_bytes, spread)
+        self._cost = LinkSpeed(latency, slope, mean_bytes, spread)

@@ -23,7 +23,7 @@ from tasuki.transfer.windows.send_report import (
     split_time,
 )
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import ForwardPlan, Window
+from tasuki.transfer.windows.window import FinishedLayers, Window
 
 from .direct_source import LoadedWindow
 from .link import Link
@@ -104,7 +104,7 @@ class OutgoingRoom:
     def stopped(self) -> bool:
         return self.stop_reason is not None
 
-    def accept(self, plan: ForwardPlan) -> ForwardPlan:
+    def accept(self, plan: FinishedLayers) -> FinishedLayers:
         """Take the plan in; the part of it that the receiver lacks. Raises PlanError, then took
         nothing."""
         if self._last_planned:
@@ -125,7 +125,7 @@ class OutgoingRoom:
             self._planned_end = end
         return plan.without_pages_before(self.destination.first_page)
 
-    def _end_after(self, plan: ForwardPlan) -> int:
+    def _end_after(self, plan: FinishedLayers) -> int:
         """Where the planned pages end with this plan. Raises PlanError on a gap or an overlap."""
         lacks = self.destination.first_page
         if not plan.local_pages:

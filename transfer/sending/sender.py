@@ -27,19 +27,19 @@ from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.sending.window_sizing import window_runs
 from tasuki.transfer.transports.base import TransferState
-from tasuki.transfer.transports.poll_backoff import PollPace
+from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.destination import Destination, check_pages, check_slot
 from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import ForwardPlan, Window
+from tasuki.transfer.windows.window import FinishedLayers, Window
 
 from .counters import SenderCounters
 from .direct_source import LoadedWindow
-from .fair_queue import FairTurns
+from .fair_queue import FairQueue
 from .link import Link, SourceArena
 from .outgoing_room import OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
-from .time_left import tail_seconds
-from .write_leases import WriterLeases
+from .time_left import remaining_seconds
+from .write_leases import WriteLeases
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +78,9 @@ class Sender:
         self._arenas = tuple(arenas)
         self._clock = clock
         self._lock = threading.Lock()
-        self._leases = WriterLeases(self.settings.lease_seconds, clock)
+        self._leases = WriteLeases(self.settings.lease_seconds, clock)
         self._rooms: dict[int, OutgoingRoom] = {}
-        self._turns = FairTurns()
+        self._turns = FairQueue()
         self._forced: set[int] = set()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -181,7 +181,7 @@ class Sender:
             destination.check(self._layout, link.slabs)
             self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end, link)
 
-    def plan_forward(self, room: int, plan: ForwardPlan) -> None:
+    def plan_forward(self, room: int, plan: FinishedLayers) -> None:
         """What the forward that runs next will finish of the room; call before its first tick.
 
         Plans follow one another: whole pages, each once, the first from at most the grant's first
@@ -204,8 +204,10 @@ class Sender:
             else:
                 size = self.settings.layers_per_window
                 cost = outgoing.link.rate.cost
-                runs = window_runs(source.outlet.sizes, accepted, size, cost)
-                outgoing.append(source.outlet.windows(accepted, runs, outgoing.next_sequence))
+                runs = window_runs(source.window_source.sizes, accepted, size, cost)
+                outgoing.append(
+                    source.window_source.windows(accepted, runs, outgoing.next_sequence)
+                )
         self._wake.set()
 
     def progress(self, room: int) -> int:
@@ -214,15 +216,15 @@ class Sender:
             outgoing = self._rooms.get(room)
             return 0 if outgoing is None else outgoing.progress
 
-    def tail_seconds(self, room: int) -> float | None:
+    def remaining_seconds(self, room: int) -> float | None:
         """How long until all that is planned of the room is flushed (tail.py); 0 for a room that is
         over, None where nothing is known of its link yet."""
         with self._lock:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
                 return 0.0
-            sizes = outgoing.link.source.outlet.sizes
-            return tail_seconds(sizes, outgoing, self._rooms.values())
+            sizes = outgoing.link.source.window_source.sizes
+            return remaining_seconds(sizes, outgoing, self._rooms.values())
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -244,7 +246,7 @@ class Sender:
     # The transfer thread
 
     def _loop(self) -> None:
-        pace = PollPace()
+        pace = PollBackoff()
         while not self._stopping.is_set():
             with self._lock:
                 rooms = list(self._rooms.values())
@@ -258,7 +260,7 @@ class Sender:
             else:
                 self._rest(rooms, pace)
 
-    def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollPace) -> None:
+    def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
         """Until polling can show something new, or another thread wakes this one."""
         in_flight = sum(len(room.posted) for room in rooms)
         if not in_flight:
@@ -302,7 +304,7 @@ class Sender:
         if len(room.posted) >= self.settings.posted_windows:
             return False
         source, rate = room.link.source, room.link.rate
-        if not room.has_ready(source.steps.value) or not source.outlet.has_room(room.peer):
+        if not room.has_ready(source.steps.value) or not source.window_source.has_room(room.peer):
             return False
         ahead = rate.seconds_for(rate.in_flight_bytes)
         return not room.posted or ahead is None or ahead < self.settings.ahead_seconds
@@ -333,9 +335,9 @@ class Sender:
             window = room.take_ready(source.steps.value)
         if window is None:
             return False
-        self._turns.served(room, window_bytes(source.outlet.sizes, window.header))
+        self._turns.served(room, window_bytes(source.window_source.sizes, window.header))
         begun = self._clock()
-        loaded = source.outlet.load(room.peer, window)
+        loaded = source.window_source.load(room.peer, window)
         posted = False
         try:
             posted = self._post(room, window, loaded, begun)
@@ -368,7 +370,7 @@ class Sender:
             transfer = link.source.transport.post(
                 link.endpoint,
                 pieces,
-                header.pack(room.room, room.generation, link.source.outlet.code),
+                header.pack(room.room, room.generation, link.source.window_source.code),
             )
         except TransferError as error:
             room.endpoint_failed = True

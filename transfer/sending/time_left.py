@@ -11,7 +11,7 @@ from tasuki.transfer.windows.unit_sizes import UnitSizes
 from .outgoing_room import OutgoingRoom
 
 
-def tail_seconds(
+def remaining_seconds(
     sizes: UnitSizes, room: OutgoingRoom, everyone: Iterable[OutgoingRoom]
 ) -> float | None:
     """Until all that is planned of the room is flushed, if its layers were finished now and the

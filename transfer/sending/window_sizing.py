@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from tasuki.transfer.errors import PlanError
 from tasuki.transfer.windows.descriptors import layer_bytes
 from tasuki.transfer.windows.unit_sizes import UnitSizes
-from tasuki.transfer.windows.window import ForwardPlan, Run
+from tasuki.transfer.windows.window import FinishedLayers, Run
 
-from .link_cost import LinkCost
+from .link_cost import LinkSpeed
 
 _LEAST_SECONDS = 0.00025
 """A window of less wire time gains nothing by being smaller."""
@@ -38,7 +38,7 @@ def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
     ]
 
 
-def budget(cost: LinkCost | None, least_seconds: float = _LEAST_SECONDS) -> int:
+def budget(cost: LinkSpeed | None, least_seconds: float = _LEAST_SECONDS) -> int:
     """Bytes that one window may have. As long on the wire as a window costs without bytes, so that
     at most half of a link is spent on windows themselves, or least_seconds: much on a fast link,
     little on a slow one; 0, one layer a window, where nothing is known."""
@@ -50,7 +50,7 @@ def budget(cost: LinkCost | None, least_seconds: float = _LEAST_SECONDS) -> int:
 
 
 def window_runs(
-    layout: UnitSizes, plan: ForwardPlan, layers_per_window: int | None, cost: LinkCost | None
+    layout: UnitSizes, plan: FinishedLayers, layers_per_window: int | None, cost: LinkSpeed | None
 ) -> list[Run]:
     """Of one forward: fixed where layers_per_window is given, else by the cost of its link."""
     layers = len(layout.layer_kinds)

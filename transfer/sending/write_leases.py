@@ -19,7 +19,7 @@ class Peer:
     renewed: float
 
 
-class WriterLeases:
+class WriteLeases:
     def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
         self._lease_seconds = lease_seconds
         self._clock = clock

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.units import TransferUnits
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class Transport(ABC):
         return None
 
     @abstractmethod
-    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+    def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
         """Make the arena known to the transport. Once, before metadata() and connect().
 
-        grain: what pieces will mostly be made of, here and at every peer, so that it can be
+        units: what pieces will mostly be made of, here and at every peer, so that it can be
         prepared; without it nothing is.
         """
 

@@ -16,7 +16,7 @@ from enum import Enum
 
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces, check_bounds
-from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.units import TransferUnits
 
 from .base import Endpoint, Region, Transfer, TransferState, Transport
 
@@ -111,7 +111,7 @@ class LoopbackTransport(Transport):
     def retry_seconds(self) -> float:
         return 0.0
 
-    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+    def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
         with self._fabric.lock:
             if self._name in self._fabric.nodes:
                 raise TransportError(f"loopback node {self._name} is registered already")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.units import TransferUnits
 
 from .base import Endpoint, Region, Transfer, TransferState, Transport
 
@@ -69,9 +69,9 @@ class RoutedTransport(Transport):
         for member in self._members.values():
             member.expect_peers()
 
-    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+    def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
         for member in self._members.values():
-            member.register(address, size, grain)
+            member.register(address, size, units)
         return Region(address, size)
 
     def metadata(self) -> bytes:

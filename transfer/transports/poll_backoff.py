@@ -15,7 +15,7 @@ _BUSY_SECONDS = 50e-6
 _FIRST_SECONDS = 50e-6
 
 
-class PollPace:
+class PollBackoff:
     def __init__(self, processor_time: Callable[[], float] = time.thread_time) -> None:
         self._processor_time = processor_time
         self._wait = _FIRST_SECONDS

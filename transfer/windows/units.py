@@ -35,7 +35,7 @@ class UnitPairs:
 
 
 @dataclass(frozen=True)
-class Grain:
+class TransferUnits:
     """Bytes of a block, of a slab, and of a GDN layer's state, and how many states a slab holds."""
 
     block_bytes: int
@@ -44,8 +44,8 @@ class Grain:
     states: int
 
     @staticmethod
-    def of(layout: CacheLayout) -> "Grain":
-        return Grain(
+    def of(layout: CacheLayout) -> "TransferUnits":
+        return TransferUnits(
             layout.block_bytes, layout.slab_bytes, layout.state_layer_bytes, layout.gdn_layers
         )
 

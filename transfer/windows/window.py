@@ -16,7 +16,7 @@ _MOST_LAYERS = 2**16
 
 
 @dataclass(frozen=True)
-class ForwardPlan:
+class FinishedLayers:
     """What one forward will have finished of one room's prompt.
 
     first_tick: the step counter's value before the forward's first layer; layer l is finished at
@@ -33,7 +33,7 @@ class ForwardPlan:
     @classmethod
     def long_finished(
         cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
-    ) -> "ForwardPlan":
+    ) -> "FinishedLayers":
         """All at once of what forwards have finished before: there is no tick to wait for."""
         return cls(-_MOST_LAYERS, first_logical_page, local_pages, state_slot)
 
@@ -41,10 +41,10 @@ class ForwardPlan:
     def end_logical_page(self) -> int:
         return self.first_logical_page + len(self.local_pages)
 
-    def without_pages_before(self, logical_page: int) -> "ForwardPlan":
+    def without_pages_before(self, logical_page: int) -> "FinishedLayers":
         """The same forward, less the pages that the receiver holds already."""
         held = min(max(logical_page - self.first_logical_page, 0), len(self.local_pages))
-        return ForwardPlan(
+        return FinishedLayers(
             self.first_tick,
             self.first_logical_page + held,
             self.local_pages[held:],
@@ -112,7 +112,7 @@ class Window:
     local_slot: int | None
 
 
-def cut(plan: ForwardPlan, runs: Sequence[tuple[int, int]], first_sequence: int) -> list[Window]:
+def cut(plan: FinishedLayers, runs: Sequence[tuple[int, int]], first_sequence: int) -> list[Window]:
     """The windows of one forward, one for each run of layers (first, end), in the order of their
     ticks.
 

@@ -22,7 +22,7 @@ import torch
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
 from tasuki.transfer.windows.descriptors import Pieces, check_bounds
-from tasuki.transfer.windows.units import Grain, Strip
+from tasuki.transfer.windows.units import Strip, TransferUnits
 
 from .address import NixlAddress
 from .agent import ENVIRONMENT, configure_environment, installed_package, new_agent
@@ -58,7 +58,7 @@ class _NixlEndpoint(Endpoint):
     memory: str
     blob: bytes = field(repr=False)
     prepared: Any = field(default=None, repr=False)
-    """NIXL's list of every unit of the peer's arena; None without a grain."""
+    """NIXL's list of every unit of the peer's arena; None where none was registered."""
     open: bool = True
 
     @property
@@ -83,7 +83,7 @@ class NixlTransport(Transport):
         self._lock = threading.Lock()
         self._region: Region | None = None
         self._registration: Any = None
-        self._grain: Grain | None = None
+        self._units: TransferUnits | None = None
         self._prepared: Any = None
         self._endpoints: list[_NixlEndpoint] = []
         self._transfers: set[_NixlTransfer] = set()
@@ -114,7 +114,7 @@ class NixlTransport(Transport):
     def expect_peers(self) -> None:
         self._probe.start()
 
-    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+    def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
         with self._lock:
             if self._region is not None:
                 raise TransportError("NIXL: one arena a node; it is registered already")
@@ -125,8 +125,8 @@ class NixlTransport(Transport):
             except Exception as error:
                 raise TransportError(f"NIXL could not register {size} bytes: {error}") from error
             self._region = Region(address, size)
-            if grain is not None:
-                self._grain = grain
+            if units is not None:
+                self._units = units
                 self._prepared = self._prepare(_OWN, address, size, self._device, self._memory)
         return self._region
 
@@ -143,7 +143,7 @@ class NixlTransport(Transport):
             raise TransportError(f"NIXL could not prepare {size} bytes: {error}") from error
 
     def _strips(self, size: int) -> list[Strip]:
-        return [] if self._grain is None else self._grain.strips(size)
+        return [] if self._units is None else self._units.strips(size)
 
     def metadata(self) -> bytes:
         with self._lock:
@@ -180,7 +180,7 @@ class NixlTransport(Transport):
             endpoint = _NixlEndpoint(
                 agent, address.address, address.size, address.device, address.memory, address.blob
             )
-            if self._grain is not None:
+            if self._units is not None:
                 endpoint.prepared = self._prepare(
                     agent, address.address, address.size, address.device, address.memory
                 )
@@ -246,10 +246,10 @@ class NixlTransport(Transport):
     def _by_index(
         self, region: Region, endpoint: _NixlEndpoint, pieces: Pieces, notification: bytes
     ) -> Any:
-        """A transfer out of what was prepared; None where the pieces are no units of the grain."""
-        if self._grain is None or endpoint.prepared is None:
+        """A transfer out of what was prepared; None where a piece is not made of whole units."""
+        if self._units is None or endpoint.prepared is None:
             return None
-        indices = self._grain.indices(pieces, region.size, endpoint.size)
+        indices = self._units.indices(pieces, region.size, endpoint.size)
         if indices is None:
             return None
         return self._agent.make_prepped_xfer(

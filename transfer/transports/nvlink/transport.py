@@ -22,7 +22,7 @@ from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
 from tasuki.transfer.windows.descriptors import Pieces, check_bounds
-from tasuki.transfer.windows.units import Grain
+from tasuki.transfer.windows.units import TransferUnits
 
 from .cuda_ipc import WORD_BYTES, CudaIpc
 from .mailbox import Mailbox, MailboxWriter
@@ -118,7 +118,7 @@ class PeerCopyTransport(Transport):
     def spin_seconds(self) -> float:
         return 0.002
 
-    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+    def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
         with self._lock:
             if self._region is not None:
                 raise TransportError("peer_copy: one arena a node; it is registered already")
