@@ -21,8 +21,9 @@ from tasuki.engine.handover.prefill_side import HandOn
 from tasuki.engine.handover.pull_receiver import Pulls
 from tasuki.engine.handover.pull_sender import Offers
 from tasuki.engine.routing.cost_learner import RateMeter
-from tasuki.engine.runner.base import Flight, Runner
+from tasuki.engine.runner.base import Runner
 from tasuki.engine.scheduling.queue_limit import QueueLimit
+from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.scheduling.turn_end import keep_state, turn_hint
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
@@ -34,7 +35,7 @@ from tasuki.transfer.windows.unit_sizes import UnitSizes
 from . import messages as m
 from .admission import Admission
 from .config import EngineConfig
-from .forward_plan import Work
+from .plan_stream import LaunchedForward, PlanStream
 from .request import (
     Aborted,
     Active,
@@ -79,7 +80,7 @@ class Engine:
         """clock: of the time that requests wait in the queue."""
         self._role = role
         self._cache = cache
-        self._runner = runner
+        self._plans = plans = PlanStream(runner, cache)
         self._early = early
         self._max_position = max_position
         self._vocab_size = vocab_size
@@ -89,16 +90,16 @@ class Engine:
         self._requests: dict[m.RequestId, Request] = {}
         self._draining = False
         self._drains: list[int] = []
-        self._flight: Flight | None = None
+        self._flight: LaunchedForward | None = None
         self._follows = False
         self._integrity = "ok"
         self._times = StepTimes()
         self._ledger = EvictionLedger(cache, self._lessees)
         emit = self._outbox.append
         self._meter = RateMeter()
-        self._take_over = TakeOver(cache, runner, self._ledger, emit, count(1), self._meter, early)
-        self._pulls = Pulls(cache, runner, emit, count(1), self._meter)
-        self._offers = Offers(cache, runner, emit)
+        self._take_over = TakeOver(cache, plans, self._ledger, emit, count(1), self._meter, early)
+        self._pulls = Pulls(cache, plans, emit, count(1), self._meter)
+        self._offers = Offers(cache, plans, emit)
         self._admission = Admission(
             cache, config, role, self._take_over, self._pulls, self._ledger, self._meter, emit, wire
         )
@@ -108,7 +109,7 @@ class Engine:
 
     def prepare(self) -> None:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
-        self._runner.prepare()
+        self._plans.prepare()
 
     def step(self) -> bool:
         """Launch a forward and land the one before; False when there was neither."""
@@ -121,12 +122,12 @@ class Engine:
         self._ledger.collect()
         if self._hand_on is not None:
             self._hand_on.tell_positions(self._scheduler.waiting)
-            self._hand_on.plan_windows(work, self._runner.ticks)
+            self._hand_on.plan_windows(work, self._plans.ticks)
         before, self._flight = self._flight, None
         follows, self._follows = self._follows, before is not None
         try:
             if work:
-                self._flight = self._runner.launch(work)
+                self._flight = self._plans.launch(work)
         except Exception as error:
             self._land(before, follows)
             self._fail(work, error)
@@ -153,20 +154,20 @@ class Engine:
             )
             self._reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
-    def _land(self, flight: Flight | None, follows: bool) -> None:
+    def _land(self, flight: LaunchedForward | None, follows: bool) -> None:
         """follows: it was launched before the one before had landed."""
         if flight is None:
             return
         try:
-            sampled = flight.land()
+            sampled = flight.result()
         except Exception as error:
-            self._fail(flight.work, error)
+            self._fail(flight.scheduled, error)
         else:
             if follows:
                 self._times.idle.add(flight.idle_seconds)
-            self._commit(flight.work, sampled)
+            self._commit(flight.scheduled, sampled)
 
-    def _fail(self, work: Sequence[Work], error: Exception) -> None:
+    def _fail(self, work: Sequence[ScheduledSequence], error: Exception) -> None:
         """One request ends with the error; of several nobody knows whose it was, so each is tried
         alone. Rooms cannot wait: their receivers prefill themselves."""
         live = [item for item in work if item.live]
@@ -203,26 +204,31 @@ class Engine:
         self._outbox.clear()
         return taken
 
-    def _commit(self, work: Sequence[Work], sampled: Sequence[Sampled | None]) -> None:
-        for item, token in zip(work, sampled, strict=True):
+    def _commit(
+        self, work: Sequence[ScheduledSequence], results: Sequence[Sequence[Sampled]]
+    ) -> None:
+        for item, sampled in zip(work, results, strict=True):
             if not item.live:
                 continue
             item.request.suspect = False
-            if token is not None and self._ends_unsound(item.request, token):
+            if any(self._ends_unsound(item.request, token) for token in sampled):
                 continue
             lease, progress = item.active.lease, item.active.progress
-            progress.land(item.stop, item.write_index, item.samples)
+            progress.land(item.stop, item.write_index, item.num_sampled)
             for planned, slot in item.checkpoints:
                 self._cache.publish(lease, planned.position, slot, planned.kind)
-            if token is None:
+            if not sampled:
                 continue
             if self._hand_on is not None:
                 self._scheduler.drop(item.request)
-                self._hand_on.first_token(item.request, token)
+                self._hand_on.first_token(item.request, sampled[0])
                 continue
             if isinstance(item.request.state, Prefilling):
                 item.request.move(Decoding(lease, progress))
-            self._on_token(item.request, token)
+            for token in sampled:
+                # Of what was drawn behind the answer's end nothing counts.
+                if item.live:
+                    self._on_token(item.request, token)
 
     def _ends_unsound(self, request: Request, sampled: Sampled) -> bool:
         """Whether the token was drawn from logits that are no numbers. Then the request ends, and

@@ -23,7 +23,7 @@ from tasuki.engine.request import (
     Waiting,
 )
 from tasuki.engine.routing.cost_learner import RateMeter
-from tasuki.engine.runner.base import Passed, Runner
+from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -37,7 +37,7 @@ class TakeOver:
     def __init__(
         self,
         cache: HybridPrefixCache,
-        runner: Runner,
+        runner: EventRecorder,
         ledger: EvictionLedger,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
@@ -58,7 +58,7 @@ class TakeOver:
         self._quarantined: dict[m.RoomId, int] = {}
         self._done: dict[m.RoomId, m.RemoteDone] = {}
         self._fenced: set[m.RoomId] = set()
-        self._grants: deque[tuple[Passed, m.Grant]] = deque()
+        self._grants: deque[tuple[Event, m.Grant]] = deque()
         self.prefill_available = False
 
     def reserve(self, request: Request, match: Match) -> None:
@@ -133,7 +133,7 @@ class TakeOver:
             pages=tuple(lease.pages[first:pages].tolist()),
             slot=lease.working_slots[0],
         )
-        self._grants.append((self._runner.passed(), grant))
+        self._grants.append((self._runner.record_event(), grant))
         self._tell_grants()
         return True
 

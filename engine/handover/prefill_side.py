@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.forward_plan import Work
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -24,6 +23,7 @@ from tasuki.engine.request import (
 )
 from tasuki.engine.routing.cost_learner import RateMeter
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -101,7 +101,7 @@ class HandOn:
         )
         return request
 
-    def plan_windows(self, work: Sequence[Work], first_tick: int) -> None:
+    def plan_windows(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
         """Tell the sender what the coming forward will have finished, layer by layer.
 
         first_tick: the step counter's value once all that was launched before has ended."""
@@ -109,7 +109,7 @@ class HandOn:
             state = item.active
             if not isinstance(state, Prefilling) or state.grant is None:
                 continue
-            last = item.samples
+            last = item.num_sampled > 0
             ready = -(-item.stop // PAGE_TOKENS) if last else item.stop // PAGE_TOKENS
             first = state.pages_sent
             state.pages_sent = max(first, ready)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tasuki.engine import messages as m
 from tasuki.engine.request import Pulling, Request, Waiting
 from tasuki.engine.routing.cost_learner import RateMeter
-from tasuki.engine.runner.base import Passed, Runner
+from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Lease
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -32,7 +32,7 @@ class Pulls:
     def __init__(
         self,
         cache: HybridPrefixCache,
-        runner: Runner,
+        runner: EventRecorder,
         emit: Callable[[m.Outbox], None],
         generations: Iterator[int],
         meter: RateMeter,
@@ -44,7 +44,7 @@ class Pulls:
         self._meter = meter
         self._live: dict[m.RoomId, _Pull] = {}
         self._quarantined: dict[m.RoomId, int] = {}
-        self._grants: deque[tuple[Passed, m.PullGrant]] = deque()
+        self._grants: deque[tuple[Event, m.PullGrant]] = deque()
 
     def begin(self, request: Request) -> bool:
         """Grant room for what the ticket offers and ask for it; False where there is no room, which
@@ -74,7 +74,7 @@ class Pulls:
         pages = tuple(lease.pages[first:].tolist())
         generation = next(self._generations)
         grant = m.PullGrant(room, generation, tokens, first, pages, lease.working_slots[0])
-        self._grants.append((self._runner.passed(), grant))
+        self._grants.append((self._runner.record_event(), grant))
         self.tell_grants()
         return True
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
-from tasuki.engine.runner.base import Passed, Runner
+from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.pycache._cpp_cache import Lease
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -18,13 +18,13 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 class Offers:
     def __init__(
-        self, cache: HybridPrefixCache, runner: Runner, emit: Callable[[m.Outbox], None]
+        self, cache: HybridPrefixCache, runner: EventRecorder, emit: Callable[[m.Outbox], None]
     ) -> None:
         self._cache = cache
         self._runner = runner
         self._emit = emit
         self._pinned: dict[m.RoomId, Lease] = {}
-        self._sources: deque[tuple[Passed, m.PullSource]] = deque()
+        self._sources: deque[tuple[Event, m.PullSource]] = deque()
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
         """request: the one whose room it is, None where that is over."""
@@ -46,7 +46,7 @@ class Offers:
         assert len(pages) == -(-tokens // PAGE_TOKENS) and lease.cow_source_slot is not None
         self._pinned[message.room] = lease
         source = m.PullSource(message.room, tuple(pages[first:]), lease.cow_source_slot)
-        self._sources.append((self._runner.passed(), source))
+        self._sources.append((self._runner.record_event(), source))
         self.tell_sources()
 
     @property
