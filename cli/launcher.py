@@ -34,7 +34,7 @@ class Daemon:
         self._process = subprocess.Popen(
             [
                 sys.executable,
-                *("-m", f"{PACKAGE}.front.cli", command, *flags),
+                *("-m", f"{PACKAGE}.cli.main", command, *flags),
                 *("--bind", bind, "--exit-with-parent"),
             ],
             stdin=subprocess.PIPE,

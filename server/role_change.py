@@ -135,7 +135,7 @@ def become(wanted: NextRole) -> NoReturn:
     other = _inherited("other-role", wanted.left)
     settings = _inherited("settings", {**wanted.settings, _OTHER_ROLE: other})
     sys.stdout.flush()
-    command = [sys.executable, "-m", f"{PACKAGE}.front.cli", wanted.role]
+    command = [sys.executable, "-m", f"{PACKAGE}.cli.main", wanted.role]
     os.execv(sys.executable, [*command, "--config", settings])
 
 

@@ -62,7 +62,7 @@ def python() -> Finding:
 def tree() -> Finding:
     """The compiled radix tree."""
     try:
-        module = importlib.import_module("..pycache._cpp_cache", __package__)
+        module = importlib.import_module("tasuki.pycache._cpp_cache")
     except ImportError as error:
         return failure("tree", str(error), "build the package again: pip install -e . (needs g++)")
     return ok("tree", str(module.__file__))

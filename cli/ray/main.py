@@ -42,5 +42,5 @@ def main(argv: Sequence[str]) -> int:
     config = parser.build(RayConfig, values)
     if importlib.util.find_spec("ray") is None:
         raise RayMissing("Ray is not installed: pip install 'tasuki[ray]'")
-    importlib.import_module(".ray_fleet", __package__).supervise(config, values.flags)
+    importlib.import_module(".fleet", __package__).supervise(config, values.flags)
     return 0

@@ -10,8 +10,8 @@ from tasuki.engine.runner.sequence_states import SequencePages
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.transfer.windows.step_counter import StepCounter
 
-from tests.daemons import until
 from tests.gpu.shapes import CONFIGS, parts_of
+from tests.harness.daemons import until
 
 DEVICE = torch.device("cuda")
 

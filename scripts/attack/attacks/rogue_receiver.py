@@ -3,6 +3,7 @@ tickets and grants, aborts of what is another's."""
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +20,7 @@ from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
 from scripts.attack.drawing import examples, messages
 from scripts.attack.grpc_call import judge
-from tests.test_rogue_receiver import SLABS, Rogue
+from tests.handover.test_rogue_receiver import SLABS, Rogue
 
 _ROOM_SECONDS = 10.0
 _GENERATION = 7
@@ -142,6 +143,7 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
     reserve = victim.reserve()
     grant = pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3)
     heard: list[pb.SenderMessage] = []
+    left = threading.Event()
 
     def requests() -> Iterator[pb.ReceiverMessage]:
         yield reserve
@@ -156,6 +158,8 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
         yield pb.ReceiverMessage(grant=grant)
         while not victim.hears(heard) and time.monotonic() < deadline:
             time.sleep(0.01)
+        if time.monotonic() >= deadline:
+            left.set()
 
     try:
         for message in victim.stub.Transfer(requests(), timeout=2 * _ROOM_SECONDS):
@@ -164,12 +168,15 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
         judge(error.code(), error.details() or "", "a room that a stranger aborts", attempt.tally)
     if _heard(heard, "done"):
         attempt.tally.note("done all the same")
+    elif left.is_set():
+        # The end of its own stream aborts a room. A stranger's Abort would end it at once.
+        attempt.tally.note("left by its receiver, on a busy machine")
     elif not (victim.is_beating and _heard(heard, "accepted")):
         # Severing what an earlier rogue was granted breaks every connection, this one's too.
         attempt.tally.note("cut off or not accepted")
     else:
-        said = [message.WhichOneof("message") for message in heard]
-        attempt.tally.finding(f"a stranger's Abort ended a room: {said}")
+        kinds = [message.WhichOneof("message") for message in heard]
+        attempt.tally.finding(f"a stranger's Abort ended a room: {kinds}, {heard[-1]}")
 
 
 def _heard(messages_: list[pb.SenderMessage], kind: str) -> bool:
