@@ -25,6 +25,13 @@ from tasuki.model.batch import SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 
+# Of a lane: both as in the invariant, most pending, tokens its pages hold, slots (0: not joined).
+_POSITIONS, _PENDING, _MAX_ROWS, _CAPACITY, _SLOTS = range(5)
+_KEPT = 5
+# As plain integers: numpy takes enumerations by a slower way.
+_TOKENS, _POSITION = int(RowFlag.TOKENS_ON_LANE), int(RowFlag.POSITION_ON_LANE)
+_LENGTH, _DECODES = int(RowFlag.LENGTH_ON_LANE), int(RowFlag.DECODES)
+
 
 class SequencePages:
     """Ids of one sequence's pages, by logical page; grows. Who joins a lane anew is another
@@ -80,11 +87,8 @@ class SequenceStates:
     def __init__(self, lanes: int, slots: int = 2) -> None:
         self._next = 0
         self._slots = np.zeros((lanes, slots), dtype=np.int32)
-        self._slot_counts = np.zeros(lanes, dtype=np.int32)
-        self._positions = np.zeros(lanes, dtype=np.int32)
-        self._pending = np.zeros(lanes, dtype=np.int32)
-        self._max_rows = np.zeros(lanes, dtype=np.int32)
-        self._capacity = np.zeros(lanes, dtype=np.int32)
+        # In one array, since a plan's rows look all of it up at once.
+        self._kept = np.zeros((_KEPT, lanes), dtype=np.int32)
         self._pages: dict[int, SequencePages] = {}
         self._sampling: dict[int, SamplingParams] = {}
 
@@ -112,7 +116,7 @@ class SequenceStates:
         if lane not in self._pages:
             raise UnknownLane(f"lane {lane} leaves, which no sequence has joined")
         del self._pages[lane], self._sampling[lane]
-        self._slot_counts[lane] = self._capacity[lane] = 0
+        self._kept[:, lane] = 0
 
     def _join(self, item: JoinedSequence) -> None:
         lanes, slots = self._slots.shape
@@ -126,78 +130,59 @@ class SequenceStates:
         self._pages[item.lane] = SequencePages()
         self._sampling[item.lane] = item.sampling
         self._slots[item.lane, : len(item.slots)] = item.slots
-        self._slot_counts[item.lane] = len(item.slots)
-        self._max_rows[item.lane] = item.max_rows
-        self._positions[item.lane] = self._pending[item.lane] = 0
+        self._kept[:, item.lane] = (0, 0, item.max_rows, 0, len(item.slots))
 
     def _grow(self, grown: NewPages) -> None:
         pages = self._pages.get(grown.lane)
         if pages is None:
             raise UnknownLane(f"lane {grown.lane} gets pages, which no sequence has joined")
         pages.grow(grown.pages)
-        self._capacity[grown.lane] = len(pages.ids) * PAGE_TOKENS
+        self._kept[_CAPACITY, grown.lane] = len(pages.ids) * PAGE_TOKENS
 
     def _resolve(self, plan: ForwardPlan) -> ResolvedRows:
-        rows = plan.rows
-        lanes, flags = rows.lanes, rows.flags
-        if len(lanes) and not 0 <= lanes.min() <= lanes.max() < len(self._capacity):
+        lanes, bounds, most, read, write, limits, num_sampled, flags = plan.rows.columns
+        if len(lanes) and not 0 <= lanes.min() <= lanes.max() < self._kept.shape[1]:
             raise UnknownLane(f"plan {plan.number} has rows of lanes that do not exist")
-        if not self._slot_counts[lanes].all():
+        position, pending, max_rows, capacity, slots = self._kept[:, lanes]
+        if not slots.all():
             raise UnknownLane(f"plan {plan.number} has rows of lanes that no sequence has joined")
-        on_lane = (flags & RowFlag.TOKENS_ON_LANE) != 0
-        pending = self._pending[lanes]
-        starts = np.where(flags & RowFlag.POSITION_ON_LANE, self._positions[lanes], rows.positions)
-        lengths = np.where(flags & RowFlag.LENGTH_ON_LANE, pending, rows.lengths)
+        on_lane = (flags & _TOKENS) != 0
+        starts = np.where(flags & _POSITION, position, bounds)
+        lengths = np.where(flags & _LENGTH, pending, most)
+        # Nothing is written outside of a sequence's own pages and slots, whatever a plan says.
+        margins = {
+            "a row without tokens": lengths - 1,
+            "a position above its bound": bounds - starts,
+            "a length above its bound": most - lengths,
+            "a row beyond its limit": limits - starts - lengths,
+            "a row limit beyond its pages": capacity - limits,
+            "tokens that its lane does not have": np.where(on_lane, -abs(pending - lengths), 0),
+            "more tokens drawn than its lane holds": max_rows - num_sampled,
+            "a slot to read that it does not have": np.minimum(read, slots - 1 - read),
+            "a slot to write that it does not have": np.minimum(write, slots - 1 - write),
+        }
+        if np.array([*margins.values()]).min(initial=0) < 0:
+            what, margin = next((what, m) for what, m in margins.items() if m.min() < 0)
+            raise PlanError(f"plan {plan.number} gives lane {lanes[margin.argmin()]} {what}")
         host = np.where(on_lane, 0, lengths)
-        self._check(plan, starts, lengths, on_lane, int(host.sum()))
-        self._positions[lanes] = starts + lengths
-        self._pending[lanes] = rows.num_sampled
+        ends = host.cumsum(dtype=np.int32)
+        if len(lanes) and ends[-1] != len(plan.tokens):
+            raise PlanError(
+                f"plan {plan.number} has {len(plan.tokens)} tokens for rows of {ends[-1]} tokens"
+            )
+        self._kept[_POSITIONS, lanes] = starts + lengths
+        self._kept[_PENDING, lanes] = num_sampled
         return ResolvedRows(
             lanes,
             starts,
             lengths,
-            self._slots[lanes, rows.read_indices],
-            self._slots[lanes, rows.write_indices],
-            rows.num_sampled,
-            host.cumsum(dtype=np.int32) - host,
+            self._slots[lanes, read],
+            self._slots[lanes, write],
+            num_sampled,
+            ends - host,
             on_lane,
-            (flags & RowFlag.DECODES) != 0,
+            (flags & _DECODES) != 0,
         )
-
-    def _check(
-        self,
-        plan: ForwardPlan,
-        starts: Ints,
-        lengths: Ints,
-        on_lane: NDArray[np.bool_],
-        tokens: int,
-    ) -> None:
-        """Nothing is written outside of a sequence's own pages and slots, whatever a plan says.
-        tokens: that its rows take from the host."""
-        rows = plan.rows
-        lanes = rows.lanes
-        counts = self._slot_counts[lanes]
-        wrong = {
-            "a row without tokens": lengths < 1,
-            "a value on its lane above the bound": (starts > rows.positions)
-            | (lengths > rows.lengths),
-            "a row beyond its limit": starts + lengths > rows.row_limits,
-            "a row limit beyond its pages": rows.row_limits > self._capacity[lanes],
-            "tokens that its lane does not have": on_lane & (lengths != self._pending[lanes]),
-            "more tokens drawn than its lane holds": rows.num_sampled > self._max_rows[lanes],
-            "a slot that it does not have": (rows.read_indices >= counts)
-            | (rows.write_indices >= counts)
-            | (rows.read_indices < 0)
-            | (rows.write_indices < 0),
-        }
-        for what, found in wrong.items():
-            if found.any():
-                lane = int(lanes[found.argmax()])
-                raise PlanError(f"plan {plan.number} gives lane {lane} {what}")
-        if tokens != len(plan.tokens):
-            raise PlanError(
-                f"plan {plan.number} has {len(plan.tokens)} tokens for rows of {tokens} tokens"
-            )
 
     def slices(
         self, plan: ForwardPlan, rows: ResolvedRows, drawn: dict[int, list[int]]

@@ -17,8 +17,8 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.copies import CopyKind
 
-from tests.engines import Lone, submit, tiny_parts
-from tests.test_engine import prompt
+from tests.engine.test_engine import prompt
+from tests.harness.engines import Lone, submit, tiny_parts
 
 SLABS = 18
 Tokens = list[list[Sampled]]

@@ -17,9 +17,9 @@ from tasuki.pycache._cpp_cache import Lease
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.engines import Lone, poison, submit, tiny_parts
-from tests.test_engine import alone, prompt
-from tests.test_slot_reuse import keep, slot_bytes, text
+from tests.cache.test_slot_reuse import keep, slot_bytes, text
+from tests.engine.test_engine import alone, prompt
+from tests.harness.engines import Lone, poison, submit, tiny_parts
 
 
 def take(cache: HybridPrefixCache, tokens: np.ndarray) -> Lease:

@@ -29,9 +29,9 @@ from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind, CopyOp
 
-from tests.engines import tiny_parts
-from tests.test_architecture import ROOT, imports
-from tests.test_engine import alone, prompt
+from tests.engine.test_engine import alone, prompt
+from tests.harness.engines import tiny_parts
+from tests.repository.test_architecture import ROOT, imports
 
 BATCH = 256
 CONTEXT = 100_000
@@ -200,8 +200,8 @@ def changed(**columns: int) -> list[int]:
         (changed(length=0), PlanError, "without tokens"),
         (changed(position=62), PlanError, "beyond its limit"),
         (changed(limit=128), PlanError, "beyond its pages"),
-        (changed(read=2), PlanError, "a slot that it does not have"),
-        (changed(write=-1), PlanError, "a slot that it does not have"),
+        (changed(read=2), PlanError, "a slot to read that it does not have"),
+        (changed(write=-1), PlanError, "a slot to write that it does not have"),
         (changed(num_sampled=2), PlanError, "more tokens drawn"),
         (changed(flags=1), PlanError, "tokens that its lane does not have"),
         (changed(length=2), PlanError, "3 tokens for rows of 2"),
@@ -240,7 +240,7 @@ def test_a_lane_of_several_tokens_gives_a_row_its_length() -> None:
     states.apply(ForwardPlan(0, (), (), (wide,), pages, draws_three, ints(1, 2, 3, 4, 5)))
     rows = states.apply(ForwardPlan(1, rows=plan_rows([0, 30, 4, 1, 0, 64, 1, ON_LANE.value])))
     assert (rows.starts.tolist(), rows.lengths.tolist(), rows.stops.tolist()) == ([5], [3], [8])
-    with pytest.raises(PlanError, match="above the bound"):
+    with pytest.raises(PlanError, match="above its bound"):
         states.apply(ForwardPlan(2, rows=plan_rows([0, 7, 1, 1, 0, 64, 1, ON_LANE.value])))
 
 
