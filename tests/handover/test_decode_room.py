@@ -1,0 +1,86 @@
+"""Rooms of a decode engine: one object each, legal moves only, and no way for two to be one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tasuki.engine import messages as m
+from tasuki.engine.handover.decode_room import MOVES, DecodeRoom, Granted, Over, Ready, Wanted
+from tasuki.engine.handover.decode_side import DecodeHandover
+from tasuki.engine.request import IllegalMove, Request
+from tasuki.engine.role import Role
+from tasuki.model.ops.sampling.params import SamplingParams
+
+from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+
+ROOM = m.RoomId(7)
+HERE = m.ToldRoom(ROOM, "127.0.0.1:1")
+
+
+def prompt(seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 128, 150).tolist()
+
+
+@pytest.fixture
+def decode(tmp_path: Path) -> Lone:
+    node = Lone(engine_config(tmp_path, local_prefill_tokens=0), Role.DECODE, tiny_parts())
+    node.post(m.PeersChanged(True))
+    return node
+
+
+def rooms_of(node: Lone) -> dict[m.RoomId, DecodeRoom]:
+    handover = node.engine._handover
+    assert isinstance(handover, DecodeHandover)
+    return handover._rooms
+
+
+def test_every_state_ends_and_an_illegal_move_names_both_ends() -> None:
+    assert {kind for kind, ends in MOVES.items() if not ends} == {Over}
+    request = Request(m.RequestId("r"), np.zeros(1, np.int32), SamplingParams(max_new_tokens=1))
+    room = DecodeRoom(ROOM, request)
+    with pytest.raises(IllegalMove, match="room 7: Asked -> Ready"):
+        room.move(Ready())
+    for state in (Wanted(), Granted(), Ready(), Over()):
+        room.move(state)
+    assert not room.live
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_room_is_kept_until_its_writer_is_fenced(decode: Lone, granted: bool) -> None:
+    decode.post(submit("r", prompt(1), 2, told=HERE))
+    decode.step()
+    if granted:
+        decode.post(m.GrantWanted(ROOM))
+        decode.step()
+    decode.post(m.Abort(m.RequestId("r")))
+    assert (ROOM in rooms_of(decode)) is granted
+    decode.post(m.WriterFenced(ROOM))
+    assert not rooms_of(decode)
+    decode.assert_at_rest()
+
+
+def test_two_requests_of_one_told_room_do_not_share_it(decode: Lone) -> None:
+    """Both are queued before the room is asked for: the second gets one of its own."""
+    decode.post(submit("one", prompt(1), 2, told=HERE))
+    decode.post(submit("two", prompt(2), 2, told=HERE))
+    decode.step()
+    wanted = [said for said in decode.said if isinstance(said, m.HandoverWanted)]
+    assert [said.request_id for said in wanted] == ["one", "two"]
+    assert wanted[0].ticket.room == ROOM != wanted[1].ticket.room
+    assert (wanted[0].sender, wanted[1].sender) == (HERE.sender, None)
+    for said in wanted:
+        decode.post(m.HandoverLost(said.ticket.room, "cut"))
+    decode.run()
+    assert {said.request_id for said in decode.said if isinstance(said, m.Finished)} == {
+        "one",
+        "two",
+    }
+    decode.assert_at_rest()
+
+
+@pytest.mark.parametrize("role", [Role.FUSED, Role.DECODE])
+def test_a_message_of_another_role_is_an_error(tmp_path: Path, role: Role) -> None:
+    node = Lone(engine_config(tmp_path), role, tiny_parts())
+    with pytest.raises(ValueError, match="PrefillEnd reached an engine whose role"):
+        node.post(m.PrefillEnd(ROOM))
+    node.assert_at_rest()
