@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from tasuki.bench.measure.rig import Rig
 from tasuki.bench.measure.timing import once_seconds
-from tasuki.engine.runner.layer_events import EventTicks
+from tasuki.engine.runner.layer_events import LayerEvents
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.hooks import LayerHooks, NullHooks
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -41,7 +41,7 @@ def tick_cost(rig: Rig, tokens: int) -> TickCost:
     def seconds(hooks: LayerHooks) -> float:
         return once_seconds(lambda: parts.model.forward(batch, parts.arena, hooks), device)
 
-    ticks, none = EventTicks(parts.steps, parts.model_config.layers), NullHooks()
+    ticks, none = LayerEvents(parts.steps, parts.model_config.layers), NullHooks()
     with torch.inference_mode():
         pairs = [(seconds(ticks), seconds(none)) for _ in range(_WARMUPS + _PAIRS)][_WARMUPS:]
     return TickCost(*(median(times) for times in zip(*pairs, strict=True)))

@@ -11,6 +11,7 @@ from functools import partial
 
 from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import EarlyStepEnded
 from tasuki.server.config import FrontConfig
 from tasuki.server.daemon.node import Node
 from tasuki.server.grpc.services import front_services

@@ -16,7 +16,8 @@ from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.early_start import Barriers, EarlyStart
 from tasuki.engine.handover.early_step import EarlySteps
 from tasuki.engine.handover.prefill_side import PrefillHandover
-from tasuki.engine.runner.base import HostRunner, Runner
+from tasuki.engine.runner.base import Runner
+from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.model.config import ModelConfig
 from tasuki.model.flops import PrefillFlops
@@ -215,14 +216,14 @@ def build_runner(
 ) -> Runner:
     """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
     if parts.arena.bytes.device.type == "cpu":
-        return HostRunner(parts.model, parts.arena, parts.steps)
-    from tasuki.engine.runner.cuda_runner import DeviceRunner
-    from tasuki.engine.runner.layer_events import EventTicks
+        return CpuRunner(parts.model, parts.arena, parts.steps)
+    from tasuki.engine.runner.cuda_runner import CudaRunner
+    from tasuki.engine.runner.layer_events import LayerEvents
 
-    return DeviceRunner(
+    return CudaRunner(
         parts.model,
         parts.arena,
-        EventTicks(parts.steps, parts.model_config.layers) if hands_on else None,
+        LayerEvents(parts.steps, parts.model_config.layers) if hands_on else None,
         max_batch=config.max_batch,
         max_position=parts.model_config.max_position,
         progress=progress,

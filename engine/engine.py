@@ -15,8 +15,9 @@ from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.unsound import unsound
 from tasuki.engine.routing.router import Router
-from tasuki.engine.runner.base import Flight, Runner
+from tasuki.engine.runner.base import Runner
 from tasuki.engine.scheduling.queue_limit import QueueLimit
+from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -26,8 +27,8 @@ from . import messages as m
 from .admission import Admission
 from .cache_queries import CacheQueries, CacheQuery
 from .config import EngineConfig
-from .forward_plan import Work
 from .intake import Intake, PromptLimits
+from .plan_stream import LaunchedForward, PlanStream
 from .request import Request
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,9 @@ class Engine:
         """side: makes the role's part. wire: lengths in bytes of what travels. clock: of the time
         that requests wait in the queue, seconds."""
         self._cache = cache
-        self._runner = runner
+        self._plans = PlanStream(runner, cache)
         self._outbox: list[m.Outbox] = []
-        self._flight: Flight | None = None
+        self._flight: LaunchedForward | None = None
         self._follows = False
         self._times = StepTimes()
         emit = self._outbox.append
@@ -63,7 +64,7 @@ class Engine:
         self._handover = side(
             HandoverContext(
                 cache,
-                runner,
+                self._plans,
                 self._scheduler,
                 self._intake,
                 Router(config, cache.arena.layout, wire),
@@ -77,7 +78,7 @@ class Engine:
 
     def prepare(self) -> None:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
-        self._runner.prepare()
+        self._plans.prepare()
 
     @property
     def max_request_tokens(self) -> int:
@@ -106,12 +107,12 @@ class Engine:
         self._handover.advance()
         work = self._scheduler.schedule()
         self._ledger.collect()
-        self._handover.planned(work, self._runner.ticks)
+        self._handover.planned(work, self._plans.ticks)
         before, self._flight = self._flight, None
         follows, self._follows = self._follows, before is not None
         try:
             if work:
-                self._flight = self._runner.launch(work)
+                self._flight = self._plans.launch(work)
         except Exception as error:
             self._land(before, follows)
             self._fail(work, error)
@@ -141,36 +142,41 @@ class Engine:
     def _admit(self, request: Request) -> bool:
         return self._admission.admit(request)
 
-    def _land(self, flight: Flight | None, follows: bool) -> None:
+    def _land(self, flight: LaunchedForward | None, follows: bool) -> None:
         """follows: it was launched before the one before had landed."""
         if flight is None:
             return
         try:
-            sampled = flight.land()
+            sampled = flight.result()
         except Exception as error:
-            self._fail(flight.work, error)
+            self._fail(flight.scheduled, error)
         else:
             if follows:
                 self._times.idle.add(flight.idle_seconds)
-            self._commit(flight.work, sampled)
+            self._commit(flight.scheduled, sampled)
 
-    def _commit(self, work: Sequence[Work], sampled: Sequence[Sampled | None]) -> None:
-        for item, token in zip(work, sampled, strict=True):
+    def _commit(
+        self, work: Sequence[ScheduledSequence], results: Sequence[Sequence[Sampled]]
+    ) -> None:
+        for item, sampled in zip(work, results, strict=True):
             if not item.live:
                 continue
             request, lease = item.request, item.active.lease
             request.suspect = False
-            error = None if token is None else unsound(request, token)
+            found = (unsound(request, token) for token in sampled)
+            error = next((error for error in found if error is not None), None)
             if error is not None:
                 self._handover.reject(request, error)
                 continue
-            item.active.progress.land(item.stop, item.write_index, item.samples)
+            item.active.progress.land(item.stop, item.write_index, item.num_sampled)
             for planned, slot in item.checkpoints:
                 self._cache.publish(lease, planned.position, slot, planned.kind)
-            if token is not None:
-                self._handover.on_token(request, token)
+            for token in sampled:
+                # Of what was drawn behind the answer's end nothing counts.
+                if item.live:
+                    self._handover.on_token(request, token)
 
-    def _fail(self, work: Sequence[Work], error: Exception) -> None:
+    def _fail(self, work: Sequence[ScheduledSequence], error: Exception) -> None:
         """One request ends with the error; of several nobody knows whose it was, so each is tried
         alone where its role allows that."""
         live = [item for item in work if item.live]

@@ -1,49 +1,273 @@
-"""What one forward computes of one request."""
+"""A forward as plain data: what a runner needs to compute it, as changes against what it keeps.
 
-from dataclasses import dataclass
+The engine makes plans (scheduling/forward_planner.py); a runner, here or in another process, keeps
+of every sequence that joined its pages, slots and sampling, and of every lane the tokens drawn last
+(runner/sequence_states.py). Plain values: any thread, any process; encode() and decode_plan() are
+the bytes between two.
 
-from .request import Active, PlannedCheckpoint, Request
+A *lane* is where a runner keeps what it drew for a sequence. Token, position and length of a row
+are numbers of the host's, or are on the lane, where the forward before puts them: then the row
+carries an upper bound instead, so that the forward n+1 can be planned with nothing of n known.
+
+Invariants:
+1. Plans are numbered 0, 1, 2, ... without a gap; a runner refuses any other than the next one.
+2. The copies run in their order, behind every forward of a lower number and before this one's.
+3. A sequence leaves, joins, grows and is computed in this order within a plan. A lane that joins
+   again has left before. Pages are only ever added to a sequence.
+4. No row reads a slot that another row of the plan writes; a row stays below its row limit.
+"""
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache.copies import CopyKind, CopyOp
+
+Ints = NDArray[np.int32]
+
+
+class PlanError(Exception):
+    """A plan that a runner cannot run: it and the engine no longer agree. Restart the node."""
+
+
+class PlanGap(PlanError):
+    """A plan's number is not the next one: some plan before it is missing, or came twice."""
+
+
+class UnknownLane(PlanError):
+    """A plan names a lane that no sequence has joined."""
+
+
+class RowFlag(IntFlag):
+    """ON_LANE: that value of the row is the lane's. DECODES: one token of an answer that this
+    engine gives, so that it may run in a graph of such rows."""
+
+    TOKENS_ON_LANE = 1
+    POSITION_ON_LANE = 2
+    LENGTH_ON_LANE = 4
+    DECODES = 8
+
+
+ON_LANE = RowFlag.TOKENS_ON_LANE | RowFlag.POSITION_ON_LANE | RowFlag.LENGTH_ON_LANE
+
+
+class _Column(IntEnum):
+    LANE = 0
+    POSITION = 1
+    LENGTH = 2
+    READ_INDEX = 3
+    WRITE_INDEX = 4
+    ROW_LIMIT = 5
+    NUM_SAMPLED = 6
+    FLAGS = 7
 
 
 @dataclass(frozen=True)
-class Work:
-    """Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
+class JoinedSequence:
+    """slots: its working slots, of which rows name the one read and the one written by index.
+    max_rows: most tokens that its lane ever holds. sampling: of which a runner reads temperature,
+    top_k, top_p and seed; only those are encoded."""
 
-    The last token may still be in flight: drawn on the device, unknown here. The forward reads
-    read_slot and writes the working slot of index write_index. samples: it reaches the last token
-    there is, so that the next one can be drawn."""
+    lane: int
+    slots: tuple[int, ...]
+    max_rows: int
+    sampling: SamplingParams
 
-    request: Request
-    active: Active
-    start: int
-    stop: int
-    read_slot: int
-    write_index: int
-    samples: bool
-    checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = ()
+
+@dataclass(frozen=True)
+class NewPages:
+    """Ids of the pages that follow those which the lane's sequence had."""
+
+    lane: int
+    pages: Ints
+
+
+@dataclass(frozen=True)
+class RowCheckpoint:
+    """The state after `position` tokens of the plan's row also goes to `slot`."""
+
+    row: int
+    position: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class PlanRows:
+    """What the forward computes: columns [8, n] int32, a row a sequence. positions: of the first
+    token. lengths: tokens. Both are upper bounds where the flags say that the value is on the
+    lane. row_limits: tokens that the sequence's pages hold. num_sampled: tokens to draw behind the
+    last one."""
+
+    columns: Ints
+
+    def _column(self, column: _Column) -> Ints:
+        found: Ints = self.columns[column]
+        return found
+
+    def __len__(self) -> int:
+        return len(self.lanes)
 
     @property
-    def write_slot(self) -> int:
-        return self.active.lease.working_slots[self.write_index]
+    def lanes(self) -> Ints:
+        return self._column(_Column.LANE)
 
     @property
-    def lane(self) -> int:
-        """Where the device keeps the token drawn last: no two leases share a working slot."""
-        return self.active.lease.working_slots[0]
+    def positions(self) -> Ints:
+        return self._column(_Column.POSITION)
 
     @property
-    def decodes(self) -> bool:
-        """Whether it is one token of an answer given here, so that it may run in a decode graph."""
-        one = self.samples and self.stop - self.start == 1
-        return one and self.active.answers_here and not self.checkpoints
+    def lengths(self) -> Ints:
+        return self._column(_Column.LENGTH)
 
     @property
-    def known_tokens(self) -> list[int]:
-        """Those of [start, stop) that this side knows: all, or all but the last."""
-        return self.request.token_slice(self.start, self.stop)
+    def read_indices(self) -> Ints:
+        return self._column(_Column.READ_INDEX)
 
     @property
-    def live(self) -> bool:
-        """Whether the request still runs on the lease that this was planned for."""
-        state = self.request.state
-        return isinstance(state, Active) and state.lease is self.active.lease
+    def write_indices(self) -> Ints:
+        return self._column(_Column.WRITE_INDEX)
+
+    @property
+    def row_limits(self) -> Ints:
+        return self._column(_Column.ROW_LIMIT)
+
+    @property
+    def num_sampled(self) -> Ints:
+        return self._column(_Column.NUM_SAMPLED)
+
+    @property
+    def flags(self) -> Ints:
+        return self._column(_Column.FLAGS)
+
+
+def plan_rows(numbers: list[int]) -> PlanRows:
+    """From eight numbers a row, in the order of the columns."""
+    columns = np.array(numbers, dtype=np.int32).reshape(-1, len(_Column)).T
+    return PlanRows(np.ascontiguousarray(columns))
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """tokens: those of the rows whose tokens are not on a lane, row by row. left: lanes. A plan
+    without rows only runs its copies."""
+
+    number: int
+    copies: tuple[CopyOp, ...] = ()
+    left: tuple[int, ...] = ()
+    joined: tuple[JoinedSequence, ...] = ()
+    new_pages: tuple[NewPages, ...] = ()
+    rows: PlanRows = field(default_factory=lambda: plan_rows([]))
+    tokens: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    checkpoints: tuple[RowCheckpoint, ...] = ()
+
+    def encode(self) -> bytes:
+        counts = (
+            len(self.copies),
+            len(self.left),
+            len(self.joined),
+            len(self.new_pages),
+            len(self.rows),
+            len(self.tokens),
+            len(self.checkpoints),
+        )
+        pages = [item.pages for item in self.new_pages]
+        lists: list[int] = [number for copy in self.copies for number in copy]
+        lists += self.left
+        for item in self.new_pages:
+            lists += (item.lane, len(item.pages))
+        for mark in self.checkpoints:
+            lists += (mark.row, mark.position, mark.slot)
+        parts = [
+            _HEAD.pack(self.number, *counts),
+            np.array(lists, dtype=_WIRE).tobytes(),
+            self.rows.columns.astype(_WIRE, copy=False).tobytes(),
+            self.tokens.astype(_WIRE, copy=False).tobytes(),
+            *(ids.astype(_WIRE, copy=False).tobytes() for ids in pages),
+            *(_encode_joined(item) for item in self.joined),
+        ]
+        return b"".join(parts)
+
+
+_WIRE = np.dtype("<i4")
+_HEAD = struct.Struct("<Q7I")
+_JOINED = struct.Struct("<iIIddiI")
+
+
+def _encode_joined(item: JoinedSequence) -> bytes:
+    sampling = item.sampling
+    seed = sampling.seed.to_bytes(sampling.seed.bit_length() // 8 + 1, "little", signed=True)
+    fixed = _JOINED.pack(
+        item.lane,
+        len(item.slots),
+        item.max_rows,
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        len(seed),
+    )
+    return fixed + struct.pack(f"<{len(item.slots)}i", *item.slots) + seed
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def ints(self, count: int) -> Ints:
+        return np.frombuffer(self.bytes(4 * count), dtype=_WIRE)
+
+    def triples(self, count: int) -> list[list[int]]:
+        found: list[list[int]] = self.ints(3 * count).reshape(-1, 3).tolist()
+        return found
+
+    def bytes(self, count: int) -> bytes:
+        piece = self._data[self._at : self._at + count]
+        if len(piece) != count:
+            raise PlanError(f"a plan of {len(self._data)} bytes ends too early")
+        self._at += count
+        return piece
+
+    def joined(self) -> JoinedSequence:
+        lane, slots, max_rows, temperature, top_p, top_k, seed = _JOINED.unpack(
+            self.bytes(_JOINED.size)
+        )
+        ids = tuple(self.ints(slots).tolist())
+        number = int.from_bytes(self.bytes(seed), "little", signed=True)
+        sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=number)
+        return JoinedSequence(lane, ids, max_rows, sampling)
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise PlanError(f"a plan of {len(self._data)} bytes should end after {self._at}")
+
+
+def decode_plan(data: bytes) -> ForwardPlan:
+    """What encode() was called on. Raises PlanError where the bytes are not a plan's."""
+    reader = _Reader(data)
+    number, copies, left, joined, grown, rows, tokens, marks = _HEAD.unpack(
+        reader.bytes(_HEAD.size)
+    )
+    copied = reader.triples(copies)
+    gone = reader.ints(left).tolist()
+    sizes = reader.ints(2 * grown).reshape(-1, 2).tolist()
+    marked = reader.triples(marks)
+    columns = reader.ints(len(_Column) * rows).reshape(len(_Column), -1)
+    ids = reader.ints(tokens)
+    new_pages = tuple(NewPages(lane, reader.ints(count)) for lane, count in sizes)
+    sequences = tuple(reader.joined() for _ in range(joined))
+    reader.end()
+    return ForwardPlan(
+        number=number,
+        copies=tuple(
+            CopyOp(CopyKind(kind), source, destination) for kind, source, destination in copied
+        ),
+        left=tuple(gone),
+        joined=sequences,
+        new_pages=new_pages,
+        rows=PlanRows(columns),
+        tokens=ids,
+        checkpoints=tuple(RowCheckpoint(*mark) for mark in marked),
+    )

@@ -8,6 +8,7 @@ receiver had more than this node. Retracted gives everything back and waits agai
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -85,31 +86,33 @@ class AwaitingGrant:
 
 @dataclass
 class Progress:
-    """How far the forwards of a request are, as known and as launched.
+    """How far the forwards of a request are, as known and as scheduled.
 
-    `computed` tokens are forwarded for certain; the state after them is in working slot `slot`.
-    `launched` counts those of the forward in flight too, whose state will be in `launched_slot`.
-    `drawing`: that forward draws a token, whose value nobody knows yet.
+    `num_computed` tokens are forwarded for certain; the state after them is in working slot `slot`.
+    `num_scheduled` counts those of the forward in flight too, whose state will be in
+    `scheduled_slot`. `sampling_in_flight`: tokens that this forward draws, whose values nobody
+    knows yet.
     Invariant: with two working slots, what is in flight writes the other one than `slot`.
     """
 
-    computed: int
+    num_computed: int
     slot: int = 0
-    launched: int = field(init=False)
-    launched_slot: int = field(init=False)
-    drawing: bool = False
+    num_scheduled: int = field(init=False)
+    scheduled_slot: int = field(init=False)
+    sampling_in_flight: int = 0
 
     def __post_init__(self) -> None:
-        self.launched, self.launched_slot = self.computed, self.slot
+        self.num_scheduled, self.scheduled_slot = self.num_computed, self.slot
 
-    def launch(self, stop: int, slot: int, draws: bool) -> None:
-        self.launched, self.launched_slot, self.drawing = stop, slot, draws
+    def schedule(self, stop: int, slot: int, num_sampled: int) -> None:
+        self.num_scheduled, self.scheduled_slot = stop, slot
+        self.sampling_in_flight = num_sampled
 
-    def land(self, stop: int, slot: int, drew: bool) -> None:
+    def land(self, stop: int, slot: int, num_sampled: int) -> None:
         """A forward has ended; the next one may be in flight already."""
-        self.computed, self.slot = stop, slot
-        if drew and self.launched == stop:
-            self.drawing = False
+        self.num_computed, self.slot = stop, slot
+        if num_sampled and self.num_scheduled == stop:
+            self.sampling_in_flight = 0
 
 
 @dataclass
@@ -121,15 +124,20 @@ class Active:
     lease: Lease
     progress: Progress
 
+    @cached_property
+    def slots(self) -> tuple[int, ...]:
+        """The lease's working slots."""
+        return tuple(self.lease.working_slots)
+
     @property
     def state_slot(self) -> int:
         """Holds the state after the computed tokens."""
-        return self.lease.working_slots[self.progress.slot]
+        return self.slots[self.progress.slot]
 
     @property
     def next_index(self) -> int:
         """Which working slot the next forward writes: the other where there are two."""
-        return (self.progress.launched_slot + 1) % len(self.lease.working_slots)
+        return (self.progress.scheduled_slot + 1) % len(self.slots)
 
     @property
     def answers_here(self) -> bool:
@@ -264,9 +272,10 @@ class Request:
 
     @property
     def expected_length(self) -> int:
-        """Tokens there are, one that is being drawn included."""
-        drawing = isinstance(self.state, Active) and self.state.progress.drawing
-        return self.length + int(drawing)
+        """Tokens there are, those that are being drawn included."""
+        state = self.state
+        drawn = state.progress.sampling_in_flight if isinstance(state, Active) else 0
+        return self.length + drawn
 
     @property
     def final_length(self) -> int:

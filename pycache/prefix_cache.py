@@ -1,8 +1,15 @@
 """The prefix cache as the engine sees it: the tree decides which ids, the arena holds their bytes.
 
-Thread rule: the engine loop alone calls it. Invariant: a working slot that leaves lease() is forked
-from a checkpoint or zeroed, never neither; one that leaves lease_receive() is written by the
-sender.
+Thread rule: the engine loop alone calls it. It moves no byte: what must be copied waits in a list,
+in the order in which it was decided, until take_copies().
+Invariants:
+1. A working slot that leaves lease() is to be forked from a checkpoint or zeroed, never neither;
+   one that leaves lease_receive() is written by the sender.
+2. Whoever reads or writes ids that a call here returned, a forward or another node, does so after
+   the copies that waited when that call returned. So they are taken and run before the next forward
+   is launched, and before the event is recorded behind which another node may write or read
+   (engine/plan_stream.py). Copies for a lease that is released meanwhile still run: in the list's
+   order they come before whatever its ids are used for next.
 """
 
 import time
@@ -23,11 +30,12 @@ from ._cpp_cache import (
     TreeView,
 )
 from .arena import Arena
-from .copies import copy_page, copy_slot, zero_slot
+from .copies import CopyKind, CopyOp
 
 # Evicted prefixes are remembered by their tokens, a fraction of what their KV took.
 _LEAST_GHOSTS = 4096
 _GHOSTS_A_SLAB = 8
+_NO_PAGES = np.empty(0, dtype=np.int32)
 
 FreshIds = Callable[[Arena, Sequence[int], Sequence[int]], None]
 
@@ -42,9 +50,10 @@ def monotonic_ms() -> int:
 
 
 class HybridPrefixCache:
-    """Owns the tree; borrows the arena. `on_fresh(arena, pages, slots)` sees every id that gets a
-    new owner before anything is written to it: tests pass one that fills them with NaN. `policy`
-    and `attention_cost` are the tree's (TreeConfig); `clock` tells it the time, ms."""
+    """Owns the tree and the copies that wait; names the arena. `on_fresh(arena, pages, slots)` sees
+    the ids that get a new owner before anything is written to them, but for those that a waiting
+    copy still reads: tests pass one that fills them with NaN. `policy` and `attention_cost` are the
+    tree's (TreeConfig); `clock` gives it the time, ms."""
 
     def __init__(
         self,
@@ -62,6 +71,7 @@ class HybridPrefixCache:
         self.arena = arena
         self._on_fresh = on_fresh
         self._clock = clock
+        self._copies: list[CopyOp] = []
         self._tree = HybridTree(
             TreeConfig(
                 slabs=slabs,
@@ -73,10 +83,28 @@ class HybridPrefixCache:
             )
         )
 
+    def take_copies(self) -> tuple[CopyOp, ...]:
+        """What was decided since the last call; the caller runs it, see invariant 2."""
+        taken = tuple(self._copies)
+        self._copies.clear()
+        return taken
+
     def _follow_moves(self) -> None:
         """The tree moved pages to empty a slab: their KV follows before the slab is written."""
         for source, destination in self._tree.drain_moves():
-            copy_page(self.arena, source, destination)
+            self._copies.append(CopyOp(CopyKind.PAGE, source, destination))
+
+    def _hand_out(self, pages: NDArray[np.int32], slots: Sequence[int]) -> None:
+        """on_fresh acts at once, a waiting copy later: the slabs' bytes that it reads must stay."""
+        blocks = self.arena.layout.blocks_per_slab
+        moved = {copy.source for copy in self._copies if copy.kind is CopyKind.PAGE}
+        forked = {copy.source for copy in self._copies if copy.kind is CopyKind.SLOT}
+        read = forked | {page // blocks for page in moved}
+        self._on_fresh(
+            self.arena,
+            [page for page in pages.tolist() if page not in moved and page // blocks not in forked],
+            [slot for slot in slots if slot not in read],
+        )
 
     def match(
         self, tokens: NDArray[np.int32], salt: bytes = b"", cursor: int | None = None
@@ -100,8 +128,8 @@ class HybridPrefixCache:
         working_slots: int,
         cursor: int | None,
     ) -> Lease | None:
-        """Lease to compute: working_slots[0] holds the state after cached_tokens tokens on
-        return."""
+        """Lease to compute: working_slots[0] holds the state after cached_tokens tokens once the
+        copies that wait on return have run."""
         self._tree.advance_to(self._clock())
         lease = self._tree.lease(
             tokens,
@@ -113,13 +141,14 @@ class HybridPrefixCache:
         self._follow_moves()
         if lease is None:
             return None
-        self._on_fresh(self.arena, lease.pages[lease.shared_pages :].tolist(), lease.working_slots)
+        self._hand_out(lease.pages[lease.shared_pages :], lease.working_slots)
+        first = lease.working_slots[0]
         if lease.cow_source_slot is None:
-            zero_slot(self.arena, lease.working_slots[0])
+            self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))
         else:
-            copy_slot(self.arena, lease.cow_source_slot, lease.working_slots[0])
+            self._copies.append(CopyOp(CopyKind.SLOT, lease.cow_source_slot, first))
         if lease.tail_copy is not None:
-            copy_page(self.arena, *lease.tail_copy)
+            self._copies.append(CopyOp(CopyKind.PAGE, *lease.tail_copy))
         return lease
 
     def lease_receive(
@@ -143,7 +172,7 @@ class HybridPrefixCache:
         self._follow_moves()
         if lease is None:
             return None
-        self._on_fresh(self.arena, lease.pages[lease.shared_pages :].tolist(), lease.working_slots)
+        self._hand_out(lease.pages[lease.shared_pages :], lease.working_slots)
         self._tree.grant(lease)
         return lease
 
@@ -158,7 +187,7 @@ class HybridPrefixCache:
         self._follow_moves()
         if not extended:
             return False
-        self._on_fresh(self.arena, lease.pages[held:].tolist(), ())
+        self._hand_out(lease.pages[held:], ())
         return True
 
     def append(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
@@ -168,7 +197,7 @@ class HybridPrefixCache:
         slot = self._tree.take_checkpoint_slot(lease)
         self._follow_moves()
         if slot is not None:
-            self._on_fresh(self.arena, (), (slot,))
+            self._hand_out(_NO_PAGES, (slot,))
         return slot
 
     def publish(

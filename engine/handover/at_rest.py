@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tasuki.engine.runner.base import Passed, Runner
+from tasuki.engine.runner.base import Event, EventRecorder
 
 Item = TypeVar("Item")
 
@@ -16,14 +16,14 @@ Item = TypeVar("Item")
 class AtRestQueue(Generic[Item]):
     """Items leave in order, each once everything launched before its put() has ended."""
 
-    def __init__(self, runner: Runner, release: Callable[[Item], None]) -> None:
+    def __init__(self, runner: EventRecorder, release: Callable[[Item], None]) -> None:
         self._runner = runner
         self._release = release
-        self._items: deque[tuple[Passed, Item]] = deque()
+        self._items: deque[tuple[Event, Item]] = deque()
 
     def put(self, item: Item) -> None:
         """It leaves at once where the device rests already."""
-        self._items.append((self._runner.passed(), item))
+        self._items.append((self._runner.record_event(), item))
         self.advance()
 
     def advance(self) -> None:

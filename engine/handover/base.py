@@ -11,11 +11,11 @@ from typing import Protocol
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import EvictionLedger
-from tasuki.engine.forward_plan import Work
 from tasuki.engine.intake import Intake
 from tasuki.engine.request import Request
 from tasuki.engine.routing.router import Router
-from tasuki.engine.runner.base import Runner
+from tasuki.engine.runner.base import EventRecorder
+from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -30,7 +30,7 @@ class HandoverContext:
     world, in order."""
 
     cache: HybridPrefixCache
-    runner: Runner
+    runner: EventRecorder
     scheduler: Scheduler
     intake: Intake
     router: Router
@@ -62,7 +62,7 @@ class Handover(Protocol):
     def admit(self, request: Request) -> bool:
         """Move a waiting request on, or leave it as it is. Raises ImpossibleRequest."""
 
-    def planned(self, work: Sequence[Work], first_tick: int) -> None:
+    def planned(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
         """A forward is about to be launched. first_tick: the step counter's value once all that
         was launched before has ended."""
         return

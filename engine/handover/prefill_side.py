@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import breakdown
-from tasuki.engine.forward_plan import Work
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -25,6 +24,7 @@ from tasuki.engine.request import (
 )
 from tasuki.engine.routing.router import report
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.sending.sender import Sender
@@ -129,7 +129,7 @@ class PrefillHandover(Handover):
         request.route = report(verdict)
         return verdict.choice is m.Choice.PULLED
 
-    def planned(self, work: Sequence[Work], first_tick: int) -> None:
+    def planned(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
         self._emit_positions()
         self._plan_windows(work, first_tick)
 
@@ -165,13 +165,13 @@ class PrefillHandover(Handover):
         )
         self._scheduler.start(request)
 
-    def _plan_windows(self, work: Sequence[Work], first_tick: int) -> None:
+    def _plan_windows(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
         """What the coming forward will have finished, layer by layer."""
         for item in work:
             state = item.active
             if not isinstance(state, Prefilling) or state.grant is None:
                 continue
-            last = item.samples
+            last = item.num_sampled > 0
             ready = -(-item.stop // PAGE_TOKENS) if last else item.stop // PAGE_TOKENS
             first = state.pages_sent
             state.pages_sent = max(first, ready)

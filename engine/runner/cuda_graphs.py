@@ -16,8 +16,8 @@ from tasuki.pycache.arena import Arena
 from tasuki.utils.progress import Progress, no_progress
 from torch import Tensor
 
-from .device_batch import DeviceRows
-from .last_tokens import Lanes
+from .device_batch import DeviceBatch
+from .last_tokens import LastTokens
 
 _STRIDES = ((4, 2), (16, 4), (64, 8), (256, 16))
 """Up to so many rows, sizes stand so far apart; then by 64."""
@@ -41,9 +41,9 @@ class DecodeGraphs:
         model: Qwen35Model,
         backend: TritonBackend,
         arena: Arena,
-        rows: DeviceRows,
+        rows: DeviceBatch,
         table: Tensor,
-        lanes: Lanes,
+        lanes: LastTokens,
         progress: Progress = no_progress,
     ) -> None:
         """Capture a graph for every size up to table's rows. Nothing of the arena is touched: while
@@ -58,7 +58,7 @@ class DecodeGraphs:
         self._scratch = backend.scratch(table.shape[0])
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, Tensor] = {}
-        rows.fill([])
+        rows.clear()
         pool = torch.cuda.graph_pool_handle()
         # The largest first: the smaller ones then live in the memory that it took.
         for size in reversed(self._sizes):

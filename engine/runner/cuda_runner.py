@@ -1,14 +1,17 @@
-"""Runs planned forwards on a GPU: decoding rows by a captured graph, prompts eagerly behind it.
+"""Runs plans on a GPU: decoding rows by a captured graph, prompts eagerly behind it.
 
-Owns the lanes, the rows and the page table; shares model and arena. Everything joins one stream,
-the current one, and nothing waits for the GPU but Flight.land(). Thread rule: the engine loop's.
+Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
+stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread rule:
+the engine loop's.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from tasuki.engine.forward_plan import Work
+from numpy.typing import NDArray
+from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.hooks import NullHooks
@@ -17,30 +20,34 @@ from tasuki.model.ops.sampling.sample import sample, sample_kept
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.copies import run_copies
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.progress import Progress, no_progress
 
-from .base import Passed, work_slice
-from .block_table import PageTable
+from .base import Event
+from .block_table import BlockTable
 from .cuda_graphs import DecodeGraphs
-from .device_batch import DeviceRows, DrawnRows
-from .last_tokens import Lanes
-from .layer_events import EventTicks
+from .device_batch import DeviceBatch, DrawnRows, SamplingTable
+from .last_tokens import LastTokens
+from .layer_events import LayerEvents
+from .sequence_states import ResolvedRows, SequenceStates
 
 _FAR_TOKENS = 32 * 1024
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of one batch whose tokens are on their way."""
+    """Tokens on their way, of the plan's rows of these numbers."""
 
-    rows: Sequence[Work]
+    rows: Sequence[int]
     drawn: DrawnRows
 
 
 @dataclass(frozen=True)
-class DeviceFlight:
-    work: Sequence[Work]
+class CudaForward:
+    """`InFlightForward` of a plan with so many rows."""
+
+    rows: int
     parts: Sequence[_Part]
     before: torch.cuda.Event
     started: torch.cuda.Event
@@ -50,21 +57,22 @@ class DeviceFlight:
     def idle_seconds(self) -> float:
         return float(self.before.elapsed_time(self.started)) / 1000
 
-    def land(self) -> list[Sampled | None]:
+    def result(self) -> list[list[Sampled]]:
         self.ended.synchronize()
-        tokens: dict[int, Sampled] = {}
+        results: list[list[Sampled]] = [[] for _ in range(self.rows)]
         for part in self.parts:
             sampled = part.drawn.sampled(len(part.rows))
-            tokens |= {id(item): token for item, token in zip(part.rows, sampled, strict=True)}
-        return [tokens.get(id(item)) for item in self.work]
+            for row, token in zip(part.rows, sampled, strict=True):
+                results[row] = [token]
+        return results
 
 
-class DeviceRunner:
+class CudaRunner:
     def __init__(
         self,
         model: Qwen35Model,
         arena: Arena,
-        ticks: EventTicks | None,
+        ticks: LayerEvents | None,
         *,
         max_batch: int,
         max_position: int,
@@ -81,10 +89,12 @@ class DeviceRunner:
         self._backend = backend
         self._arena = arena
         self._ticks = ticks
-        self._lanes = Lanes(arena.slabs, device)
-        self._answers = DeviceRows(max_batch, self._lanes.scratch, device)
-        self._prompts = DeviceRows(max_batch, self._lanes.scratch, device)
-        self._table = PageTable(max_batch, pages, device)
+        self._sequences = SequenceStates(arena.slabs)
+        self._sampling = SamplingTable(arena.slabs)
+        self._lanes = LastTokens(arena.slabs, device)
+        self._answers = DeviceBatch(max_batch, self._lanes.scratch, device)
+        self._prompts = DeviceBatch(max_batch, self._lanes.scratch, device)
+        self._table = BlockTable(max_batch, pages, device)
         self._graphs = DecodeGraphs(
             model, backend, arena, self._answers, self._table.table, self._lanes, progress
         )
@@ -113,56 +123,66 @@ class DeviceRunner:
     def ticks(self) -> int:
         return 0 if self._ticks is None else self._ticks.launched
 
-    def passed(self) -> Passed:
+    def record_event(self) -> Event:
         return _recorded().query
 
     @torch.inference_mode()
-    def launch(self, work: Sequence[Work]) -> DeviceFlight:
+    def launch(self, plan: ForwardPlan) -> CudaForward:
         # The current device belongs to a thread, and this one did not build the graphs.
         torch.cuda.set_device(self._arena.bytes.device)
-        answers = [item for item in work if item.decodes]
-        prompts = [item for item in work if not item.decodes]
+        rows = self._sequences.apply(plan)
+        for item in plan.joined:
+            self._sampling.join(item.lane, item.sampling)
+        run_copies(self._arena, plan.copies)
         parts = []
         before, started = self._ended, _recorded(timed=True)
-        if answers:
-            parts.append(self._decode(answers))
-        if prompts:
-            parts.append(self._prefill(prompts))
+        if rows.decodes.any():
+            parts.append(self._decode(plan, rows, rows.decodes.nonzero()[0]))
+        if not rows.decodes.all():
+            parts.append(self._prefill(plan, rows, (~rows.decodes).nonzero()[0]))
         self._ended = _recorded(timed=True)
-        return DeviceFlight(work, parts, before, started, self._ended)
+        return CudaForward(len(rows), parts, before, started, self._ended)
 
-    def _decode(self, work: Sequence[Work]) -> _Part:
-        rows = self._table.seat(work)
-        known = {item.lane: item.known_tokens[0] for item in rows if item.known_tokens}
-        if known:
-            self._lanes.tell(known)
-        self._answers.fill(rows)
-        logits = self._graphs.replay(len(rows))
-        if any(_cuts(item) for item in rows):
+    def _decode(self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]) -> _Part:
+        """The rows of these numbers, each of one token."""
+        lanes = rows.lanes[numbers].tolist()
+        numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
+        seated = rows.take(numbers)
+        known = ~seated.on_lane
+        if known.any():
+            self._lanes.put_known(seated.lanes[known], plan.tokens[seated.tokens_at[known]])
+        self._answers.fill(seated, self._sampling)
+        logits = self._graphs.replay(len(seated))
+        if self._sampling.cuts[seated.lanes].any():
             draws = self._answers.draws(len(logits))
             sample_kept(logits, cut(logits, draws), draws, self._answers.rows)
             self._lanes.put(self._answers.lanes(len(logits)), draws.token)
-        return _Part(rows, self._answers.read())
+        return _Part(numbers.tolist(), self._answers.read())
 
-    def _prefill(self, work: Sequence[Work]) -> _Part:
-        batch = Batch.pack([work_slice(item, item.known_tokens) for item in work])
+    def _prefill(self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]) -> _Part:
+        """The rows of these numbers, each of any length."""
+        prompts = rows.take(numbers)
+        if prompts.on_lane.any():
+            raise PlanError(f"plan {plan.number} has a prompt whose tokens are on its lane")
+        batch = Batch.pack(self._sequences.slices(plan, prompts, {}))
         operators = self._backend.bind(batch)
         tokens = self._to_device(batch.token_ids)
         hooks = self._ticks or NullHooks()
         branch, residual = self._model.layers(tokens, operators, self._arena, hooks)
-        rows = [item for item in work if item.samples]
-        if rows:
+        drawing = prompts.num_sampled.nonzero()[0]
+        if len(drawing):
             ends = batch.cu_seqlens[1:] - 1
-            last = self._to_device(ends[[item.samples for item in work]])
+            last = self._to_device(ends[drawing])
             logits = self._model.head(branch[last], residual[last], operators)
-            self._prompts.fill(rows)
-            draws = self._prompts.draws(len(rows))
-            if any(_cuts(item) for item in rows):
+            sampled = prompts.take(drawing)
+            self._prompts.fill(sampled, self._sampling)
+            draws = self._prompts.draws(len(sampled))
+            if self._sampling.cuts[sampled.lanes].any():
                 sample_kept(logits, cut(logits, draws), draws, self._prompts.rows)
             else:
                 sample(logits, draws, self._prompts.rows)
-            self._lanes.put(self._prompts.lanes(len(rows)), draws.token)
-        return _Part(rows, self._prompts.read())
+            self._lanes.put(self._prompts.lanes(len(sampled)), draws.token)
+        return _Part(numbers[drawing].tolist(), self._prompts.read())
 
     def _to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host.pin_memory().to(self._arena.bytes.device, non_blocking=True)
@@ -173,8 +193,3 @@ def _recorded(*, timed: bool = False) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def _cuts(item: Work) -> bool:
-    sampling = item.request.sampling
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)

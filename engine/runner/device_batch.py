@@ -5,14 +5,17 @@ neither pages nor the model. Thread rule: the engine loop's, one stream. Copies 
 from and to pinned memory that nothing reuses before they have ended.
 """
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
-from tasuki.engine.forward_plan import Work
+from numpy.typing import NDArray
+from tasuki.engine.forward_plan import Ints
 from tasuki.model.ops.sampling.gumbel import noise_key
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import Draws
 from torch import Tensor
+
+from .sequence_states import ResolvedRows
 
 _ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS = range(10)
 _FIELDS = 11
@@ -20,7 +23,28 @@ _FIELDS = 11
 _ALIGNMENT = 32
 
 
-class DeviceRows:
+class SamplingTable:
+    """How each lane's tokens are drawn, as the numbers of a row: set when its sequence joins.
+
+    cuts [lanes] bool: whether a token is drawn from some of the likeliest only."""
+
+    def __init__(self, lanes: int) -> None:
+        self.top_k = np.zeros(lanes, dtype=np.int32)
+        self.temperature = np.zeros(lanes, dtype=np.float32)
+        self.top_p = np.ones(lanes, dtype=np.float32)
+        self.keys: Ints = np.zeros((lanes, 2), dtype=np.int32)
+        self.cuts: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
+
+    def join(self, lane: int, sampling: SamplingParams) -> None:
+        self.temperature[lane] = sampling.temperature
+        # The best of all is the best of any cut.
+        self.top_k[lane] = sampling.top_k if sampling.temperature else 0
+        self.top_p[lane] = sampling.top_p if sampling.temperature else 1
+        self.keys[lane] = noise_key(sampling.seed)
+        self.cuts[lane] = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
+
+
+class DeviceBatch:
     """At most `capacity` rows; scratch_lane: the lane that rows past the last one use."""
 
     def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:
@@ -31,27 +55,36 @@ class DeviceRows:
         # Tokens start as valid ids: graphs look up the embeddings of rows past the last one too.
         self._results = torch.zeros(3, self._stride, dtype=torch.int32, device=device)
 
-    def fill(self, work: Sequence[Work]) -> None:
-        """Row i is work[i] from here on in the stream."""
-        host = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, pin_memory=True)
+    def clear(self) -> None:
+        """No row counts from here on in the stream."""
+        self._copy(self._blank(0))
+
+    def fill(self, rows: ResolvedRows, sampling: SamplingTable) -> None:
+        """Row i is rows[i] from here on in the stream: its last token is what it draws behind."""
+        count, lanes, stops = len(rows), rows.lanes, rows.stops
+        host = self._blank(count)
         fields, floats = host.numpy(), host.view(torch.float32).numpy()
-        fields[_ROWS] = len(work)
-        fields[_LANES] = self._scratch_lane
+        fields[_LANES, :count] = lanes
+        fields[_POSITIONS, :count] = stops - 1
+        fields[_CONTEXT, :count] = stops
+        fields[_READ, :count] = rows.read_slots
+        fields[_WRITE, :count] = rows.write_slots
+        fields[_TOP_K, :count] = sampling.top_k[lanes]
+        floats[_HEAT, :count] = sampling.temperature[lanes]
+        floats[_TOP_P, :count] = sampling.top_p[lanes]
         keys = fields[_KEYS : _KEYS + 2].reshape(-1)
-        for row, item in enumerate(work):
-            sampling = item.request.sampling
-            fields[_LANES : _WRITE + 1, row] = (
-                item.lane,
-                item.stop - 1,
-                item.stop,
-                item.read_slot,
-                item.write_slot,
-            )
-            floats[_HEAT, row] = sampling.temperature
-            # The best of all is the best of any cut.
-            fields[_TOP_K, row] = sampling.top_k if sampling.temperature else 0
-            floats[_TOP_P, row] = sampling.top_p if sampling.temperature else 1
-            keys[2 * row : 2 * row + 2] = noise_key(sampling.seed)
+        keys[: 2 * count] = sampling.keys[lanes].reshape(-1)
+        self._copy(host)
+
+    def _blank(self, count: int) -> Tensor:
+        """Inputs of `count` rows that say nothing yet."""
+        host = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, pin_memory=True)
+        fields = host.numpy()
+        fields[_ROWS] = count
+        fields[_LANES] = self._scratch_lane
+        return host
+
+    def _copy(self, host: Tensor) -> None:
         self._inputs.copy_(host, non_blocking=True)
 
     def read(self) -> "DrawnRows":

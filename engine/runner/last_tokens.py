@@ -1,16 +1,14 @@
-"""The token drawn last of every running request, on the GPU: how one step hands the next its input.
+"""The token drawn last of every sequence, on the GPU: how one step hands the next its input.
 
-Owns one number a lane; a request's lane is its first working slot. One lane more than slots is for
-rows that count for nothing.
+Owns one number a lane. One lane more than there are slots is for rows that count for nothing.
 """
 
-from collections.abc import Mapping
-
 import torch
+from tasuki.engine.forward_plan import Ints
 from torch import Tensor
 
 
-class Lanes:
+class LastTokens:
     def __init__(self, slots: int, device: torch.device) -> None:
         self.scratch = slots
         self._tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
@@ -23,8 +21,9 @@ class Lanes:
         """lanes, tokens [n] int32 on the device."""
         self._tokens.index_copy_(0, lanes.long(), tokens)
 
-    def tell(self, known: Mapping[int, int]) -> None:
-        """Put tokens that the host knows, by lane."""
-        host = torch.tensor([list(known), list(known.values())], pin_memory=True)
-        lanes, tokens = host.to(self._tokens.device, non_blocking=True)
-        self._tokens.index_copy_(0, lanes, tokens.int())
+    def put_known(self, lanes: Ints, tokens: Ints) -> None:
+        """lanes, tokens [n], of the host's."""
+        host = torch.empty(2, len(lanes), dtype=torch.int64, pin_memory=True)
+        host.numpy()[:] = lanes, tokens
+        known_lanes, known = host.to(self._tokens.device, non_blocking=True)
+        self._tokens.index_copy_(0, known_lanes, known.int())

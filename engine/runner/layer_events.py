@@ -14,7 +14,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from torch import Tensor
 
 
-class EventTicks:
+class LayerEvents:
     """`model.hooks.LayerHooks`. launched: the counter's value once all recorded events passed."""
 
     def __init__(self, steps: StepCounter, layers: int) -> None:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.forward_plan import Work
 from tasuki.engine.request import (
     Active,
     Decoding,
@@ -22,6 +21,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .queue_limit import QueueLimit
+from .scheduled_sequence import ScheduledSequence
 from .turn_end import keep_state
 
 Admit = Callable[[Request], bool]
@@ -66,20 +66,20 @@ class Scheduler:
         if request in self.waiting:
             self.waiting.remove(request)
 
-    def set_apart(self, failed: Sequence[Work]) -> None:
+    def set_apart(self, failed: Sequence[ScheduledSequence]) -> None:
         """Start the requests of a failed forward over, each in forwards of its own until one has
         succeeded. They keep what had landed before it; what it may have half written is lost, and
         with it what a later forward in flight overwrites. REQUIRES: all are live."""
         for item in reversed(failed):
             state = item.active
-            newest = state.progress.launched == item.stop
+            newest = state.progress.num_scheduled == item.stop
             if newest and item.write_slot != state.state_slot:
                 keep_state(self._cache, item.request, state)
             self._cache.release(state.lease)
             item.request.suspect = True
             self._give_way(item.request)
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> list[ScheduledSequence]:
         """The next forward; empty when nothing can run.
 
         The one before may be in flight: what it computes counts as computed, the token it draws as
@@ -96,7 +96,7 @@ class Scheduler:
             if budget <= 0 or len(work) >= self._config.max_batch:
                 break
             state = request.state
-            if isinstance(state, Prefilling) and state.progress.launched < request.length:
+            if isinstance(state, Prefilling) and state.progress.num_scheduled < request.length:
                 chunk = self._chunk(request, state, budget)
                 if chunk is None:
                     break
@@ -122,9 +122,9 @@ class Scheduler:
             (request, state)
             for request in self._together()
             if isinstance(state := request.state, Active)
-            and (isinstance(state, Decoding) or state.progress.drawing)
+            and (isinstance(state, Decoding) or state.progress.sampling_in_flight)
             and state.answers_here
-            and state.progress.launched < min(request.expected_length, request.final_length)
+            and state.progress.num_scheduled < min(request.expected_length, request.final_length)
         ]
 
     def _grow(self, request: Request, state: Active) -> None:
@@ -151,13 +151,13 @@ class Scheduler:
         request.move(Waiting())
         self.requeue(request)
 
-    def _decode(self, request: Request, state: Active) -> Work:
-        return self._launch(request, state, request.expected_length, True)
+    def _decode(self, request: Request, state: Active) -> ScheduledSequence:
+        return self._scheduled(request, state, request.expected_length, 1)
 
-    def _chunk(self, request: Request, state: Prefilling, budget: int) -> Work | None:
+    def _chunk(self, request: Request, state: Prefilling, budget: int) -> ScheduledSequence | None:
         """As much as the budget allows; inside a prompt a chunk ends on a page, so pages leave
         whole."""
-        start = state.progress.launched
+        start = state.progress.num_scheduled
         stop = min(request.length, start + budget)
         if stop < request.length:
             stop = stop // PAGE_TOKENS * PAGE_TOKENS
@@ -169,18 +169,26 @@ class Scheduler:
                 slot = self._cache.take_checkpoint_slot(state.lease)
                 if slot is not None:
                     kept.append((planned, slot))
-        return self._launch(request, state, stop, stop == request.length, tuple(kept))
+        return self._scheduled(request, state, stop, int(stop == request.length), tuple(kept))
 
     @staticmethod
-    def _launch(
+    def _scheduled(
         request: Request,
         state: Active,
         stop: int,
-        samples: bool,
+        num_sampled: int,
         checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = (),
-    ) -> Work:
+    ) -> ScheduledSequence:
         progress, written = state.progress, state.next_index
-        read = state.lease.working_slots[progress.launched_slot]
-        work = Work(request, state, progress.launched, stop, read, written, samples, checkpoints)
-        progress.launch(stop, written, samples)
-        return work
+        scheduled = ScheduledSequence(
+            request,
+            state,
+            progress.num_scheduled,
+            stop,
+            progress.scheduled_slot,
+            written,
+            num_sampled,
+            checkpoints,
+        )
+        progress.schedule(stop, written, num_sampled)
+        return scheduled

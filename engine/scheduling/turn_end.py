@@ -41,7 +41,7 @@ def keep_state(
     never forwarded and has no state. A forward in flight may already be one token further: it
     writes the other working slot, and KV that no match counts. ENSURES: only release may follow.
     """
-    lease, computed = active.lease, active.progress.computed
+    lease, computed = active.lease, active.progress.num_computed
     if computed == 0:
         return
     if lease.tokens < computed:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tasuki.pycache._cpp_cache import CheckpointKind
+from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.harness.engines import poison, tiny_parts
@@ -39,6 +40,7 @@ def keep(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:
         cursor=None,
     )
     assert lease is not None
+    run_copies(cache.arena, cache.take_copies())
     slot_bytes(cache, lease.working_slots[0]).fill_(value)
     cache.publish(lease, len(tokens), lease.working_slots[0], CheckpointKind.TURN_END)
     cache.release(lease)
@@ -59,6 +61,7 @@ def test_every_first_working_slot_is_zero_or_a_copy_whoever_had_it_before(
             cursor=None,
         )
         assert lease is not None
+        run_copies(cache.arena, cache.take_copies())
         expected = 7.0 if lease.cached_tokens == 64 else 0.0
         held = slot_bytes(cache, lease.working_slots[0])
         assert bool((held == expected).all()), f"a stale state in turn {turn}"
@@ -79,6 +82,7 @@ def test_a_fork_leaves_its_source_as_it_was(cache: HybridPrefixCache) -> None:
         cursor=None,
     )
     assert lease is not None and lease.cow_source_slot is not None
+    run_copies(cache.arena, cache.take_copies())
     assert lease.cow_source_slot not in lease.working_slots
     slot_bytes(cache, lease.working_slots[0]).fill_(1.0)
     assert bool((slot_bytes(cache, lease.cow_source_slot) == 7.0).all())

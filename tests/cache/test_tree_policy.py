@@ -15,6 +15,7 @@ from tasuki.pycache._cpp_cache import (
     TreeConfig,
 )
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.copies import run_copies
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -259,6 +260,7 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
             cursor=None,
         )
         assert taken is not None
+        run_copies(arena, cache.take_copies())
         return taken
 
     # A slab of its own each, one page of which is free again at release: four gaps, one slab free.

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.engine.role import Role
-from tasuki.engine.runner.base import HostRunner
+from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.engine.test_engine import alone, lone, prompt
@@ -14,15 +15,15 @@ from tests.harness.engines import Lone, submit, tiny_parts
 
 
 def launches_of(engine: Lone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Fills with the number of requests in each forward, as they are launched."""
+    """Fills with the number of sequences in each forward, as they are launched."""
     seen: list[int] = []
-    launch = HostRunner.launch
+    launch = CpuRunner.launch
 
-    def recorded(self: HostRunner, work: list) -> object:
-        seen.append(len(work))
-        return launch(self, work)
+    def recorded(self: CpuRunner, plan: ForwardPlan) -> object:
+        seen.append(len(plan.rows))
+        return launch(self, plan)
 
-    monkeypatch.setattr(HostRunner, "launch", recorded)
+    monkeypatch.setattr(CpuRunner, "launch", recorded)
     return seen
 
 
@@ -95,7 +96,7 @@ def test_a_sender_is_told_of_ids_once_the_device_is_done_with_them(
     cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[bool] = []
-    monkeypatch.setattr(HostRunner, "passed", lambda self: lambda: bool(done))
+    monkeypatch.setattr(CpuRunner, "record_event", lambda self: lambda: bool(done))
     engine = Lone(EngineConfig(model="tiny", dtype="float32"), Role.DECODE, tiny_parts())
     engine.post(m.PeersChanged(True))
     engine.post(submit("r", prompt(300), 2))

@@ -1,13 +1,12 @@
 """The parts of a GPU step that hold state between steps: rows, page tables, lanes, ticks."""
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.runner.sequence_states import SequencePages
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.transfer.windows.step_counter import StepCounter
 
@@ -17,15 +16,10 @@ from tests.harness.daemons import until
 DEVICE = torch.device("cuda")
 
 
-def leases(count: int) -> list[Any]:
-    return [
-        SimpleNamespace(pages=np.arange(100 * i, 100 * i + 3 + i, dtype=np.int32))
-        for i in range(count)
-    ]
-
-
-def work_of(leases: list[Any]) -> list[Any]:
-    return [SimpleNamespace(active=SimpleNamespace(lease=lease)) for lease in leases]
+def sequence(first: int, count: int) -> SequencePages:
+    pages = SequencePages()
+    pages.grow(np.arange(first, first + count, dtype=np.int32))
+    return pages
 
 
 def test_padded_sizes_reach_the_largest_and_waste_little() -> None:
@@ -40,33 +34,34 @@ def test_padded_sizes_reach_the_largest_and_waste_little() -> None:
 
 
 def test_rows_keep_their_seats_and_their_pages() -> None:
-    from tasuki.engine.runner.block_table import PageTable
+    from tasuki.engine.runner.block_table import BlockTable
 
-    table = PageTable(4, 16, DEVICE)
-    a, b, c, d = leases(4)
+    table = BlockTable(4, 16, DEVICE)
+    a, b, c, d = (sequence(100 * i, 3 + i) for i in range(4))
 
-    def seated(*batch: Any) -> list[Any]:
-        rows = [item.active.lease for item in table.seat(work_of(list(batch)))]
-        for row, lease in enumerate(rows):
-            assert table.table[row, : len(lease.pages)].tolist() == lease.pages.tolist()
+    def seated(*batch: SequencePages) -> list[SequencePages]:
+        rows = [batch[number] for number in table.seat(batch)]
+        for row, pages in enumerate(rows):
+            assert table.table[row, : len(pages.ids)].tolist() == pages.ids.tolist()
         return rows
 
     assert seated(a, b, c) == [a, b, c]
     assert seated(c, b, a) == [a, b, c]
     assert seated(b, c) == [c, b]
-    c.pages = np.append(c.pages, np.int32(7))
+    c.grow(np.array([7], dtype=np.int32))
     assert seated(d, b, c) == [c, b, d]
-    b.pages = b.pages + np.int32(1)
-    assert seated(a, b, c, d) == [c, b, d, a]
+    assert seated(c, b, d) == [c, b, d]
+    joined_anew = sequence(101, 4)
+    assert seated(a, joined_anew, c, d) == [c, a, d, joined_anew]
 
 
 @pytest.mark.parametrize("shape", sorted(CONFIGS))
 def test_the_counter_ticks_once_a_layer_after_its_work(shape: str) -> None:
-    from tasuki.engine.runner.layer_events import EventTicks
+    from tasuki.engine.runner.layer_events import LayerEvents
 
     parts = parts_of(shape, EngineConfig(dtype="bfloat16", device="cuda", arena_mib=128))
     steps = StepCounter()
-    ticks = EventTicks(steps, parts.model_config.layers)
+    ticks = LayerEvents(steps, parts.model_config.layers)
     pages = [parts.layout.blocks_per_slab * (2 + page) for page in range(4)]
     batch = Batch.pack([SequenceSlice([5] * 200, 0, pages, 0, 1)])
     for forwards in (1, 2, 3):

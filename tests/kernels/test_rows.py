@@ -9,10 +9,12 @@ import pytest
 import torch
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.forward_plan import Work
-from tasuki.engine.runner import device_batch as device_rows
-from tasuki.engine.runner.base import HostFlight, HostRunner
-from tasuki.engine.runner.device_batch import DeviceRows
+from tasuki.engine.forward_plan import ForwardPlan
+from tasuki.engine.plan_stream import PlanStream
+from tasuki.engine.runner import device_batch
+from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
+from tasuki.engine.runner.device_batch import DeviceBatch, SamplingTable
+from tasuki.engine.runner.sequence_states import ResolvedRows
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import (
     MAX_TEMPERATURE,
@@ -21,6 +23,7 @@ from tasuki.model.ops.sampling.params import (
     MIN_TOP_P,
     SamplingParams,
 )
+from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import read_options
 from tasuki.server.text.text_codec import TextCodec
@@ -32,7 +35,7 @@ CODEC = TextCodec(VOCAB, 4096, None, None)
 
 
 class Unpinned:
-    """torch for device_rows, with memory that a host without a GPU can give."""
+    """torch for device_batch, with memory that a host without a GPU can give."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -42,29 +45,36 @@ class Unpinned:
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> DeviceRows:
-    monkeypatch.setattr(device_rows, "torch", Unpinned())
-    return DeviceRows(16, 99, torch.device("cpu"))
+def rows(monkeypatch: pytest.MonkeyPatch) -> DeviceBatch:
+    monkeypatch.setattr(device_batch, "torch", Unpinned())
+    return DeviceBatch(16, 99, torch.device("cpu"))
 
 
-class Filling(HostRunner):
+class Filling(CpuRunner):
     """Computes on the host, after it has filled the rows that a GPU would get."""
 
-    rows: DeviceRows
+    rows: DeviceBatch
     forwards = 0
 
-    def launch(self, work: Any) -> HostFlight:
-        self.rows.fill([item for item in work if item.samples])
+    def launch(self, plan: ForwardPlan) -> CpuForward:
+        if self.forwards == 0:
+            self.sampling = SamplingTable(self._arena.slabs)
+        for item in plan.joined:
+            self.sampling.join(item.lane, item.sampling)
         self.forwards += 1
-        return super().launch(work)
+        return super().launch(plan)
+
+    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> list[list[Sampled]]:
+        self.rows.fill(rows.take(rows.num_sampled.nonzero()[0]), self.sampling)
+        return super()._compute(plan, rows)
 
 
-def filling(rows: DeviceRows) -> tuple[Lone, Filling]:
+def filling(rows: DeviceBatch) -> tuple[Lone, Filling]:
     parts = tiny_parts()
     engine = Lone(EngineConfig(model="tiny", dtype="float32"), parts=parts)
     runner = Filling(parts.model, parts.arena, parts.steps)
     runner.rows = rows
-    engine.engine._runner = runner
+    engine.engine._plans = PlanStream(runner, engine.engine._cache)
     return engine, runner
 
 
@@ -85,7 +95,7 @@ WIDE = [
 
 @pytest.mark.parametrize("asked", WIDE, ids=str)
 def test_requests_beside_one_of_a_wide_number_go_on_undisturbed(
-    rows: DeviceRows, asked: dict[str, float]
+    rows: DeviceBatch, asked: dict[str, float]
 ) -> None:
     quiet, _ = filling(rows)
     engine, runner = filling(rows)
@@ -109,21 +119,16 @@ def test_requests_beside_one_of_a_wide_number_go_on_undisturbed(
     engine.assert_at_rest()
 
 
-def test_a_row_holds_the_bounds_of_every_field(rows: DeviceRows) -> None:
+def test_a_row_holds_the_bounds_of_every_field(rows: DeviceBatch) -> None:
     bounds = [
         SamplingParams(temperature=MIN_TEMPERATURE, top_k=MAX_TOP_K, top_p=MIN_TOP_P),
         SamplingParams(temperature=MAX_TEMPERATURE, seed=2**200),
         SamplingParams(temperature=0.0, top_k=MAX_TOP_K),
     ]
-    engine, runner = filling(rows)
-    work: list[Work] = []
-    launch = runner.launch
-    runner.launch = lambda items: (work.extend(items), launch(items))[1]  # type: ignore[assignment]
+    engine, _ = filling(rows)
     for number, sampling in enumerate(bounds):
         engine.post(submit(f"r{number}", prompt(number), 1, sampling=sampling))
     engine.step()
-    assert [item.request.sampling for item in work] == bounds
-    rows.fill(work)
     draws = rows.draws(3)
     assert draws.top_k.tolist() == [MAX_TOP_K, 0, 0]
     heats = [np.float32(item.temperature) for item in bounds]
@@ -133,7 +138,7 @@ def test_a_row_holds_the_bounds_of_every_field(rows: DeviceRows) -> None:
 
 
 def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
-    rows: DeviceRows, monkeypatch: pytest.MonkeyPatch
+    rows: DeviceBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is that a runner refuses: the others keep the state that they had landed."""
     engine, _ = filling(rows)
@@ -144,17 +149,18 @@ def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
             node.post(submit(name, prompt(number), 40))
         for _ in range(12):
             node.step()
-    forwarded: list[tuple[str, int]] = []
+    forwarded: list[int] = []
     fill = rows.fill
+    bad = SamplingParams(max_new_tokens=5, temperature=MIN_TEMPERATURE, top_k=7)
 
-    def refusing(work: list[Work]) -> None:
-        if any(item.request.id == "bad" for item in work):
+    def refusing(items: ResolvedRows, sampling: SamplingTable) -> None:
+        if (sampling.top_k[items.lanes] == bad.top_k).any():
             raise OverflowError("no row")
-        forwarded.extend((item.request.id, item.stop - item.start) for item in work)
-        fill(work)
+        forwarded.extend(items.lengths.tolist())
+        fill(items, sampling)
 
     monkeypatch.setattr(rows, "fill", refusing)
-    engine.post(submit("bad", prompt(9), 5))
+    engine.post(submit("bad", prompt(9), 5, sampling=bad))
     engine.run()
     quiet.run()
     assert engine.rejected("bad").kind is m.ErrorKind.INTERNAL
@@ -162,5 +168,5 @@ def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
     for name in names:
         assert engine.tokens(name) == quiet.tokens(name)
     # One token each a forward: nobody's prompt was read again.
-    assert {count for _, count in forwarded} == {1}
+    assert set(forwarded) == {1}
     engine.assert_at_rest()

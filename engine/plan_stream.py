@@ -1,0 +1,64 @@
+"""The engine's end of its runner: what was scheduled goes in, its tokens come back beside it.
+
+Owns the order of everything that happens in the arena: forwards, the cache's copies, events. Thread
+rule: the engine loop.
+Invariant: a copy that the cache decided runs before whatever is launched or recorded here next. So
+a forward never reads bytes that were to be copied first, and no other node may read or write an id
+that a copy still awaits: it is given the id behind an event.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from .runner.base import Event, InFlightForward, Runner
+from .scheduling.forward_planner import ForwardPlanner
+from .scheduling.scheduled_sequence import ScheduledSequence
+
+
+@dataclass(frozen=True)
+class LaunchedForward:
+    scheduled: Sequence[ScheduledSequence]
+    in_flight: InFlightForward
+
+    @property
+    def idle_seconds(self) -> float:
+        """As InFlightForward's."""
+        return self.in_flight.idle_seconds
+
+    def result(self) -> list[list[Sampled]]:
+        """Wait for the end. The tokens of each scheduled sequence, none where none was to be drawn.
+
+        Raises what the forward raised. Call it once."""
+        return self.in_flight.result()
+
+
+class PlanStream:
+    def __init__(self, runner: Runner, cache: HybridPrefixCache) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._planner = ForwardPlanner()
+
+    @property
+    def ticks(self) -> int:
+        """The step counter's value once all that was launched has ended."""
+        return self._runner.ticks
+
+    def prepare(self) -> None:
+        """Once, on the thread that will launch, before it does."""
+        self._runner.prepare()
+
+    def launch(self, scheduled: Sequence[ScheduledSequence]) -> LaunchedForward:
+        """Start the forward. Raises what is wrong with it already; then nothing of it is in
+        flight."""
+        plan = self._planner.plan(scheduled, self._cache.take_copies())
+        return LaunchedForward(scheduled, self._runner.launch(plan))
+
+    def record_event(self) -> Event:
+        """Passed once all that was launched, and all that was to be copied, until now has ended."""
+        copies = self._cache.take_copies()
+        if copies:
+            self._runner.launch(self._planner.plan((), copies))
+        return self._runner.record_event()

@@ -1,0 +1,97 @@
+"""Runs plans on the CPU: a launch computes at once, and everything else is as on a GPU: a drawn
+token stays on its lane, and the next forward takes it from there.
+
+Owns the lanes and what it keeps of sequences; shares model and arena. Thread rule: one thread.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from tasuki.engine.forward_plan import ForwardPlan
+from tasuki.model.batch import Batch
+from tasuki.model.ops.sampling.reference import Sampled, sample
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.copies import run_copies
+from tasuki.transfer.windows.step_counter import StepCounter
+
+from .base import Event
+from .sequence_states import ResolvedRows, SequenceStates
+
+
+class LayerTicks:
+    """Ticks once a layer of any kind, so that windows leave while the rest still runs."""
+
+    def __init__(self, steps: StepCounter, layers: int) -> None:
+        """layers: of a forward."""
+        self._steps = steps
+        self._layers = layers
+
+    def before_layer(self, layer: int) -> None:
+        """Nothing to wait for: every input of this forward is in the arena."""
+
+    def cache_written(self, layer: int) -> None:
+        self._steps.tick()
+
+    def after_layer(self, layer: int, branch: torch.Tensor, residual: torch.Tensor) -> None:
+        if layer == self._layers - 1:
+            self._steps.end_forward()
+
+
+@dataclass(frozen=True)
+class CpuForward:
+    """`InFlightForward`, which has ended already."""
+
+    drawn: list[list[Sampled]]
+    idle_seconds: float
+
+    def result(self) -> list[list[Sampled]]:
+        return self.drawn
+
+
+class CpuRunner:
+    def __init__(self, model: Qwen35Model, arena: Arena, steps: StepCounter) -> None:
+        self._model = model
+        self._arena = arena
+        self._steps = steps
+        self._hooks = LayerTicks(steps, model.config.layers)
+        self._sequences = SequenceStates(arena.slabs)
+        self._drawn: dict[int, list[int]] = {}
+        self._ended_at = time.perf_counter()
+
+    @property
+    def ticks(self) -> int:
+        return self._steps.value
+
+    def prepare(self) -> None:
+        """The first request waits for nothing here."""
+
+    def record_event(self) -> Event:
+        return lambda: True
+
+    def launch(self, plan: ForwardPlan) -> CpuForward:
+        rows = self._sequences.apply(plan)
+        run_copies(self._arena, plan.copies)
+        idle = time.perf_counter() - self._ended_at
+        results = self._compute(plan, rows) if len(rows) else []
+        self._ended_at = time.perf_counter()
+        return CpuForward(results, idle)
+
+    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> list[list[Sampled]]:
+        batch = Batch.pack(self._sequences.slices(plan, rows, self._drawn))
+        with torch.inference_mode():
+            logits = self._model.forward(batch, self._arena, self._hooks)
+        results: list[list[Sampled]] = [[] for _ in range(len(rows))]
+        drawing = rows.num_sampled.nonzero()[0]
+        lanes = rows.lanes[drawing].tolist()
+        if lanes:
+            drawn = sample(
+                logits[drawing],
+                [self._sequences.sampling(lane) for lane in lanes],
+                rows.stops[drawing].tolist(),
+            )
+            for row, lane, token in zip(drawing.tolist(), lanes, drawn, strict=True):
+                results[row] = [token]
+                self._drawn[lane] = [token.token]
+        return results

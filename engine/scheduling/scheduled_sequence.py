@@ -1,0 +1,49 @@
+"""What one forward computes of one request, as the engine remembers it until the forward lands."""
+
+from dataclasses import dataclass
+
+from tasuki.engine.request import Active, PlannedCheckpoint, Request
+
+
+@dataclass(frozen=True)
+class ScheduledSequence:
+    """Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
+
+    They may still be in flight: drawn on the device, unknown here. The forward reads the working
+    slot of index read_index and writes the one of write_index. num_sampled: tokens that it draws;
+    some only where it reaches the last token there is."""
+
+    request: Request
+    active: Active
+    start: int
+    stop: int
+    read_index: int
+    write_index: int
+    num_sampled: int
+    checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = ()
+
+    @property
+    def write_slot(self) -> int:
+        return self.active.slots[self.write_index]
+
+    @property
+    def lane(self) -> int:
+        """Where the runner keeps the tokens drawn last: no two leases share a working slot."""
+        return self.active.slots[0]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is one token of an answer given here, so that it may run in a decode graph."""
+        one = self.num_sampled > 0 and self.stop - self.start == 1
+        return one and self.active.answers_here and not self.checkpoints
+
+    @property
+    def drawn_before(self) -> bool:
+        """Whether its tokens are not known here yet, but on its lane."""
+        return self.stop > self.request.length
+
+    @property
+    def live(self) -> bool:
+        """Whether the request still runs on the lease that this was planned for."""
+        state = self.request.state
+        return isinstance(state, Active) and state.lease is self.active.lease

@@ -1,0 +1,151 @@
+"""No byte is read before the copy that writes it has run: the cache decides copies, the runner runs
+them before whatever is launched or told to another node next. Memory is poisoned."""
+
+import numpy as np
+import pytest
+import torch
+from tasuki.engine import messages as m
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.forward_plan import ForwardPlan
+from tasuki.engine.plan_stream import PlanStream
+from tasuki.engine.role import Role
+from tasuki.engine.runner import cpu_runner
+from tasuki.engine.runner.base import Event
+from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
+from tasuki.model.batch import Batch
+from tasuki.pycache._cpp_cache import Lease
+from tasuki.pycache.copies import run_copies
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from tests.cache.test_slot_reuse import keep, slot_bytes, text
+from tests.engine.test_engine import alone, prompt
+from tests.harness.engines import Lone, poison, submit, tiny_parts
+
+
+def take(cache: HybridPrefixCache, tokens: np.ndarray) -> Lease:
+    lease = cache.lease(
+        tokens,
+        salt=b"",
+        capacity_tokens=len(tokens),
+        working_slots=1,
+        checkpoint_slots=0,
+        cursor=None,
+    )
+    assert lease is not None
+    return lease
+
+
+def test_an_allocation_moves_no_byte() -> None:
+    cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena)
+    keep(cache, text(70, 7), 7.0)
+    before = cache.arena.bytes.clone()
+    lease = take(cache, np.append(text(70, 7), np.int32(1)))
+    assert lease.cached_tokens == 70 and lease.tail_copy is not None
+    assert torch.equal(cache.arena.bytes, before)
+    run_copies(cache.arena, cache.take_copies())
+    assert bool((slot_bytes(cache, lease.working_slots[0]) == 7.0).all())
+    assert cache.take_copies() == ()
+
+
+@pytest.mark.parametrize("released", range(1, 6))
+def test_copies_of_a_lease_that_is_released_meanwhile_harm_nobody(released: int) -> None:
+    """Its ids are soon another's, whose copies wait behind its own."""
+    cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena, poison)
+    keep(cache, text(64, 7), 7.0)
+    keep(cache, text(64, 8), 8.0)
+    for turn in range(released):
+        cache.release(take(cache, text(70, (7, 8, 9)[turn % 3])))
+    held = {seed: take(cache, text(70, seed)) for seed in (8, 9, 7)}
+    run_copies(cache.arena, cache.take_copies())
+    for seed, value in ((7, 7.0), (8, 8.0), (9, 0.0)):
+        lease = held[seed]
+        assert (lease.cached_tokens == 64) == (value > 0)
+        assert bool((slot_bytes(cache, lease.working_slots[0]) == value).all()), seed
+
+
+class Watching(CpuRunner):
+    """Remembers what came in which order."""
+
+    def __init__(self, node: Lone) -> None:
+        super().__init__(node.parts.model, node.parts.arena, node.parts.steps)
+        self.log: list[str] = []
+
+    def launch(self, plan: ForwardPlan) -> CpuForward:
+        self.log += ["copies"] * bool(plan.copies) + ["rows"] * bool(len(plan.rows))
+        return super().launch(plan)
+
+    def record_event(self) -> Event:
+        self.log.append("event")
+        return super().record_event()
+
+
+def test_an_event_is_behind_the_copies_that_waited() -> None:
+    node = Lone(EngineConfig(model="tiny", dtype="float32"), parts=tiny_parts())
+    cache, runner = node.engine._cache, Watching(node)
+    plans = PlanStream(runner, cache)
+    lease = take(cache, text(70))
+    assert bool(slot_bytes(cache, lease.working_slots[0]).isnan().all())
+    assert plans.record_event()()
+    assert runner.log == ["copies", "event"]
+    assert bool((slot_bytes(cache, lease.working_slots[0]) == 0).all())
+    plans.record_event()
+    assert runner.log == ["copies", "event", "event"]
+
+
+def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A decode node over an arena that is too small: forks, moves, grants, retractions."""
+    one = tiny_parts().layout.slab_bytes / 2**20
+    config = EngineConfig(
+        model="tiny", dtype="float32", prefill_chunk_tokens=64, local_prefill_tokens=200
+    )
+    node = Lone(config, Role.DECODE, tiny_parts(arena_mib=14.5 * one))
+    cache = node.engine._cache
+    forward, record = node.parts.model.forward, CpuRunner.record_event
+    seen = {"forwards": 0, "events": 0, "copies": 0}
+
+    def computing(batch: Batch, *rest: object) -> torch.Tensor:
+        seen["forwards"] += 1
+        assert not cache._copies
+        return forward(batch, *rest)  # type: ignore[arg-type]
+
+    def recording(self: CpuRunner) -> Event:
+        seen["events"] += 1
+        assert not cache._copies
+        return record(self)
+
+    def running(*args: object) -> None:
+        seen["copies"] += 1
+        run_copies(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(node.parts.model, "forward", computing)
+    monkeypatch.setattr(CpuRunner, "record_event", recording)
+    monkeypatch.setattr(cpu_runner, "run_copies", running)
+    node.post(m.PeersChanged(True))
+    shared = prompt(130)
+    answers = {f"r{n}": shared + prompt(10 + 9 * n, n) for n in range(5)}
+    node.post(submit("far", prompt(300, 99), 2))
+    for name, tokens in answers.items():
+        node.post(submit(name, tokens, 70))
+    for _ in range(12):
+        node.step()
+    rooms = [said.ticket.room for said in node.said if isinstance(said, m.HandoverWanted)]
+    for room in rooms:
+        node.post(m.GrantWanted(room))
+    for _ in range(2000):
+        node.step()
+        if all(len(node.tokens(name)) == 70 for name in answers):
+            break
+    for name, tokens in answers.items():
+        assert node.tokens(name) == alone(tokens, 70), name
+    assert rooms and min(seen.values()) > 0
+
+
+def test_a_copy_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the poison of these tests is known to work."""
+    monkeypatch.setattr(cpu_runner, "run_copies", lambda arena, copies: None)
+    node = Lone(EngineConfig(model="tiny", dtype="float32"), parts=tiny_parts())
+    node.post(submit("r", prompt(70), 4))
+    node.run()
+    assert node.rejected("r").kind is m.ErrorKind.INTERNAL

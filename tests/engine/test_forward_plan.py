@@ -1,0 +1,252 @@
+"""A forward as plain data: its bytes, its numbers, and what a runner refuses."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tasuki.engine.forward_plan import (
+    ON_LANE,
+    ForwardPlan,
+    JoinedSequence,
+    NewPages,
+    PlanError,
+    PlanGap,
+    RowCheckpoint,
+    RowFlag,
+    UnknownLane,
+    decode_plan,
+    plan_rows,
+)
+from tasuki.engine.messages import RequestId
+from tasuki.engine.request import Decoding, Progress, Request
+from tasuki.engine.runner.cpu_runner import CpuRunner
+from tasuki.engine.runner.sequence_states import SequenceStates
+from tasuki.engine.scheduling.forward_planner import ForwardPlanner
+from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache.copies import CopyKind, CopyOp
+
+from tests.engine.test_engine import alone, prompt
+from tests.harness.engines import tiny_parts
+from tests.repository.test_architecture import ROOT, imports
+
+BATCH = 256
+CONTEXT = 100_000
+MOST_BYTES = 32 * 1024
+MOST_SECONDS = 0.3e-3
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def joined(lane: int, **sampling: Any) -> JoinedSequence:
+    return JoinedSequence(lane, (lane, lane + 1), 1, SamplingParams(**sampling))
+
+
+def a_plan() -> ForwardPlan:
+    """With something of everything."""
+    return ForwardPlan(
+        7,
+        copies=(CopyOp(CopyKind.PAGE, 5, 9), CopyOp(CopyKind.ZERO_SLOT, 3, 3)),
+        left=(4, 6),
+        joined=(
+            joined(2, temperature=0.7, top_k=40, top_p=0.9, seed=-(2**63)),
+            joined(4, seed=2**200),
+        ),
+        new_pages=(NewPages(2, ints(17, 18, 40)), NewPages(4, ints(3))),
+        rows=plan_rows([2, 0, 3, 0, 1, 192, 1, 0, 4, 9, 1, 1, 0, 64, 1, ON_LANE.value]),
+        tokens=ints(100, 101, 102),
+        checkpoints=(RowCheckpoint(0, 2, 11),),
+    )
+
+
+def same(one: ForwardPlan, other: ForwardPlan) -> bool:
+    fields = ("number", "copies", "left", "joined", "checkpoints")
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in fields)
+        and np.array_equal(one.rows.columns, other.rows.columns)
+        and np.array_equal(one.tokens, other.tokens)
+        and [item.lane for item in one.new_pages] == [item.lane for item in other.new_pages]
+        and all(
+            np.array_equal(a.pages, b.pages)
+            for a, b in zip(one.new_pages, other.new_pages, strict=True)
+        )
+    )
+
+
+def test_a_plan_is_its_bytes() -> None:
+    for plan in (a_plan(), ForwardPlan(0)):
+        assert same(decode_plan(plan.encode()), plan)
+
+
+def test_bytes_that_are_no_plan_are_refused() -> None:
+    data = a_plan().encode()
+    for broken in (b"", data[:20], data[:-1], data + b"\0"):
+        with pytest.raises(PlanError):
+            decode_plan(broken)
+
+
+def scheduled(lane: int, length: int) -> ScheduledSequence:
+    """The next token of an answer whose last token is in flight."""
+    request = Request(RequestId(f"r{lane}"), np.zeros(length, np.int32), SamplingParams(seed=lane))
+    pages = np.arange(-(-(length + 1) // 64), dtype=np.int32)
+    lease: Any = SimpleNamespace(
+        working_slots=[lane, lane + 1], pages=pages, capacity_tokens=64 * len(pages)
+    )
+    request.state = active = Decoding(lease, Progress(length))
+    return ScheduledSequence(request, active, length, length + 1, 0, 1, 1)
+
+
+def step(item: ScheduledSequence) -> ScheduledSequence:
+    """One token later, with one page more where that needs one."""
+    item.request.output.append(0)
+    lease: Any = item.active.lease
+    if item.stop + 1 > lease.capacity_tokens:
+        lease.pages = np.append(lease.pages, np.int32(len(lease.pages)))
+        lease.capacity_tokens += 64
+    return replace(item, start=item.stop, stop=item.stop + 1)
+
+
+@pytest.mark.parametrize("spread", [1, 0], ids=["staggered", "all at a page's end"])
+def test_a_decode_step_of_256_long_contexts_is_small_and_fast_to_encode(spread: int) -> None:
+    planner = ForwardPlanner()
+    items = [scheduled(2 * row, CONTEXT + 31 + spread * row) for row in range(BATCH)]
+    planner.plan(items, ())
+    sizes, grown, seconds = [], [], []
+    for _ in range(100):
+        items = [step(item) for item in items]
+        plan = planner.plan(items, ())
+        best = float("inf")
+        for _ in range(20):
+            began = time.process_time()
+            data = plan.encode()
+            best = min(best, time.process_time() - began)
+        seconds.append(best)
+        sizes.append(len(data))
+        grown.append(len(plan.new_pages))
+    assert not plan.joined and not plan.left
+    assert max(grown) == (BATCH if spread == 0 else BATCH // 64)
+    assert max(sizes) < MOST_BYTES
+    # The best of many: a busy machine makes any single one slow.
+    assert min(seconds) < MOST_SECONDS
+    assert seconds[int(np.argmax(grown))] < 10 * MOST_SECONDS
+
+
+def runner() -> CpuRunner:
+    parts = tiny_parts()
+    parts.arena.bytes.fill_(0xFF)
+    return CpuRunner(parts.model, parts.arena, parts.steps)
+
+
+def prompt_plan(tokens: list[int]) -> ForwardPlan:
+    """The whole prompt in slots 0 and 1, on pages of slabs that nobody else has."""
+    blocks = tiny_parts().layout.blocks_per_slab
+    pages = ints(*(blocks * (2 + page) for page in range(4)))
+    return ForwardPlan(
+        0,
+        copies=(CopyOp(CopyKind.ZERO_SLOT, 0, 0),),
+        joined=(joined(0),),
+        new_pages=(NewPages(0, pages),),
+        rows=plan_rows([0, 0, len(tokens), 0, 1, 256, 1, 0]),
+        tokens=ints(*tokens),
+    )
+
+
+def next_plan(number: int, most: int) -> ForwardPlan:
+    """The drawn token's, of which nothing is known but that it stands below `most`."""
+    read, write = number % 2, (number + 1) % 2
+    flags = (ON_LANE | RowFlag.DECODES).value
+    return ForwardPlan(number, rows=plan_rows([0, most, 1, read, write, 256, 1, flags]))
+
+
+def test_a_forward_is_planned_with_nothing_of_the_one_before_known() -> None:
+    tokens = prompt(100)
+    plans = [prompt_plan(tokens), *(next_plan(number, 200) for number in range(1, 10))]
+    sent = [plan.encode() for plan in plans]
+    follower = runner()
+    results = [follower.launch(decode_plan(data)).result() for data in sent]
+    assert [token.token for ((token,),) in results] == alone(tokens, 10)
+
+
+def test_a_plan_out_of_its_turn_is_refused_and_changes_nothing() -> None:
+    tokens = prompt(100)
+    follower = runner()
+    first = follower.launch(prompt_plan(tokens)).result()
+    for number in (0, 2, 5):
+        with pytest.raises(PlanGap, match=f"plan {number} came where 1 was due"):
+            follower.launch(next_plan(number, 200))
+    second = follower.launch(next_plan(1, 200)).result()
+    assert [token.token for ((token,),) in (first, second)] == alone(tokens, 2)
+
+
+ROW = [0, 0, 3, 0, 1, 64, 1, 0]
+
+
+def changed(**columns: int) -> list[int]:
+    names = ["lane", "position", "length", "read", "write", "limit", "num_sampled", "flags"]
+    return [columns.get(name, value) for name, value in zip(names, ROW, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "why"),
+    [
+        (changed(lane=4), UnknownLane, "no sequence has joined"),
+        (changed(lane=99), UnknownLane, "do not exist"),
+        (changed(lane=-1), UnknownLane, "do not exist"),
+        (changed(length=0), PlanError, "without tokens"),
+        (changed(position=62), PlanError, "beyond its limit"),
+        (changed(limit=128), PlanError, "beyond its pages"),
+        (changed(read=2), PlanError, "a slot to read that it does not have"),
+        (changed(write=-1), PlanError, "a slot to write that it does not have"),
+        (changed(num_sampled=2), PlanError, "more tokens drawn"),
+        (changed(flags=1), PlanError, "tokens that its lane does not have"),
+        (changed(length=2), PlanError, "3 tokens for rows of 2"),
+    ],
+)
+def test_a_row_outside_of_what_its_sequence_has_is_refused(
+    row: list[int], error: type[PlanError], why: str
+) -> None:
+    states = SequenceStates(8)
+    pages = (NewPages(0, ints(5)),)
+    plan = ForwardPlan(
+        0, joined=(joined(0),), new_pages=pages, rows=plan_rows(row), tokens=ints(1, 2, 3)
+    )
+    with pytest.raises(error, match=why):
+        states.apply(plan)
+
+
+def test_a_lane_is_joined_once_and_left_once() -> None:
+    states = SequenceStates(8)
+    states.apply(ForwardPlan(0, joined=(joined(0),)))
+    with pytest.raises(PlanError, match="joins before its last sequence has left"):
+        states.apply(ForwardPlan(1, joined=(joined(0),)))
+    states.apply(ForwardPlan(2, left=(0,), joined=(joined(0),)))
+    states.apply(ForwardPlan(3, left=(0,)))
+    with pytest.raises(UnknownLane):
+        states.apply(ForwardPlan(4, left=(0,)))
+    with pytest.raises(UnknownLane):
+        states.apply(ForwardPlan(5, new_pages=(NewPages(0, ints(1)),)))
+
+
+def test_a_lane_of_several_tokens_gives_a_row_its_length() -> None:
+    states = SequenceStates(8)
+    wide = JoinedSequence(0, (0, 1), 4, SamplingParams())
+    pages = (NewPages(0, ints(5)),)
+    draws_three = plan_rows([0, 0, 5, 0, 1, 64, 3, 0])
+    states.apply(ForwardPlan(0, (), (), (wide,), pages, draws_three, ints(1, 2, 3, 4, 5)))
+    rows = states.apply(ForwardPlan(1, rows=plan_rows([0, 30, 4, 1, 0, 64, 1, ON_LANE.value])))
+    assert (rows.starts.tolist(), rows.lengths.tolist(), rows.stops.tolist()) == ([5], [3], [8])
+    with pytest.raises(PlanError, match="above its bound"):
+        states.apply(ForwardPlan(2, rows=plan_rows([0, 7, 1, 1, 0, 64, 1, ON_LANE.value])))
+
+
+def test_runners_see_plans_and_memory_only() -> None:
+    """Another process has neither requests nor the tree."""
+    files = [*(ROOT / "engine" / "runner").glob("*.py"), ROOT / "engine" / "forward_plan.py"]
+    seen = {name for path in files for name in imports(path)}
+    assert {name[1] for name in seen if name[0] == "engine"} == {"forward_plan", "runner"}
+    assert {name[1] for name in seen if name[0] == "pycache"} <= {"arena", "copies", "layout"}
