@@ -52,7 +52,7 @@ def gateway_front(config: FrontConfig) -> Iterator[tuple[str, list[tuple[m.Reque
         limits=config.limits,
         begin=lambda request, origin: began.append((request, origin)),
     )
-    engine.deliver = client.deliver
+    engine.deliver = lambda message: client.deliver([message])
     engine.start()
     servicer = GatewayService(client, client, MODEL, None, 8, config.access.keys)
     add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)
