@@ -19,7 +19,7 @@ from tasuki.cli.embedded import embedded_model
 
 from scripts.clients.environments import install
 from scripts.clients.runs import Said, runs
-from tests.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags, until
 
 CLIENTS = ("aiperf", "evalscope", "guidellm", "locust")
 _SECONDS = 900
