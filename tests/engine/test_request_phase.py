@@ -10,7 +10,7 @@ from tasuki.engine import request as states
 from tasuki.engine.messages import LifeMark, RequestPhase, Stage
 from tasuki.server.smg.node_info import scheduler_load
 
-from tests.test_metrics import REPORT, exposition, samples
+from tests.dashboard.test_metrics import REPORT, exposition, samples
 
 GAUGES = {
     "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting"),

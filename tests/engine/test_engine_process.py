@@ -16,7 +16,7 @@ from tasuki.engine.role import Role
 from tasuki.engine.thread import EngineThread
 from tasuki.pycache.packed_events import PackedEvents
 
-from tests.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
 PROMPTS = {name: np.arange(start, start + 70) % 128 for name, start in (("a", 0), ("b", 31))}
 ASKED: list[m.Inbox] = [
