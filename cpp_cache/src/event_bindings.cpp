@@ -24,18 +24,6 @@ py::bytes bytes_of(const PrefixHash& hash) {
   return {bytes.data(), bytes.size()};
 }
 
-std::vector<py::bytes> prefix_hashes(const py::object& object, const std::string& salt) {
-  const Tokens tokens = tokens_of(object);
-  const PrefixHasher hasher(salt);
-  const std::size_t whole = tokens.size() / kPageTokens * kPageTokens;
-  std::vector<py::bytes> hashes{bytes_of(hasher.root())};
-  PrefixHash end = hasher.over(
-      hasher.root(), tokens.first(whole),
-      [&](const PrefixHash&, const PrefixHash& prefix) { hashes.push_back(bytes_of(prefix)); });
-  if (whole < tokens.size()) hashes.push_back(bytes_of(hasher.next(end, tokens.subspan(whole))));
-  return hashes;
-}
-
 // What pycache/packed_events.py unpacks: a row of numbers an event (its sequence, kind, 1 + the
 // checkpoint's kind or 0, tokens, tokens of its page), then three names each, then the tokens of
 // the pages.
@@ -63,6 +51,18 @@ py::tuple packed(const EventBatch& batch) {
     page = std::copy(event.page.begin(), event.page.end(), page);
   }
   return py::make_tuple(numbers, py::bytes(names), pages);
+}
+
+std::vector<py::bytes> prefix_hashes(const py::object& object, const std::string& salt) {
+  const Tokens tokens = tokens_of(object);
+  const PrefixHasher hasher(salt);
+  const std::size_t whole = tokens.size() / kPageTokens * kPageTokens;
+  std::vector<py::bytes> hashes{bytes_of(hasher.root())};
+  PrefixHash end = hasher.over(
+      hasher.root(), tokens.first(whole),
+      [&](const PrefixHash&, const PrefixHash& prefix) { hashes.push_back(bytes_of(prefix)); });
+  if (whole < tokens.size()) hashes.push_back(bytes_of(hasher.next(end, tokens.subspan(whole))));
+  return hashes;
 }
 
 void bind_values(py::module_& module, const py::object& kinds) {

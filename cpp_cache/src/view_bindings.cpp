@@ -26,11 +26,6 @@ struct HeldView {
   std::shared_ptr<const TreeView> nodes;
 };
 
-std::optional<PlainName> plain(const std::optional<NodeName>& name) {
-  if (!name) return std::nullopt;
-  return PlainName{raw(name->node), name->serial};
-}
-
 // What pycache/packed_tree.py unpacks: a row a node. What may be absent is 1 + its value, or 0.
 py::array_t<std::uint64_t> packed(const HeldView& view) {
   constexpr py::ssize_t kNumbers = 18;
@@ -57,6 +52,11 @@ py::array_t<std::uint64_t> packed(const HeldView& view) {
     }
   }
   return rows;
+}
+
+std::optional<PlainName> plain(const std::optional<NodeName>& name) {
+  if (!name) return std::nullopt;
+  return PlainName{raw(name->node), name->serial};
 }
 
 void bind_values(py::module_& module, const py::object& kinds) {
