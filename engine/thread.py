@@ -1,9 +1,9 @@
-"""The engine loop on a thread of its own: messages in, a step, messages out."""
+"""The engine loop on a thread of its own: messages in, a step, what it made out in one delivery."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from .engine import Engine
@@ -16,12 +16,13 @@ _WAKE = None
 
 class EngineThread:
     """post() may be called from any thread; `deliver` and `on_failure` are called on the engine
-    thread, in order. on_failure(reason): the loop has died and answers nothing any more."""
+    thread, in order. deliver(messages): what one step made, or what was answered before it; never
+    none. on_failure(reason): the loop has died and answers nothing any more."""
 
     def __init__(
         self,
         engine: Engine,
-        deliver: Callable[[Outbox], None],
+        deliver: Callable[[Sequence[Outbox]], None],
         on_failure: Callable[[str], None],
     ) -> None:
         self._engine = engine
@@ -82,8 +83,9 @@ class EngineThread:
                 self._moved = None
 
     def _deliver_all(self) -> None:
-        for said in self._engine.take_outbox():
-            self._deliver(said)
+        made = self._engine.take_outbox()
+        if made:
+            self._deliver(made)
 
     def _handle(self, message: Inbox) -> None:
         """One bad message ends one request, not the loop."""
@@ -93,7 +95,7 @@ class EngineThread:
             log.exception("a message was dropped: %s", type(message).__name__)
             if isinstance(message, Submit):
                 failure = RequestError(ErrorKind.INTERNAL, f"the engine refused it: {error!r}")
-                self._deliver(Rejected(message.request_id, failure))
+                self._deliver([Rejected(message.request_id, failure)])
 
     def _messages(self, wait: float | None) -> list[Inbox]:
         """All that wait; where none does, sleep until one comes, at most `wait` seconds (None: for

@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 
 from ._cpp_cache import (
     CheckpointKind,
-    EventBatch,
     Eviction,
     HybridTree,
     Lease,
     Match,
     TreeConfig,
     TreeStats,
-    TreeView,
 )
 from .arena import Arena
 from .copies import CopyKind, CopyOp
+from .packed_events import PackedEvents, pack_events
+from .packed_tree import PackedTree, pack_tree
 
 # Evicted prefixes are remembered by their tokens, a fraction of what their KV took.
 _LEAST_GHOSTS = 4096
@@ -235,15 +235,16 @@ class HybridPrefixCache:
         """Events of the tree from now on; PrefixIndex follows them."""
         return self._tree.watch(stream, capacity)
 
-    def drain_events(self, watch: int) -> EventBatch:
-        return self._tree.drain_events(watch)
+    def drain_events(self, watch: int) -> PackedEvents:
+        return pack_events(self._tree.drain_events(watch))
 
     def unwatch(self, watch: int) -> None:
         self._tree.unwatch(watch)
 
-    def view(self, limit: int, under: tuple[int, int] | None = None) -> TreeView | None:
+    def view(self, limit: int, under: tuple[int, int] | None = None) -> PackedTree | None:
         """What stands, in `limit` nodes; None where `under` is gone (HybridTree.view)."""
-        return self._tree.view(limit, under)
+        view = self._tree.view(limit, under)
+        return None if view is None else pack_tree(view)
 
     def node_at(self, tokens: NDArray[np.int32], salt: bytes) -> tuple[int, int] | None:
         return self._tree.node_at(tokens, salt)

@@ -31,7 +31,7 @@ from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import Evicted, RequestId, Submit
+from tasuki.engine.messages import RequestId, Submit
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.daemon.node_recorder import NodeRecorder
 from tasuki.server.engine_client import EngineClient
@@ -102,11 +102,7 @@ class Rig:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             self._engine.step()
-            for message in self._engine.take_outbox():
-                if isinstance(message, Evicted):
-                    self._observe(message)
-                else:
-                    self._client.deliver(message)
+            self._client.deliver(self._engine.take_outbox())
             # What was told is dispatched, and readers read it.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -123,8 +119,7 @@ class Rig:
         asked = asyncio.create_task(self._client.counters())
         await asyncio.sleep(0)
         began = time.thread_time()
-        for message in self._engine.take_outbox():
-            self._client.deliver(message)
+        self._client.deliver(self._engine.take_outbox())
         report = NodeReport(await asked)
         at = {"at": self._recorder.now()}
         self._recorder.history.apply({**pools_event(report), **at})

@@ -10,8 +10,9 @@ request's queue is bounded, and its reader is cut off when it is full.
 
 import asyncio
 import itertools
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -25,11 +26,13 @@ from tasuki.engine.messages import (
     EndWatch,
     ErrorKind,
     EventsReply,
+    Evicted,
     Eviction,
     Finished,
     FlushCache,
     FlushReply,
     ForkCursor,
+    HandoverCancelled,
     Inbox,
     NodeName,
     OpenCursor,
@@ -38,6 +41,7 @@ from tasuki.engine.messages import (
     Rejected,
     RequestError,
     RequestId,
+    RoomEnded,
     StatsQuery,
     StatsReply,
     Submit,
@@ -49,7 +53,8 @@ from tasuki.engine.messages import (
     WatchCache,
     WatchOpened,
 )
-from tasuki.pycache._cpp_cache import EventBatch, TreeView
+from tasuki.pycache.packed_events import PackedEvents
+from tasuki.pycache.packed_tree import PackedTree
 from tasuki.server.auth.caller import ANYBODY, Caller
 from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.auth.rate_limits import RateLimits, no_limits
@@ -69,6 +74,8 @@ from .request_ids import RequestNames
 from .request_log import RequestLog
 from .visible_usage import visible_end, visible_evictions
 
+log = logging.getLogger(__name__)
+
 
 class Answers(Protocol):
     """As EngineClient: tokens in order, then Finished; closing the iterator aborts."""
@@ -83,6 +90,8 @@ Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | Tre
 ReplyT = TypeVar(
     "ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, TreeReply, Drained
 )
+
+Observed = Submit | TokenOut | Finished | Rejected | Evicted | RoomEnded | HandoverCancelled
 
 
 def unobserved(message: object) -> None:
@@ -110,7 +119,7 @@ class EngineClient:
         loop: asyncio.AbstractEventLoop,
         handover: Callable[[Outbox], None] | None = None,
         queue_limit: int = 4096,
-        observe: Callable[[Submit | TokenOut | Finished | Rejected], None] = unobserved,
+        observe: Callable[[Observed], None] = unobserved,
         limits: RateLimits | None = None,
         begin: Callable[[RequestId, RequestContext], None] = _unknown,
         requests: ConcurrencyCaps | None = None,
@@ -119,10 +128,10 @@ class EngineClient:
         """post: hands a message to the engine, from any thread, without blocking.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
-        queue_limit: tokens that may wait for one reader. observe: sees what requests ask and are
-        told, on the event loop. limits: what callers may ask for; None: as much as they like.
-        begin: hears of each request that was let in, and from where it comes. requests, watchers:
-        what callers may hold at once; None: as much as they like.
+        queue_limit: tokens that may wait for one reader. observe: sees what requests ask and get,
+        evictions and ends of rooms, on the event loop. limits: what callers may ask for; None: as
+        much as they like. begin: called with each request that was let in, and from where it comes.
+        requests, watchers: what callers may hold at once; None: as much as they like.
         """
         self._post = post
         self._loop = loop
@@ -141,14 +150,19 @@ class EngineClient:
         self._lost: RequestError | None = None
         self._retires = False
 
-    def deliver(self, message: Outbox) -> None:
-        """Called on the engine's thread with each message it sends."""
-        if isinstance(message, (TokenOut, Finished, Rejected, Reply)):
-            self._loop.call_soon_threadsafe(self._dispatch, message)
-        elif self._handover is not None:
+    def deliver(self, messages: Sequence[Outbox]) -> None:
+        """Called on the engine's thread with what a step made: it wakes the event loop once."""
+        mine = [message for message in messages if isinstance(message, (Observed, Reply))]
+        if mine:
+            self._loop.call_soon_threadsafe(self._dispatch_all, mine)
+        for message in messages:
+            if isinstance(message, (TokenOut, Finished, Rejected, Evicted, RoomEnded, Reply)):
+                continue
+            if self._handover is None:
+                raise TypeError(
+                    f"{type(message).__name__} came from an engine that hands nothing over"
+                )
             self._handover(message)
-        else:
-            raise TypeError(f"{type(message).__name__} came from an engine that hands nothing over")
 
     def engine_lost(self, reason: str) -> None:
         """The engine has died: ends everything in flight and refuses what comes."""
@@ -252,7 +266,7 @@ class EngineClient:
         under: NodeName | None = None,
         prefix: Tokens | None = None,
         salt: bytes = b"",
-    ) -> TreeView | None:
+    ) -> PackedTree | None:
         """As TreeQuery and TreeReply say."""
         reply = await self._query(
             TreeReply, lambda query: TreeQuery(query, limit, under, prefix, salt)
@@ -261,7 +275,7 @@ class EngineClient:
 
     async def watch(
         self, stream: str, poll_seconds: float, caller: Caller = ANYBODY
-    ) -> AsyncGenerator[EventBatch, None]:
+    ) -> AsyncGenerator[PackedEvents, None]:
         """The cache's events as batches, a snapshot first; none that tell nothing. `stream`: all
         usable or spelled. Close it (contextlib.aclosing) to end the watch. Raises WatcherLimit."""
         with self.watchers.held(caller):
@@ -321,11 +335,23 @@ class EngineClient:
         assert isinstance(answer, reply), f"query {query_id} was answered by {answer}"
         return answer
 
-    def _dispatch(self, message: TokenOut | Finished | Rejected | Reply) -> None:
+    def _dispatch_all(self, messages: Sequence[Observed | Reply]) -> None:
+        """In order. One that cannot be dispatched leaves the others theirs."""
+        for message in messages:
+            try:
+                self._dispatch(message)
+            except Exception:
+                log.exception("a message of the engine was dropped: %s", type(message).__name__)
+
+    def _dispatch(self, message: Observed | Reply) -> None:
         if isinstance(message, Reply):
             self._answer(message)
             return
         self._observe(message)
+        if isinstance(message, Evicted):
+            self.ended.evicted(message)
+        if not isinstance(message, (TokenOut, Finished, Rejected)):
+            return
         if not isinstance(message, TokenOut):
             self.ended.add(message)
         stream = self._streams.get(message.request_id)

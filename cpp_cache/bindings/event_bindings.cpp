@@ -1,7 +1,10 @@
 #include "bindings/event_bindings.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +22,35 @@ namespace {
 py::bytes bytes_of(const PrefixHash& hash) {
   const auto bytes = hash.bytes();
   return {bytes.data(), bytes.size()};
+}
+
+// What pycache/packed_events.py unpacks: a row of numbers an event (its sequence, kind, 1 + the
+// checkpoint's kind or 0, tokens, tokens of its page), then three names each, then the tokens of
+// the pages.
+py::tuple packed(const EventBatch& batch) {
+  constexpr py::ssize_t kNumbers = 5;
+  std::size_t page_tokens = 0;
+  for (const CacheEvent& event : batch.events) page_tokens += event.page.size();
+  const auto events = static_cast<py::ssize_t>(batch.events.size());
+  py::array_t<std::uint64_t> numbers({events, kNumbers});
+  py::array_t<Token> pages(static_cast<py::ssize_t>(page_tokens));
+  std::string names;
+  names.reserve(batch.events.size() * 3 * sizeof(PrefixHash));
+  std::uint64_t* row = numbers.mutable_data();
+  Token* page = pages.mutable_data();
+  for (const CacheEvent& event : batch.events) {
+    *row++ = event.sequence;
+    *row++ = static_cast<std::uint64_t>(event.kind);
+    *row++ = event.checkpoint ? 1 + static_cast<std::uint64_t>(*event.checkpoint) : 0;
+    *row++ = static_cast<std::uint64_t>(event.tokens);
+    *row++ = event.page.size();
+    for (const PrefixHash& hash : {event.prefix, event.parent, event.root}) {
+      const auto bytes = hash.bytes();
+      names.append(bytes.data(), bytes.size());
+    }
+    page = std::copy(event.page.begin(), event.page.end(), page);
+  }
+  return py::make_tuple(numbers, py::bytes(names), pages);
 }
 
 std::vector<py::bytes> prefix_hashes(const py::object& object, const std::string& salt) {
@@ -61,6 +93,7 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("sequence", &EventBatch::sequence)
       .def_readonly("is_snapshot", &EventBatch::is_snapshot)
       .def_readonly("gap", &EventBatch::gap)
+      .def("packed", &packed)
       .def("__len__", [](const EventBatch& batch) { return batch.events.size(); })
       .def(
           "__iter__",

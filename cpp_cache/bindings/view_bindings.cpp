@@ -1,7 +1,9 @@
 #include "bindings/view_bindings.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +25,34 @@ using PlainName = std::pair<std::int32_t, std::uint64_t>;
 struct HeldView {
   std::shared_ptr<const TreeView> nodes;
 };
+
+// What pycache/packed_tree.py unpacks: a row a node. What may be absent is 1 + its value, or 0.
+py::array_t<std::uint64_t> packed(const HeldView& view) {
+  constexpr py::ssize_t kNumbers = 18;
+  py::array_t<std::uint64_t> rows({static_cast<py::ssize_t>(view.nodes->size()), kNumbers});
+  std::uint64_t* row = rows.mutable_data();
+  const auto put = [&row](auto value) { *row++ = static_cast<std::uint64_t>(value); };
+  for (const ViewedNode& node : *view.nodes) {
+    put(node.name ? 1 + static_cast<std::uint64_t>(raw(node.name->node)) : 0);
+    put(node.name ? node.name->serial : 0);
+    put(node.above ? 1 + static_cast<std::uint64_t>(*node.above) : 0);
+    put(node.depth);
+    put(node.tokens);
+    put(node.children);
+    put(node.state ? 1 + static_cast<std::uint64_t>(*node.state) : 0);
+    put(node.tails);
+    put(node.leases);
+    put(node.state_pins);
+    put(node.is_protected);
+    put(node.unused);
+    for (const Standing& standing : {node.standing, node.hidden}) {
+      put(standing.tokens);
+      put(standing.nodes);
+      put(standing.states);
+    }
+  }
+  return rows;
+}
 
 std::optional<PlainName> plain(const std::optional<NodeName>& name) {
   if (!name) return std::nullopt;
@@ -52,6 +82,7 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("hidden", &ViewedNode::hidden);
 
   py::class_<HeldView>(module, "TreeView")
+      .def("packed", &packed)
       .def("__len__", [](const HeldView& view) { return view.nodes->size(); })
       .def(
           "__iter__",

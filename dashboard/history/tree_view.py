@@ -2,22 +2,22 @@
 
 from typing import Any
 
-from tasuki.pycache._cpp_cache import Standing, TreeView, ViewedNode
+from tasuki.pycache.packed_tree import PackedTree, Standing, TreeNode
 
 
-def tree_view(view: TreeView) -> list[dict[str, Any]]:
+def tree_view(view: PackedTree) -> list[dict[str, Any]]:
     """A node a row; `above` is its parent's row. `hidden` stands below it but is not listed."""
     return [_node(node) for node in view]
 
 
-def _node(node: ViewedNode) -> dict[str, Any]:
+def _node(node: TreeNode) -> dict[str, Any]:
     return {
         "name": None if node.name is None else f"{node.name[0]}.{node.name[1]}",
         "above": node.above,
         "depth": node.depth,
         "tokens": node.tokens,
         "children": node.children,
-        "state": None if node.state is None else node.state.value,
+        "state": node.state,
         "tails": node.tails,
         "leases": node.leases,
         "state_pins": node.state_pins,

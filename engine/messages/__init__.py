@@ -1,9 +1,9 @@
 """What the engine loop and the world around it say to each other: plain, immutable messages.
 
-Nothing here holds a tensor, a lock or a channel, so either side may be its own process. `Inbox`
-messages go to the engine, `Outbox` messages come from it. A request is named by request_id at a
-front and by room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine
-only rooms.
+Nothing here holds a tensor, a lock, a channel or an object of C++: either side may be its own
+process, and a pipe carries the messages (tests/engine/test_engine_process.py). `Inbox` messages go
+to the engine, `Outbox` messages come from it. A request is named by request_id at a front and by
+room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine only rooms.
 """
 
 from .cache import (

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from tasuki.pycache._cpp_cache import EventBatch, TreeView
+from tasuki.pycache.packed_events import PackedEvents
+from tasuki.pycache.packed_tree import PackedTree
 
 from .evictions import Eviction
 from .reports import StepReport
@@ -121,7 +122,7 @@ class WatchOpened:
 @dataclass(frozen=True)
 class EventsReply:
     query_id: int
-    batch: EventBatch
+    batch: PackedEvents
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class TreeReply:
     """view: parents before children; None where what was asked for is not in the tree."""
 
     query_id: int
-    view: TreeView | None
+    view: PackedTree | None
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine.engine import Engine
 from tasuki.engine.messages import (
-    Evicted,
-    HandoverCancelled,
     HandoverLost,
     Inbox,
     Outbox,
@@ -28,7 +26,6 @@ from tasuki.engine.messages import (
     PullCommitted,
     PullFenced,
     PullLost,
-    RoomEnded,
     WriterFenced,
 )
 from tasuki.engine.thread import EngineThread
@@ -101,9 +98,8 @@ class Node:
         self._sampling: asyncio.Task[None] | None = None
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
-        self._thread = EngineThread(engine, self._deliver, self.lose)
         self.engine = EngineClient(
-            self._thread.post,
+            self.post,
             self._loop,
             handover,
             observe=self._observe,
@@ -113,6 +109,7 @@ class Node:
             watchers=config.watchers,
         )
         self._pulse = LoopPulse(self._loop)
+        self._thread = EngineThread(engine, self.engine.deliver, self.lose)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
         self._report = partial(node_report, self.engine, status)
@@ -161,15 +158,6 @@ class Node:
         if view is None:
             raise UnknownNode("the tree holds that node no more: look from the top")
         return tree_view(view)
-
-    def _deliver(self, message: Outbox) -> None:
-        """On the engine's thread. What is only for the record goes no further."""
-        if isinstance(message, Evicted | RoomEnded | HandoverCancelled):
-            self._loop.call_soon_threadsafe(self._observe, message)
-        if isinstance(message, Evicted):
-            self._loop.call_soon_threadsafe(self.engine.ended.evicted, message)
-        if not isinstance(message, Evicted | RoomEnded):
-            self.engine.deliver(message)
 
     @property
     def http_address(self) -> str | None:

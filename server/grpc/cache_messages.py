@@ -8,7 +8,8 @@ from itertools import islice
 import numpy as np
 from tasuki.engine.messages import NodeName, Tokens
 from tasuki.proto import inference_pb2 as pb
-from tasuki.pycache._cpp_cache import CacheEvent, EventBatch, Standing, TreeView, ViewedNode
+from tasuki.pycache.packed_events import CacheEvent, PackedEvents
+from tasuki.pycache.packed_tree import PackedTree, Standing, TreeNode
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.errors import InvalidField
 
@@ -26,7 +27,7 @@ def _event(event: CacheEvent) -> pb.CacheEvent:
     )
 
 
-def parts_of(batch: EventBatch) -> Iterator[pb.WatchEventsResponse]:
+def parts_of(batch: PackedEvents) -> Iterator[pb.WatchEventsResponse]:
     """At least one, also of an empty snapshot. The gap, if any, stands in the first."""
     gap = batch.gap
     told = None
@@ -91,18 +92,18 @@ def node_name(name: NodeName | None) -> str:
     return "" if name is None else f"{name[0]}.{name[1]}"
 
 
-def tree_message(view: TreeView) -> pb.TreeResponse:
+def tree_message(view: PackedTree) -> pb.TreeResponse:
     return pb.TreeResponse(nodes=map(_node, view))
 
 
-def _node(node: ViewedNode) -> pb.TreeNode:
+def _node(node: TreeNode) -> pb.TreeNode:
     return pb.TreeNode(
         name=node_name(node.name),
         above=node.above,
         depth=node.depth,
         tokens=node.tokens,
         children=node.children,
-        state=None if node.state is None else node.state.value,
+        state=node.state,
         tails=node.tails,
         leases=node.leases,
         state_pins=node.state_pins,

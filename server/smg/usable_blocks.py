@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from tasuki.pycache._cpp_cache import PAGE_TOKENS, CacheEvent, EventBatch, prefix_hashes
+from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
+from tasuki.pycache.packed_events import CacheEvent, PackedEvents
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class UsableBlocks:
         # By page: checkpoints at its end or inside the next page, and children that lead to one.
         self._worth: dict[bytes, int] = {}
 
-    def apply(self, batch: EventBatch) -> list[Change]:
+    def apply(self, batch: PackedEvents) -> list[Change]:
         """Batches of the watch `spelled`, in order, a snapshot first."""
         changes: list[Change] = []
         if batch.is_snapshot:
@@ -80,7 +81,7 @@ class UsableBlocks:
             return ()
         if event.kind == "page_stored":
             if parent == root or parent in self._pages:
-                self._pages[prefix] = Block(prefix, parent, tuple(event.page))
+                self._pages[prefix] = Block(prefix, parent, event.page)
         elif event.kind == "page_removed":
             self._pages.pop(prefix, None)
         else:

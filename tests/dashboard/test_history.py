@@ -16,6 +16,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import Eviction, LifeMark, LostState, RequestPhase
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig
+from tasuki.pycache.packed_tree import pack_tree
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
 
 EVICTION = Eviction(7, "checkpoint", "turn_end", 640, 1.0, 0.25, "thief")
@@ -169,7 +170,7 @@ def test_looking_costs_little_however_much_is_kept() -> None:
         json.dumps(views.overview(history, 4200.0, 300, 150))
         view = tree.view(256, None)
         assert view is not None
-        json.dumps(tree_view(view))
+        json.dumps(tree_view(pack_tree(view)))
 
     second_of_looking()
     costs = []

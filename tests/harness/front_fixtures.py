@@ -180,7 +180,7 @@ def running_front(
         requests=config.requests,
         watchers=config.watchers,
     )
-    engine.deliver = client.deliver
+    engine.deliver = lambda message: client.deliver([message])
     engine.start()
 
     async def start() -> Server:

@@ -73,7 +73,7 @@ def bridged(
         seen.add(threading.get_ident())
 
     client = EngineClient(engine.post, front.loop, limits=config.limits, begin=begin)
-    engine.deliver = client.deliver
+    engine.deliver = lambda message: client.deliver([message])
     engine.start()
     guest = Guest()
     services = [

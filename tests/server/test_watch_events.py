@@ -13,6 +13,7 @@ from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
+from tasuki.pycache.packed_events import pack_events
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.grpc import cache_messages as watch_messages
 from tasuki.server.text.text_codec import TextCodec
@@ -38,7 +39,7 @@ class TreeEngine(ScriptedEngine):
                 case m.WatchCache(query, stream):
                     self.deliver(m.WatchOpened(query, self.tree.watch(stream, 16)))
                 case m.ReadEvents(query, watch):
-                    self.deliver(m.EventsReply(query, self.tree.drain_events(watch)))
+                    self.deliver(m.EventsReply(query, pack_events(self.tree.drain_events(watch))))
                 case m.EndWatch(watch):
                     self.tree.unwatch(watch)
                 case _:

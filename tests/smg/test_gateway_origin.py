@@ -54,7 +54,7 @@ def gateway_front(
         limits=config.limits,
         begin=lambda request, request_context: began.append((request, request_context)),
     )
-    engine.deliver = client.deliver
+    engine.deliver = lambda message: client.deliver([message])
     engine.start()
     servicer = GatewayService(client, client, MODEL, None, 8, config.access.keys)
     add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)

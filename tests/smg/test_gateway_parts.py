@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
+from tasuki.pycache.packed_events import pack_events
 from tasuki.server.errors import FrontError, InvalidRequest
 from tasuki.server.smg.node_info import GatewayModel
 from tasuki.server.smg.usable_blocks import (
@@ -182,7 +183,7 @@ def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None
             prompts[names[-1]] = [] if salt else names[1 : end // 64 + 1]
         if step % 90 == 89:
             tree.flush()
-        router.follow(blocks.apply(tree.drain_events(watch)))
+        router.follow(blocks.apply(pack_events(tree.drain_events(watch))))
         batch = tree.drain_events(everything)
         if batch.is_snapshot:
             states = {}
@@ -200,7 +201,7 @@ def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None
             late = tree.watch("spelled")
     assert late is not None
     joined = Router()
-    joined.follow(UsableBlocks(namespace_of(b"")).apply(tree.drain_events(late)))
+    joined.follow(UsableBlocks(namespace_of(b"")).apply(pack_events(tree.drain_events(late))))
     assert joined.parents == router.parents
 
 
@@ -211,7 +212,7 @@ def test_a_stream_goes_on_from_what_its_subscriber_saw_in_bounded_messages() -> 
     assert lease is not None
     tree.publish(lease, len(tokens), lease.working_slots[0], CheckpointKind.TURN_END)
     own = namespace_of(b"")
-    changes = UsableBlocks(own).apply(tree.drain_events(tree.watch("spelled")))
+    changes = UsableBlocks(own).apply(pack_events(tree.drain_events(tree.watch("spelled"))))
     messages = list(GatewayEvents(41, own).batches(changes))
     assert [message.sequence_number for message in messages] == [42, 43]
     events = [event for message in messages for event in message.events]

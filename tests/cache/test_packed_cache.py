@@ -1,0 +1,112 @@
+"""What the cache reports as plain values is what its C++ values say, also in another process."""
+
+import pickle
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tasuki.pycache._cpp_cache import CheckpointKind, EventBatch, HybridTree, TreeConfig
+from tasuki.pycache.packed_events import CacheEvent, PackedEvents, pack_events
+from tasuki.pycache.packed_tree import Standing, TreeNode, pack_tree
+
+CONFIG = TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=64)
+
+
+def lives(tree: HybridTree, rounds: int) -> Iterator[None]:
+    """Prompts that share beginnings, of two namespaces, in a tree that is too small for them."""
+    generator = np.random.default_rng(11)
+    kinds, held = list(CheckpointKind), []
+    for step in range(rounds):
+        pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
+        tokens = np.concatenate(pages)[: int(generator.integers(2, 320))]
+        salt = b"tenant" if step % 5 == 0 else b""
+        lease = tree.lease(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
+        if lease is not None:
+            end = int(generator.integers(lease.cached_tokens + 1, len(tokens) + 1))
+            tree.publish(lease, end, lease.working_slots[0], kinds[step % len(kinds)])
+            held.append(lease)
+        if len(held) > 2:
+            tree.release(held.pop(0))
+        if step % 40 == 39:
+            tree.flush()
+        yield
+
+
+def plain(batch: EventBatch) -> list[CacheEvent]:
+    return [
+        CacheEvent(
+            event.sequence,
+            event.kind,
+            event.tokens,
+            event.prefix,
+            event.parent,
+            event.namespace,
+            None if event.checkpoint_kind is None else event.checkpoint_kind.value,
+            tuple(event.page),
+        )
+        for event in batch
+    ]
+
+
+@pytest.mark.parametrize("stream", ["all", "usable", "spelled"])
+def test_packed_events_are_the_events(stream: str) -> None:
+    tree = HybridTree(CONFIG)
+    watch = tree.watch(stream, 8)
+    kinds: set[str] = set()
+    gaps = 0
+    for step, _ in enumerate(lives(tree, 120)):
+        # Now and then the reader is too slow.
+        if 60 < step < 90:
+            continue
+        batch = tree.drain_events(watch)
+        packed: PackedEvents = pickle.loads(pickle.dumps(pack_events(batch)))
+        assert list(packed) == plain(batch) and len(packed) == len(batch)
+        assert (packed.sequence, packed.is_snapshot) == (batch.sequence, batch.is_snapshot)
+        if batch.gap is not None:
+            gaps += 1
+            assert packed.gap is not None
+            assert packed.gap.first_lost == batch.gap.first_lost
+            assert packed.gap.resync_from == batch.gap.resync_from
+        kinds |= {event.kind for event in packed}
+    checkpoints = {"checkpoint_stored", "checkpoint_removed"}
+    pages = {"page_stored", "page_removed"}
+    assert gaps > 0 and checkpoints | (set() if stream == "usable" else pages) <= kinds
+
+
+def test_a_flush_is_packed_as_one_event_without_names() -> None:
+    tree = HybridTree(CONFIG)
+    watch = tree.watch("all")
+    lease = tree.lease(np.arange(64, dtype=np.int32), capacity_tokens=64, working_slots=1)
+    assert lease is not None
+    tree.publish(lease, 64, lease.working_slots[0], CheckpointKind.TURN_END)
+    tree.release(lease)
+    tree.drain_events(watch)
+    tree.flush()
+    (cleared,) = pack_events(tree.drain_events(watch))
+    assert (cleared.kind, cleared.prefix, cleared.namespace) == ("cleared", None, None)
+
+
+def test_a_packed_tree_is_the_tree() -> None:
+    tree = HybridTree(CONFIG)
+    for _ in lives(tree, 30):
+        view = tree.view(12)
+        assert view is not None
+        packed = pickle.loads(pickle.dumps(pack_tree(view)))
+        assert list(packed) == [
+            TreeNode(
+                node.name,
+                node.above,
+                node.depth,
+                node.tokens,
+                node.children,
+                None if node.state is None else node.state.value,
+                node.tails,
+                node.leases,
+                node.state_pins,
+                node.is_protected,
+                node.unused,
+                *(Standing(s.tokens, s.nodes, s.states) for s in (node.standing, node.hidden)),
+            )
+            for node in view
+        ]
+        assert len(packed) == len(view)

@@ -1,0 +1,160 @@
+"""An engine in a process of its own: its messages are plain values, and a pipe carries them."""
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from tasuki.engine import messages as m
+from tasuki.engine.build import build_engine
+from tasuki.engine.role import Role
+from tasuki.engine.thread import EngineThread
+from tasuki.pycache.packed_events import PackedEvents
+
+from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+
+PROMPTS = {name: np.arange(start, start + 70) % 128 for name, start in (("a", 0), ("b", 31))}
+ASKED: list[m.Inbox] = [
+    m.WatchCache(1, "all"),
+    *(submit(name, prompt, 8) for name, prompt in PROMPTS.items()),
+    submit("long", [1] * 5000, 8),
+]
+THEN: list[m.Inbox] = [
+    m.TreeQuery(2, 64),
+    m.CountersQuery(3),
+    m.ReadEvents(4, 0),
+    m.FlushCache(5),
+    m.ReadEvents(6, 0),
+    m.Drain(7),
+]
+
+
+def serve(channel: Connection, folder: Path) -> None:
+    """The other process: what comes is posted, each delivery is one message of the pipe."""
+    engine = build_engine(engine_config(folder), Role.FUSED, tiny_parts())
+    thread = EngineThread(engine, channel.send, channel.send)
+    for message in channel.recv():
+        thread.post(message)
+    thread.start()
+    while (messages := channel.recv()) is not None:
+        for message in messages:
+            thread.post(message)
+    thread.stop()
+
+
+def through_a_pipe(folder: Path) -> list[Sequence[m.Outbox]]:
+    """Every delivery, until the drain that ends THEN is answered."""
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    process = spawning.Process(target=serve, args=(theirs, folder))
+    process.start()
+    try:
+        deliveries: list[Sequence[m.Outbox]] = []
+
+        def until(kind: type, count: int) -> None:
+            seen = 0
+            while seen < count:
+                assert ours.poll(60), deliveries
+                deliveries.append(ours.recv())
+                seen += sum(isinstance(message, kind) for message in deliveries[-1])
+
+        ours.send(ASKED)
+        until(m.Finished, len(PROMPTS))
+        # Read with the watch that was opened.
+        (watch,) = {e.watch for d in deliveries for e in d if isinstance(e, m.WatchOpened)}
+        ours.send(with_watch(watch))
+        until(m.Drained, 1)
+        ours.send(None)
+        process.join(60)
+        assert process.exitcode == 0
+        return deliveries
+    finally:
+        process.kill()
+        process.join()
+
+
+def with_watch(watch: int) -> list[m.Inbox]:
+    return [
+        m.ReadEvents(message.query_id, watch) if isinstance(message, m.ReadEvents) else message
+        for message in THEN
+    ]
+
+
+def in_this_process(folder: Path) -> list[m.Outbox]:
+    lone = Lone(engine_config(folder), parts=tiny_parts())
+    for message in ASKED:
+        lone.post(message)
+    lone.run()
+    (watch,) = {e.watch for e in lone.said if isinstance(e, m.WatchOpened)}
+    for message in with_watch(watch):
+        lone.post(message)
+    lone.run()
+    return lone.said
+
+
+def essence(message: m.Outbox) -> object:
+    """Of a message what is the same in each run: times and the last bits of logits are not."""
+    match message:
+        case m.TokenOut():
+            return message.request_id, message.index, message.token
+        case m.Finished():
+            return message.request_id, message.reason, message.usage.hit, len(message.life)
+        case m.EventsReply(query, batch):
+            return query, batch.sequence, batch.is_snapshot, list(batch)
+        case m.TreeReply(query, view):
+            assert view is not None
+            return query, list(view)
+        case m.StatsReply():
+            return message.pages, message.tree, message.requests
+        case _:
+            return message
+
+
+def test_an_engine_in_another_process_says_the_same(tmp_path: Path) -> None:
+    deliveries = through_a_pipe(tmp_path)
+    here = in_this_process(tmp_path)
+    there = [message for delivery in deliveries for message in delivery]
+    assert all(deliveries), "nothing was delivered for nothing"
+    assert [essence(message) for message in there] == [essence(message) for message in here]
+    events = [e.batch for e in there if isinstance(e, m.EventsReply)]
+    assert isinstance(events[0], PackedEvents) and len(events[0]) > 0
+    assert [event.kind for event in events[1]] == ["cleared"]
+    # Both requests were decoded in the same steps, and what a step made came at once.
+    tokens = [sum(isinstance(e, m.TokenOut) for e in delivery) for delivery in deliveries]
+    assert tokens.count(2) >= 7
+
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def assert_plain(hint: Any, path: str, seen: set[Any]) -> None:
+    hint = getattr(hint, "__supertype__", hint)
+    if hint in seen or hint is Any:
+        assert hint is not Any, path
+        return
+    if (origin := get_origin(hint)) is not None:
+        if origin is np.ndarray:
+            return
+        for inner in get_args(hint):
+            if inner is not ...:
+                assert_plain(inner, path, seen)
+        return
+    if is_dataclass(hint):
+        seen.add(hint)
+        hints = get_type_hints(hint)
+        for field in fields(hint):
+            assert_plain(hints[field.name], f"{path}.{field.name}", seen)
+        return
+    assert isinstance(hint, type) and (hint in PLAIN or issubclass(hint, Enum)), f"{path}: {hint}"
+
+
+@pytest.mark.parametrize(
+    "message", get_args(m.Inbox) + get_args(m.Outbox), ids=lambda kind: kind.__name__
+)
+def test_a_message_holds_nothing_that_lives_in_one_process(message: type) -> None:
+    assert_plain(message, message.__name__, set())

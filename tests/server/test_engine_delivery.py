@@ -1,0 +1,75 @@
+"""What an engine's step makes reaches the event loop at once, in order, and one bad message alone
+is lost."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from tasuki.engine import messages as m
+from tasuki.server.engine_client import EngineClient, Observed
+
+ROOM = m.RoomId(7)
+EVICTED = m.Evicted((m.Eviction(1, "tail", None, 70, 1.0, None, "a"),))
+CANCELLED = m.HandoverCancelled(ROOM)
+WANTED = m.HandoverDeclined(ROOM)
+ENDED = m.RoomEnded(ROOM, 9, None, False, ())
+
+
+def token(index: int) -> m.TokenOut:
+    return m.TokenOut(m.RequestId("a"), 5, -0.5, 1.0, index)
+
+
+def client(
+    observe: Callable[[Observed], None], handover: Callable[[m.Outbox], None] | None
+) -> tuple[EngineClient, list[object]]:
+    """With what it scheduled on its loop, which runs it at once."""
+    loop = asyncio.new_event_loop()
+    woken: list[object] = []
+
+    def call_soon_threadsafe(callback: Callable[..., None], *arguments: object) -> None:
+        woken.append(callback)
+        callback(*arguments)
+
+    loop.call_soon_threadsafe = call_soon_threadsafe  # type: ignore[assignment,method-assign]
+    loop.close()
+    return EngineClient(lambda message: None, loop, handover, observe=observe), woken
+
+
+def test_a_step_wakes_the_loop_once_and_keeps_its_order() -> None:
+    observed: list[Observed] = []
+    handed: list[m.Outbox] = []
+    front, woken = client(observed.append, handed.append)
+    front.deliver([token(0), EVICTED, WANTED, token(1), CANCELLED, ENDED])
+    assert len(woken) == 1
+    assert observed == [token(0), EVICTED, token(1), CANCELLED, ENDED]
+    # A cancelled hand-over is for the record and for the control plane; the others are one's alone.
+    assert handed == [WANTED, CANCELLED]
+    assert [eviction.sequence for eviction in front.ended.took("a")] == [1]
+
+
+def test_a_step_for_the_control_plane_alone_wakes_no_loop() -> None:
+    handed: list[m.Outbox] = []
+    front, woken = client(lambda message: None, handed.append)
+    front.deliver([WANTED])
+    assert handed == [WANTED] and not woken
+
+
+def test_a_message_that_cannot_be_dispatched_leaves_the_others_theirs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    observed: list[Observed] = []
+
+    def observe(message: Observed) -> None:
+        if message == token(1):
+            raise OSError("no space left")
+        observed.append(message)
+
+    front, _ = client(observe, None)
+    front.deliver([token(0), token(1), token(2)])
+    assert observed == [token(0), token(2)] and "TokenOut" in caplog.text
+
+
+def test_a_hand_over_from_an_engine_that_has_none_is_an_error() -> None:
+    front, _ = client(lambda message: None, None)
+    with pytest.raises(TypeError, match="HandoverDeclined"):
+        front.deliver([WANTED])
