@@ -23,7 +23,7 @@ from tasuki.transfer.windows.send_report import Drain
 
 CHILD = """
 import sys
-from tasuki.transfer.fence import ProcessIdentity
+from tasuki.transfer.process_identity import ProcessIdentity
 me = ProcessIdentity.own()
 print(me.boot_id, me.pid_namespace, me.pid, me.start_ticks, flush=True)
 sys.stdin.read()
