@@ -24,7 +24,7 @@ def run(folder: Path, **environment: str) -> str:
         timeout=250,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (seed,) = re.findall(r"again: SEED=(\d+) .*test_it.py::test_it\b", done.stdout)
+    (seed,) = re.findall(r"again: SEED=(\d+) .*test_it.py::test_it", done.stdout)
     return str(seed)
 
 
