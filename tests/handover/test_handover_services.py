@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,18 +15,19 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault
 
-from tests.harness.handover_nodes import HIT, Nodes, grant_of, nodes, other_weights, wanted
+from tests.harness.handover_nodes import HIT, LIMITS, Nodes, grant_of, nodes, other_weights, wanted
+from tests.harness.waiting import HANG_SECONDS
 
 ROOM = 5
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
+    asyncio.run(asyncio.wait_for(scenario, HANG_SECONDS))
 
 
 async def quiet(both: Nodes) -> None:
     """Nothing is left of any room, on either node."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         while both.client._rooms or both.service._rooms or both.pair.sender._rooms:
             await asyncio.sleep(0.005)
 
@@ -146,7 +148,7 @@ def test_a_contract_mismatch_is_refused_with_the_fields_named() -> None:
     async def scenario() -> None:
         async with nodes(decode_contract=other_weights) as both:
             link = both.client.links[0]
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while not link.refused:
                     await asyncio.sleep(0.01)
             found = {d.field: (d.ours, d.theirs) for d in link.refused}
@@ -182,7 +184,7 @@ def test_a_cancelled_room_ends_on_both_sides(phase: str) -> None:
             await {"reserve": both.reserve, "accept": both.accept}.get(phase, both.grant)(ROOM)
             if phase in ("compute", "token"):
                 both.compute(ROOM)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(HANG_SECONDS):
                     while not both.pair.fabric.held:
                         await asyncio.sleep(0.002)
             if phase == "token":
@@ -291,7 +293,7 @@ def test_a_broken_endpoint_is_replaced(fault: Fault) -> None:
             both.compute(ROOM)
             await both.decode.wait(m.HandoverLost)
             await both.prefill.wait(m.PrefillEnd)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while both.client.links[0].connection in (None, first):
                     await asyncio.sleep(0.01)
             await both.grant(ROOM + 1)
@@ -335,9 +337,10 @@ def test_an_out_of_bounds_grant_is_refused_before_anything_is_posted() -> None:
 @pytest.mark.parametrize("phase", ["reserve", "accept", "grant", "compute"])
 def test_a_server_that_goes_away_is_noticed_and_fenced_by_its_lease(phase: str) -> None:
     async def scenario() -> None:
-        settings = SenderSettings(lease_seconds=0.5)
+        # Its end alone can be what is noticed.
+        patient = replace(LIMITS, silence=1000.0)
         async with nodes(
-            faults=lambda i: Fault.HOLD if i == 3 else Fault.NONE, sender=settings
+            faults=lambda i: Fault.HOLD if i == 3 else Fault.NONE, limits=patient
         ) as both:
             await both.connected()
             await {"reserve": both.reserve, "accept": both.accept}.get(phase, both.grant)(ROOM)
@@ -345,14 +348,14 @@ def test_a_server_that_goes_away_is_noticed_and_fenced_by_its_lease(phase: str) 
                 both.compute(ROOM)
             gone = time.monotonic()
             await both.server.stop(0)
-            await both.decode.wait(m.HandoverLost, timeout=1.0)
-            assert time.monotonic() - gone < 1.0
+            await both.decode.wait(m.HandoverLost)
             both.pair.fabric.let_go()
             if phase in ("grant", "compute"):
-                await both.decode.wait(m.WriterFenced, timeout=2.0)
+                await both.decode.wait(m.WriterFenced)
+                # A lease of 1 s, last renewed shortly before.
                 assert time.monotonic() - gone > 0.4, "before the lease could have run out"
             await both.prefill.wait(m.PrefillEnd)
-            async with asyncio.timeout(1.5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while both.decode.of(m.PeersChanged)[-1] != m.PeersChanged(False):
                     await asyncio.sleep(0.005)
             both.client.deliver(wanted(ROOM + 1))
@@ -374,7 +377,7 @@ def test_a_stuck_connection_is_replaced() -> None:
             assert "flushed" in lost.reason
             await n.decode.wait(m.WriterFenced)
             await n.prefill.wait(m.PrefillEnd)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while n.client.links[0].connection in (None, first):
                     await asyncio.sleep(0.01)
             await n.grant(ROOM + 1)
@@ -393,9 +396,9 @@ def test_a_decode_node_that_goes_away_frees_the_prefill_node() -> None:
             await both.reserve(ROOM + 1)
             for task in [*both.client._links._tasks.values(), *both.client._tasks]:
                 task.cancel()
-            await both.prefill.wait(m.PrefillEnd, ROOM, timeout=2.0)
-            await both.prefill.wait(m.PrefillEnd, ROOM + 1, timeout=2.0)
-            async with asyncio.timeout(2):
+            await both.prefill.wait(m.PrefillEnd, ROOM)
+            await both.prefill.wait(m.PrefillEnd, ROOM + 1)
+            async with asyncio.timeout(HANG_SECONDS):
                 while both.service.receivers:
                     await asyncio.sleep(0.01)
 
@@ -468,7 +471,7 @@ def test_an_abort_is_idempotent_and_bars_the_room() -> None:
 
                 async def abort(room: int, connection: str) -> pb.AbortResponse:
                     request = pb.AbortRequest(room=room, generation=11, connection_id=connection)
-                    answer: pb.AbortResponse = await raw.stub.Abort(request, timeout=5)
+                    answer: pb.AbortResponse = await raw.stub.Abort(request, timeout=HANG_SECONDS)
                     return answer
 
                 for _ in range(3):
@@ -512,7 +515,7 @@ def test_a_restarted_link_carries_on() -> None:
             first = both.client.links[0].connection
             assert first is not None
             first.lost.set()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while both.client.links[0].connection in (None, first):
                     await asyncio.sleep(0.01)
             await both.grant(ROOM)

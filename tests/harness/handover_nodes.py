@@ -23,6 +23,7 @@ from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Faults, no_faults
 
 from tests.harness.loopback_pair import Pair, loopback_pair, plans, random_ids
+from tests.harness.waiting import HANG_SECONDS
 
 GENERATION = 11
 PAGES = 4
@@ -70,7 +71,9 @@ class Inbound:
             if isinstance(message, kind) and (room is None or room_of(message) == room)
         ]
 
-    async def wait(self, kind: type, room: int | None = None, timeout: float = 5.0) -> m.Inbox:
+    async def wait(
+        self, kind: type, room: int | None = None, timeout: float = HANG_SECONDS
+    ) -> m.Inbox:
         async with asyncio.timeout(timeout):
             while not (found := self.of(kind, room)):
                 await asyncio.sleep(0.002)

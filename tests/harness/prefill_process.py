@@ -13,7 +13,7 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
@@ -23,6 +23,8 @@ from tests.harness.handover_nodes import HIT, PAGES, SLABS
 from tests.harness.loopback_pair import random_ids, small_layout
 
 SEED = 9
+LEASE_SECONDS = 1000.0
+"""Longer than any test: what fences this node is proof of its death."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ async def serve(channel: Connection, script: Script) -> None:
     transport = NixlTransport("prefill")
     transport.register(memory.ctypes.data, memory.size)
     steps = StepCounter()
-    sender = Sender(layout, transport, WindowDigester(memory, layout), steps, SLABS)
+    settings = SenderSettings(lease_seconds=LEASE_SECONDS)
+    sender = Sender(layout, transport, WindowDigester(memory, layout), steps, SLABS, settings)
     receiver = Receiver(layout, transport, WindowDigester(memory, layout), SLABS)
     sender.start()
     receiver.start()
