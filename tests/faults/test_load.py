@@ -92,6 +92,7 @@ def test_five_hundred_aborts_at_once_cost_less_than_what_they_end(nodes: Nodes) 
     assert_answers(nodes)
 
 
+@pytest.mark.slow
 def test_nodes_that_are_killed_or_restarted_under_load_lose_no_turn(nodes: Nodes) -> None:
     async def meanwhile() -> None:
         for disturb, node in (

@@ -14,6 +14,7 @@ from scripts.lost_links.tally import HANDED_OVER, LOST, PULLED, Tally
 REQUESTS = 1000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 def test_every_request_is_answered_whatever_becomes_of_the_link() -> None:

@@ -11,6 +11,7 @@ from scripts.sweep.sweep import sweep
 PHASES = 13
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 def test_a_death_in_any_phase_costs_time_only(fresh_seed: int) -> None:
     swept = sweep(lambda windows: sample(windows, fresh_seed, more=1), say=print)

@@ -85,6 +85,7 @@ def change(node: Node, role: str, **settings: str) -> None:
         change_role(asking, role, settings, wait_seconds=60)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
     with running_etcd(tmp_path) as etcd:

@@ -23,7 +23,7 @@ from tests.harness.handover_nodes import HIT, PAGES, SLABS
 from tests.harness.loopback_pair import random_ids, small_layout
 
 SEED = 9
-LEASE_SECONDS = 1000.0
+LEASE_SECONDS = 600.0
 """Longer than any test: what fences this node is proof of its death."""
 
 
