@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
+from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.timeline import Phase
 from tasuki.transfer.transports.loopback import Fault
 
 from tests.handover.test_handover_services import quiet
-from tests.harness.handover_nodes import PAGES, SLABS, Nodes, grant_of, nodes
+from tests.harness.handover_nodes import PAGES, SLABS, Nodes, grant_of, nodes, on_both_wires
 from tests.harness.loopback_pair import random_ids
 from tests.harness.waiting import HANG_SECONDS
+from tests.transfer.test_encoded_wire import expected_page, expected_slot
 
 ROOM = 5
 PULL_GENERATION = 70
@@ -127,26 +130,27 @@ def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
     run(scenario())
 
 
-def test_a_pull_brings_pages_and_state_and_the_room_goes_on() -> None:
+@on_both_wires
+def test_a_pull_brings_pages_and_state_and_the_room_goes_on(precision: WirePrecision) -> None:
     async def scenario() -> None:
-        async with nodes() as both:
+        async with nodes(precision=precision) as both:
             pull = await asked(both)
-            both.pair.target.memory[:] = np.random.default_rng(8).integers(
-                0, 256, both.pair.target.memory.size, dtype=np.uint8
-            )
+            both.pair.target.memory[:] = both.pair.source.memory
             source = source_of(both)
             both.client.deliver(m.PullPinned(source))
             committed = await both.prefill.wait(m.PullCommitted, ROOM)
             assert isinstance(committed, m.PullCommitted)
             layout = both.pair.source.layout
-            size = len(pull.pages) * layout.page_bytes + layout.slot_bytes
+            units = WireUnits.of(layout, precision)
+            states = layout.gdn_layers * units.state_layer_bytes
+            size = len(pull.pages) * layout.full_layers * units.block_bytes + states
             assert (committed.report.tokens, committed.report.bytes) == (250, size)
             assert_in_order(committed.report)
             for ours, theirs in zip(pull.pages, source.pages, strict=True):
-                assert both.pair.source.page_bytes(ours) == both.pair.target.page_bytes(theirs)
-            assert both.pair.source.slot_bytes(pull.slot) == both.pair.target.slot_bytes(
-                source.slot
-            )
+                sent = expected_page(units, both.pair.target, theirs)
+                assert both.pair.source.page_bytes(ours) == sent
+            sent = expected_slot(units, both.pair.target, source.slot)
+            assert both.pair.source.slot_bytes(pull.slot) == sent
             await both.decode.wait(m.PullEnd, ROOM)
             await goes_on(both)
             assert not both.prefill.of(m.PullLost) and not both.prefill.of(m.PullFenced)
@@ -165,10 +169,11 @@ def test_what_is_here_no_more_is_refused() -> None:
     run(scenario())
 
 
+@on_both_wires
 @pytest.mark.parametrize("fault", [Fault.FLIP_BIT, Fault.LOSE, Fault.REFUSE])
-def test_a_fault_on_the_way_costs_the_pull_only(fault: Fault) -> None:
+def test_a_fault_on_the_way_costs_the_pull_only(fault: Fault, precision: WirePrecision) -> None:
     async def scenario() -> None:
-        async with nodes(back_faults=third(fault)) as both:
+        async with nodes(back_faults=third(fault), precision=precision) as both:
             await asked(both)
             both.client.deliver(m.PullPinned(source_of(both)))
             await lost_and_fenced(both)
