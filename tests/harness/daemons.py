@@ -198,6 +198,12 @@ class Node:
         until(self.at_rest, self.story, seconds)
 
 
+def has_met(decode: Node) -> bool:
+    """Whether it is connected to every prefill node that it knows of, and knows one."""
+    known = decode.stats().prefill_nodes
+    return bool(known) and all(node.state == pb.PREFILL_NODE_STATE_CONNECTED for node in known)
+
+
 @dataclass(frozen=True)
 class Question:
     """A prompt and the tokens that an undisturbed fused process answers it with."""

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 from tasuki.cli.launcher import Daemon
-from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE, Place
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, flags, kept_address
+from tests.harness.daemons import Node, flags, has_met, kept_address
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.smg_process import Smg, require_smg, smg
 from tests.harness.waiting import until
@@ -116,21 +115,17 @@ class Fronted:
         dying.start_again()
         # Nothing is cached anywhere, so that there is something to hand over.
         other.client.flush()
-        until(self._met, "the nodes have not met")
+        until(lambda: has_met(self.decode), "the nodes have not met")
         heard = self._answered(streams)
         assert dying.stop() == -signal.SIGKILL
         other.assert_at_rest()
         until(lambda: self._refused(streams), "the gateway does not notice that a node is gone")
         dying.start_again()
-        until(self._met, "the nodes have not met")
+        until(lambda: has_met(self.decode), "the nodes have not met")
         assert self._answered(streams) == Heard(200, self.undisturbed, "length")
         for node in (dying, other):
             node.assert_at_rest()
         return heard
-
-    def _met(self) -> bool:
-        (known,) = self.decode.stats().prefill_nodes
-        return known.state == pb.PREFILL_NODE_STATE_CONNECTED
 
     def _answered(self, streams: bool) -> Heard:
         """Of the first request that the gateway does not refuse: it may not know yet that a node
