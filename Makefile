@@ -7,15 +7,24 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(filter-out 
 SECONDS ?= 3600
 REQUESTS ?= 10000
 SAMPLE ?= 150
+WORKERS ?= auto
 TRACES ?= ../shared/traces
 
-.PHONY: demo test goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
 
+# One process a core, a file in one of them: a file's tests may share daemons. Each torch keeps to its core.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile
+test test-slow: export OMP_NUM_THREADS ?= 1
+
 test: $(VENV)/dev-installed
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+# Sweeps, soaks, loads and what is built for them: minutes each.
+test-slow: $(VENV)/dev-installed
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 # Peers live in environments of their own under build/peers/.
 bench-cache: $(VENV)/installed

@@ -14,11 +14,11 @@ from typing import Self
 
 import grpc
 from tasuki.cli.demo.token_comparison import TIE_MARGIN
-from tasuki.proto import inference_pb2 as pb
 
 from scripts.attack.probe import Probe, resident
 from scripts.attack.tally import Tally
-from tests.harness.daemons import Node, asked, flags, kept_address, random_prompt, until
+from tests.harness.daemons import Node, asked, flags, has_met, kept_address, random_prompt
+from tests.harness.waiting import until
 
 OWNER = "owner-key"
 """Of --api-key: every scope."""
@@ -116,11 +116,7 @@ class World:
             tally.finding(f"{name}: {trouble}")
             node.put_down()
             node.start_again()
-        until(self._met, "the nodes do not find each other", 60.0)
-
-    def _met(self) -> bool:
-        (node,) = self.decode.stats().prefill_nodes
-        return bool(node.state == pb.PREFILL_NODE_STATE_CONNECTED)
+        until(lambda: has_met(self.decode), "the nodes do not find each other")
 
     def _draw(self, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A prompt and its answer, far from any near tie."""

@@ -19,7 +19,8 @@ from tasuki.cli.embedded import embedded_model
 
 from scripts.clients.environments import install
 from scripts.clients.runs import Said, runs
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
+from tests.harness.waiting import until
 
 CLIENTS = ("aiperf", "evalscope", "guidellm", "locust")
 _SECONDS = 900

@@ -20,16 +20,18 @@ async def load(
     streams: int,
     seconds: float,
     seed: int = 1,
+    turns: int = 0,
     meanwhile: Callable[[], Awaitable[None]] = _nothing,
     say: Callable[[str], None] = lambda line: None,
 ) -> Tally:
-    """meanwhile: what happens to the nodes under the load; the load outlasts it."""
+    """meanwhile: what happens to the nodes under the load. The load outlasts `meanwhile`, `seconds`
+    and so many `turns`."""
     tally = Tally()
     deadline = time.monotonic() + seconds
     happening = asyncio.ensure_future(meanwhile())
     talking: asyncio.Future[None] = asyncio.ensure_future(
         Users(nodes.decode.address, streams, seed, tally).talk(
-            lambda: time.monotonic() >= deadline and happening.done()
+            lambda: time.monotonic() >= deadline and tally.turns >= turns and happening.done()
         )
     )
     watching = asyncio.ensure_future(nodes.watch_memory(tally, talking.done))

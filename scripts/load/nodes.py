@@ -9,13 +9,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from tasuki.proto import inference_pb2 as pb
-
 from scripts.load.memory import MemoryTrail, resident_bytes
 from scripts.load.tally import Tally
-from tests.harness.daemons import Node, flags, kept_address, until
+from tests.harness.daemons import Node, flags, has_met, kept_address
+from tests.harness.waiting import until
 
-_MEET_SECONDS = 30.0
 _SAMPLE_SECONDS = 0.5
 
 
@@ -36,11 +34,7 @@ class Nodes:
 
     def meet(self) -> None:
         """Wait until the decode node has found the prefill node."""
-        until(self._connected, "decode and prefill do not find each other", _MEET_SECONDS)
-
-    def _connected(self) -> bool:
-        (node,) = self.decode.stats().prefill_nodes
-        return bool(node.state == pb.PREFILL_NODE_STATE_CONNECTED)
+        until(lambda: has_met(self.decode), "decode and prefill do not find each other")
 
     async def watch_memory(self, tally: Tally, over: Callable[[], bool]) -> None:
         """A trail of each node's life that is being lived, until `over`."""
@@ -63,9 +57,9 @@ class Nodes:
         node.kill()
         node.start_again()
 
-    def assert_at_rest(self, seconds: float = 10.0) -> None:
+    def assert_at_rest(self) -> None:
         for node in (self.decode, self.prefill):
-            node.assert_at_rest(seconds)
+            node.assert_at_rest()
 
     def __enter__(self) -> Self:
         return self

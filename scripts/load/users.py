@@ -19,8 +19,8 @@ from scripts.load.tally import Tally
 
 Result = TypeVar("Result")
 
-# Longer than a restart takes on a busy machine.
-PATIENT = RetryPolicy(attempts=60, first_pause=0.2, longest_pause=2.0, deadline=120.0)
+# Longer than restarts take on a busy machine.
+PATIENT = RetryPolicy(attempts=600, first_pause=0.2, longest_pause=2.0, deadline=600.0)
 _VOCABULARY = 2000
 _TURNS = 4
 _PREAMBLE_TOKENS = 192

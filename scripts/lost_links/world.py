@@ -16,11 +16,11 @@ from typing import Self
 
 from tasuki.cli.demo.token_comparison import TIE_MARGIN
 from tasuki.client.prompt import Prompt
-from tasuki.proto import inference_pb2 as pb
 
 from scripts.lost_links.plan import CONVERSATIONS, NEW_TOKENS, Disturbance, Fault, prompt
-from tests.harness.daemons import Node, flags, kept_address, until
+from tests.harness.daemons import Node, flags, has_met, kept_address
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import until
 
 _MEET_SECONDS = 30.0
 _REST_SECONDS = 20.0
@@ -94,11 +94,8 @@ class World:
     def mend(self) -> None:
         """Wait until the two nodes have met over a whole link."""
         self._proxy.heal()
-        until(self._connected, "decode and prefill do not meet", _MEET_SECONDS * self._patience)
-
-    def _connected(self) -> bool:
-        (node,) = self.decode.stats().prefill_nodes
-        return bool(node.state == pb.PREFILL_NODE_STATE_CONNECTED)
+        seconds = _MEET_SECONDS * self._patience
+        until(lambda: has_met(self.decode), "decode and prefill do not meet", seconds)
 
     def assert_at_rest(self) -> None:
         """Nothing is held on either node."""

@@ -13,11 +13,11 @@ from typing import Self
 
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tasuki.proto import inference_pb2 as pb
 
 from scripts.soak.plan import Disturbance, Fault
-from tests.harness.daemons import Node, flags, kept_address, random_prompt, until
+from tests.harness.daemons import Node, flags, has_met, kept_address, random_prompt
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import until
 
 _MEND_SECONDS = 20.0
 _ENDLESS = 5000
@@ -120,11 +120,7 @@ class World:
         self.proxy.heal()
         self._decode_stands.set()
         seconds = _MEND_SECONDS * self.patience
-        until(self._connected, "decode and prefill do not find each other", seconds)
-
-    def _connected(self) -> bool:
-        (node,) = self.decode.stats().prefill_nodes
-        return bool(node.state == pb.PREFILL_NODE_STATE_CONNECTED)
+        until(lambda: has_met(self.decode), "decode and prefill do not find each other", seconds)
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,8 @@ from tasuki.proto import inference_pb2 as pb
 
 from scripts.sweep.points import Point
 from scripts.sweep.world import World, state
-from tests.harness.daemons import Node, Question, asked, until
+from tests.harness.daemons import Node, Question, asked
+from tests.harness.waiting import until
 
 NOTICE_SECONDS = 1.0
 _LOST = pb.PREFILL_NODE_STATE_LOST
@@ -41,23 +42,28 @@ def windows_of(world: World, question: Question) -> int:
     raise AssertionError("nothing can be handed over here")
 
 
-def die(world: World, question: Question, point: Point, salt: bytes) -> Death:
-    """salt: of no request before. Raises AssertionError where something is not as promised."""
+def die(
+    world: World, question: Question, point: Point, salt: bytes, patience: float = 1.0
+) -> Death:
+    """salt: of no request before. patience: factor on NOTICE_SECONDS. Raises
+    AssertionError where something is not as promised."""
     try:
         if point.sends:
-            return _sender_dies(world, question, point, salt)
-        return _receiver_dies(world, question, point, salt)
+            return _sender_dies(world, question, point, salt, patience)
+        return _receiver_dies(world, question, point, salt, patience)
     except AssertionError as error:
         raise AssertionError(f"{point}: {error}") from error
 
 
-def _sender_dies(world: World, question: Question, point: Point, salt: bytes) -> Death:
+def _sender_dies(
+    world: World, question: Question, point: Point, salt: bytes, patience: float
+) -> Death:
     victim, survivor = world.mortal_sender, world.receiver
     victim.reborn(str(point))
     world.met(survivor)
     stream = _ask(survivor, question, salt)
     died = victim.dies()
-    left = NOTICE_SECONDS - (time.monotonic() - died)
+    left = NOTICE_SECONDS * patience - (time.monotonic() - died)
     until(lambda: state(survivor) == _LOST, "the receiver has not noticed", left)
     noticed = time.monotonic() - died
     answer = stream.result()
@@ -66,14 +72,17 @@ def _sender_dies(world: World, question: Question, point: Point, salt: bytes) ->
     return Death(point, noticed, time.monotonic() - died, answer.usage.local_fallback)
 
 
-def _receiver_dies(world: World, question: Question, point: Point, salt: bytes) -> Death:
+def _receiver_dies(
+    world: World, question: Question, point: Point, salt: bytes, patience: float
+) -> Death:
     victim, survivor = world.mortal_receiver, world.sender
     victim.reborn(str(point))
     world.met(victim)
     stream = _ask(victim, question, salt)
     died = victim.dies()
     # The sender has noticed when it drops what it held for the dead one.
-    until(survivor.at_rest, survivor.story, NOTICE_SECONDS - (time.monotonic() - died))
+    left = NOTICE_SECONDS * patience - (time.monotonic() - died)
+    until(survivor.at_rest, survivor.story, left)
     noticed = time.monotonic() - died
     _nothing_wrong(stream, question)
     answer = _ask(world.other, question, salt).result()

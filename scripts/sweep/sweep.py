@@ -36,8 +36,13 @@ class Swept:
         )
 
 
-def sweep(choose: Callable[[int], tuple[Point, ...]], say: Callable[[Death], None]) -> Swept:
-    """choose: from the windows of a hand-over to the points. say: called after each death."""
+def sweep(
+    choose: Callable[[int], tuple[Point, ...]],
+    say: Callable[[Death], None],
+    patience: float = 1.0,
+) -> Swept:
+    """choose: from the windows of a hand-over to the points. say: called after each death.
+    patience: factor on how soon a death must be noticed, for a host that has other work."""
     swept = Swept()
     (question,) = questions((PROMPT_TOKENS,))
     # A few tokens: the answer is not what dies here, and the death after Done comes at its start.
@@ -46,7 +51,8 @@ def sweep(choose: Callable[[int], tuple[Point, ...]], say: Callable[[Death], Non
     with World() as world:
         for number, point in enumerate(choose(windows_of(world, question))):
             try:
-                death = die(world, question, point, run + number.to_bytes(4, "big"))
+                salt = run + number.to_bytes(4, "big")
+                death = die(world, question, point, salt, patience)
             except AssertionError as error:
                 swept.troubles.append(str(error))
                 continue

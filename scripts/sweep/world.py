@@ -14,8 +14,9 @@ from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE
 
-from tests.harness.daemons import Node, flags, kept_address, until
+from tests.harness.daemons import Node, flags, kept_address
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.waiting import until
 
 CHUNK = 64
 _DEATH_SECONDS = 30.0

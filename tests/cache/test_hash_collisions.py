@@ -22,7 +22,8 @@ from tasuki.pycache._cpp_cache import (
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.cache.colliding_pages import colliding_pages
-from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.waiting import until
 
 Tokens = NDArray[np.int32]
 

@@ -28,7 +28,8 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import Usage
 from tasuki.model.ops.sampling.params import SamplingParams
 
-from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.waiting import HANG_SECONDS, until
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ def test_it_is_served_offline(recorded: Recorded) -> None:
     assert serving.stdout is not None
     try:
         address = serving.stdout.readline().strip()
-        with urllib.request.urlopen(address, timeout=5) as reply:
+        with urllib.request.urlopen(address, timeout=HANG_SECONDS) as reply:
             assert b"<title>tasuki</title>" in reply.read()
-        with urllib.request.urlopen(f"{address}debug/overview", timeout=5) as reply:
+        with urllib.request.urlopen(f"{address}debug/overview", timeout=HANG_SECONDS) as reply:
             told = json.loads(reply.read())
         assert told["totals"] == recorded.live["totals"] and told["about"]["recorded"]
     finally:

@@ -18,7 +18,8 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.clients.environments import interpreter
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
+from tests.harness.waiting import HANG_SECONDS, until
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = {
@@ -45,7 +46,9 @@ def decode() -> Iterator[Node]:
 
 def usable_tokens(node: Node) -> int:
     """What the node's requests were told, as Prometheus reads it."""
-    with urllib.request.urlopen(f"http://{node.http_address}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(
+        f"http://{node.http_address}/metrics", timeout=HANG_SECONDS
+    ) as reply:
         (found,) = re.findall(
             r"^tasuki_request_usable_tokens_total (\S+)$", reply.read().decode(), re.MULTILINE
         )

@@ -12,8 +12,9 @@ import pytest
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 
-from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.daemons import Node, flags, random_prompt
 from tests.harness.prometheus_process import Prometheus, scraping
+from tests.harness.waiting import until
 
 pytest.importorskip(
     "grafana_foundation_sdk", reason="Grafana's SDK is not there: see the dev group"
@@ -46,7 +47,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         targets = [decode.http_address, prefill.http_address]
         folder = tmp_path_factory.mktemp("prometheus")
         server = stack.enter_context(scraping(targets, folder))
-        until(lambda: len(server.query("tasuki_cache_integrity == 1")) == 2, "no scrape", 20.0)
+        until(lambda: len(server.query("tasuki_cache_integrity == 1")) == 2, "no scrape")
         for length in (300, 90):
             ask(decode, length)
         with pytest.raises(ClientError):
@@ -76,7 +77,7 @@ def test_every_query_of_every_board_returns_data(watched: Prometheus) -> None:
     def silent() -> list[str]:
         return [expr for expr in QUERIES if not numbers(watched, expr)]
 
-    until(lambda: not silent(), silent, 30.0)
+    until(lambda: not silent(), silent)
     assert len(QUERIES) > 50
 
 

@@ -23,7 +23,8 @@ from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
 from tasuki.transfer.windows.send_report import Drain, SendReport
 
-from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.waiting import HANG_SECONDS, until
 
 POOL = {
     "free": 6,
@@ -253,7 +254,9 @@ def test_a_daemon_counts_what_its_clients_were_told() -> None:
         left.cancel()
 
         def scrape() -> dict[str, float]:
-            with urllib.request.urlopen(f"http://{node.http_address}/metrics", timeout=5) as reply:
+            with urllib.request.urlopen(
+                f"http://{node.http_address}/metrics", timeout=HANG_SECONDS
+            ) as reply:
                 return samples(reply.read())
 
         until(lambda: "tasuki_requests_finished_total{reason=abort}" in scrape(), scrape)

@@ -15,8 +15,9 @@ from tasuki.cli.demo import script as demo_script
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 
-from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.daemons import Node, flags, random_prompt
 from tests.harness.pages import Opened, opened
+from tests.harness.waiting import HANG_SECONDS, until
 
 TURNS = 3
 
@@ -62,7 +63,7 @@ def demo() -> Iterator[Demo]:
 
 
 def asked(node: Node, path: str) -> str:
-    with urllib.request.urlopen(f"http://{node.http_address}{path}", timeout=5) as reply:
+    with urllib.request.urlopen(f"http://{node.http_address}{path}", timeout=HANG_SECONDS) as reply:
         return str(reply.read().decode())
 
 
@@ -196,7 +197,9 @@ def test_a_prefill_node_shows_its_rooms(demo: Demo) -> None:
 
 
 def test_scripts_of_others_are_forbidden(demo: Demo) -> None:
-    with urllib.request.urlopen(f"http://{demo.decode.http_address}/", timeout=5) as reply:
+    with urllib.request.urlopen(
+        f"http://{demo.decode.http_address}/", timeout=HANG_SECONDS
+    ) as reply:
         assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
 
 

@@ -25,7 +25,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 
 from tests.harness.engine_pair import EnginePair, engine_pair
 from tests.harness.engines import TINY, Lone, submit, tiny_parts
-from tests.transfer.test_transfer_path import wait_until
+from tests.harness.waiting import until
 
 LONG = 10.0
 """Seconds that any step is shorter than."""
@@ -322,10 +322,10 @@ def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
             name = str(number)
             room = pair.hand_over(submit(name, prompt(60 + number), 2))
             pair.ready(room, LONG)
-            wait_until(lambda number=number: len(decode.model.steps) > number, timeout=30)
+            until(lambda number=number: len(decode.model.steps) > number, "waited in vain")
             opened = decode.model.steps[number]
-            wait_until(lambda opened=opened: len(opened) == 11, timeout=30)
-            wait_until(lambda: bool(pair.fabric.held), timeout=30)
+            until(lambda opened=opened: len(opened) == 11, "waited in vain")
+            until(lambda: bool(pair.fabric.held), "waited in vain")
             pair.fabric.let_go()
             pair.done(room)
             pair.step_ended()

@@ -17,7 +17,7 @@ from tasuki.transfer.transports.loopback import Fault
 from tests.engine.test_early_start import LONG, NAME, fused, prompt
 from tests.harness.engine_pair import EnginePair, Room, engine_pair
 from tests.harness.engines import submit, tiny_parts
-from tests.transfer.test_transfer_path import wait_until
+from tests.harness.waiting import HANG_SECONDS, until
 
 THREAD = "tasuki-early-step"
 
@@ -95,7 +95,7 @@ def test_ids_are_kept_until_the_stream_was_waited_for(how: str, give_up: Give) -
         room = pair.hand_over(submit(NAME, prompt(150), 5))
         pair.ready(room, LONG)
         if how == "shut":
-            wait_until(lambda: bool(pair.fabric.held), timeout=30)
+            until(lambda: bool(pair.fabric.held), "waited in vain")
             give_up(pair, room)
         assert stream.waiting.wait(30)
         if how != "shut":
@@ -152,7 +152,7 @@ def test_the_end_of_an_earlier_step_joins_no_room_whose_own_step_still_runs() ->
         pair.early._steps._stream = lambda: next(streams)
         one = pair.hand_over(submit("one", prompt(90), 4))
         pair.ready(one, LONG)
-        ended = pair.said_by_steps.get(timeout=30)
+        ended = pair.said_by_steps.get(timeout=HANG_SECONDS)
         two = pair.hand_over(submit("two", prompt(91), 4))
         pair.ready(two, LONG)
         assert second.waiting.wait(30)

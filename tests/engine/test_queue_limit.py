@@ -19,6 +19,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.waiting import HANG_SECONDS
 
 SOON = 0.05
 
@@ -143,7 +144,11 @@ def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -
         for asked in rooms():
             thread.post(asked)
         # Empty where the engine sleeps on.
-        while not (refused := [e for e in said.get(timeout=10) if isinstance(e, m.PrefillRefused)]):
+        while not (
+            refused := [
+                e for e in said.get(timeout=HANG_SECONDS) if isinstance(e, m.PrefillRefused)
+            ]
+        ):
             pass
     finally:
         thread.stop()

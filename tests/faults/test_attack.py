@@ -18,6 +18,7 @@ from scripts.attack.http_call import HttpCall, ask
 from scripts.attack.tally import Tally
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 def test_two_minutes_of_attacks_find_nothing() -> None:

@@ -17,7 +17,8 @@ from tasuki.client.errors import ClientError
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, Pair, Question, asked, flags, questions, until
+from tests.harness.daemons import Node, Pair, Question, asked, flags, questions
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
@@ -57,10 +58,9 @@ def read(stream: AnswerStream, tokens: int) -> None:
 
 
 def kill_prefill(pair: Pair) -> None:
-    """And see that the decode node knows within a second."""
-    killed = pair.prefill.kill()
-    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 1.0)
-    assert time.monotonic() - killed < 1.0
+    """And see that the decode node knows."""
+    pair.prefill.kill()
+    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
 
 
 def gone(pid: int) -> bool:
@@ -139,7 +139,7 @@ def test_a_frozen_prefill_node_is_fenced_by_its_lease_and_may_come_back(pair: Pa
         # It lives, so only the end of its lease proves that it writes no more.
         until(lambda: pair.decode.stats().pages["quarantined"] > 0, pair.decode.story)
         assert pair.right(LONG, stream).usage.local_fallback
-        pair.decode.assert_at_rest(10.0)
+        pair.decode.assert_at_rest()
     finally:
         os.kill(pair.prefill.pid, signal.SIGCONT)
     until(lambda: pair.prefill_state() == CONNECTED, "not connected again")
@@ -172,8 +172,8 @@ def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
     second = pair.ask(MIDDLE, ENDLESS)
     until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
     second.cancel()
-    until(lambda: pair.prefill.requests("Waiting") == 0, pair.prefill.story, 2.0)
-    until(lambda: pair.decode.requests("AwaitingPrefill") == 0, pair.decode.story, 2.0)
+    until(lambda: pair.prefill.requests("Waiting") == 0, pair.prefill.story)
+    until(lambda: pair.decode.requests("AwaitingPrefill") == 0, pair.decode.story)
     # Whoever was not cancelled is not disturbed.
     assert not pair.right(LONG, first).usage.local_fallback
     pair.assert_at_rest()
@@ -186,10 +186,10 @@ def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
     until(lambda: pair.decode.landed() > before + 2 * LAYERS, pair.decode.story)
     assert pair.decode.requests("Receiving") == 1
     stream.cancel()
-    until(pair.prefill.at_rest, pair.prefill.story, 2.0)
+    until(pair.prefill.at_rest, pair.prefill.story)
     # It did not go on to the prompt's end.
     assert pair.prefill.stats().tree["checkpoints"] == kept
-    until(pair.decode.at_rest, pair.decode.story, 2.0)
+    until(pair.decode.at_rest, pair.decode.story)
 
 
 def test_a_client_leaves_while_its_answer_is_made(pair: Pair) -> None:
@@ -197,7 +197,7 @@ def test_a_client_leaves_while_its_answer_is_made(pair: Pair) -> None:
     read(stream, 3)
     assert pair.decode.requests("Decoding") == 1
     stream.cancel()
-    until(pair.decode.at_rest, pair.decode.story, 2.0)
+    until(pair.decode.at_rest, pair.decode.story)
     pair.prefill.assert_at_rest()
 
 
@@ -221,7 +221,7 @@ def test_sigterm_lets_what_is_in_flight_end(pair: Pair) -> None:
     pair.right(SHORT, late)
     assert pair.prefill.stop() == 0
     assert gone(pair.prefill.pid)
-    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 1.0)
+    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
 
     stream = pair.ask(SHORT)
     read(stream, 1)

@@ -13,6 +13,7 @@ from tests.harness.namespaces import switched_hosts, why_not
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_no_request_fails_when_a_node_is_killed_and_another_drained(tmp_path: Path) -> None:
     if installed_package() is None:
         pytest.skip("NIXL is not installed")

@@ -5,7 +5,6 @@ The long one is `make load`: 256 streams for five minutes.
 
 import asyncio
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +15,9 @@ from scripts.load.load import load
 from scripts.load.memory import MemoryTrail
 from scripts.load.nodes import Nodes
 from scripts.load.tally import Tally
-from tests.harness.daemons import random_prompt, until
+from tests.harness.daemons import random_prompt
+from tests.harness.processor_time import processor_seconds
+from tests.harness.waiting import until
 
 STORM = 500
 ENDLESS = 5000
@@ -30,24 +31,22 @@ def nodes() -> Iterator[Nodes]:
         yield running
 
 
-def answer_seconds(nodes: Nodes) -> float:
-    begun = time.monotonic()
+def assert_answers(nodes: Nodes) -> None:
     answer = nodes.decode.client.generate(
         Prompt(token_ids=random_prompt(48, 3)), max_new_tokens=24, ignore_eos=True
     ).result()
     assert len(answer.token_ids) == 24
-    return time.monotonic() - begun
 
 
 def test_sixty_four_streams_at_once_lose_no_turn(nodes: Nodes) -> None:
-    tally = asyncio.run(load(nodes, streams=64, seconds=1.0))
+    # More turns than users: somebody's second turn finds its first.
+    tally = asyncio.run(load(nodes, streams=64, seconds=1.0, turns=2 * 64))
     assert tally.good and tally.again == 0, str(tally)
-    assert tally.turns >= 64 and tally.cached_tokens > 0, str(tally)
+    assert tally.turns >= 2 * 64 and tally.cached_tokens > 0, str(tally)
     nodes.assert_at_rest()
 
 
 def test_a_reader_that_does_not_read_stalls_nobody(nodes: Nodes) -> None:
-    alone = min(answer_seconds(nodes) for _ in range(3))
     host, port = nodes.decode.http_address.split(":")
     body = '{"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": true, "stream": true}'
     with socket.create_connection((host, int(port))) as deaf:
@@ -63,14 +62,20 @@ def test_a_reader_that_does_not_read_stalls_nobody(nodes: Nodes) -> None:
             Prompt(token_ids=random_prompt(32, 5)), max_new_tokens=ENDLESS, ignore_eos=True
         )
         until(lambda: sum(nodes.decode.stats().requests.values()) == 2, nodes.decode.story)
-        beside = min(answer_seconds(nodes) for _ in range(3))
+        # Who waited for that reader would wait for ever.
+        for _ in range(3):
+            assert_answers(nodes)
         stream.cancel()
-    # Two more rows in a batch cost a little; waiting for a reader would cost for ever.
-    assert beside < 4 * alone + 1.0, (beside, alone)
     nodes.assert_at_rest()
 
 
-def test_five_hundred_aborts_at_once_are_over_in_five_seconds(nodes: Nodes) -> None:
+def test_five_hundred_aborts_at_once_cost_less_than_what_they_end(nodes: Nodes) -> None:
+    """In processor time of the two nodes, which other processes do not change."""
+
+    def spent() -> float:
+        return sum(processor_seconds(node.pid) for node in (nodes.prefill, nodes.decode))
+
+    before = spent()
     prompt = Prompt(token_ids=random_prompt(100, 1))
     streams = [
         nodes.decode.client.generate(
@@ -78,13 +83,16 @@ def test_five_hundred_aborts_at_once_are_over_in_five_seconds(nodes: Nodes) -> N
         )
         for number in range(STORM)
     ]
-    until(lambda: sum(nodes.decode.stats().requests.values()) == STORM, nodes.decode.story, 30.0)
+    until(lambda: sum(nodes.decode.stats().requests.values()) == STORM, nodes.decode.story)
+    begun = spent()
     for stream in streams:
         stream.cancel()
-    nodes.assert_at_rest(5.0)
-    assert answer_seconds(nodes) < 5.0
+    nodes.assert_at_rest()
+    assert spent() - begun < begun - before
+    assert_answers(nodes)
 
 
+@pytest.mark.slow
 def test_nodes_that_are_killed_or_restarted_under_load_lose_no_turn(nodes: Nodes) -> None:
     async def meanwhile() -> None:
         for disturb, node in (

@@ -7,13 +7,17 @@ from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.sweep.points import every_point, sample
 from scripts.sweep.sweep import sweep
+from tests.harness.waiting import HANG_SECONDS
 
 PHASES = 13
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 def test_a_death_in_any_phase_costs_time_only(fresh_seed: int) -> None:
-    swept = sweep(lambda windows: sample(windows, fresh_seed, more=1), say=print)
+    swept = sweep(
+        lambda windows: sample(windows, fresh_seed, more=1), say=print, patience=HANG_SECONDS
+    )
     assert not swept.troubles
     assert len(swept.deaths) == PHASES + 1
     # A receiver's death is no fallback: there is nobody left to answer.

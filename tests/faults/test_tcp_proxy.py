@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import HANG_SECONDS
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def proxy(echo: str) -> Iterator[TcpProxy]:
 
 def connected(proxy: TcpProxy) -> socket.socket:
     host, _, port = proxy.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5.0)
+    return socket.create_connection((host, int(port)), timeout=HANG_SECONDS)
 
 
 def received(end: socket.socket, size: int) -> bytes:

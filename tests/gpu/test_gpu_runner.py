@@ -11,7 +11,7 @@ from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.transfer.windows.step_counter import StepCounter
 
 from tests.gpu.shapes import CONFIGS, parts_of
-from tests.harness.daemons import until
+from tests.harness.waiting import until
 
 DEVICE = torch.device("cuda")
 

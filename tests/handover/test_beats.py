@@ -24,6 +24,7 @@ from tasuki.utils.loops.loop_pulse import LoopPulse
 from tasuki.utils.loops.loop_thread import LoopThread
 
 from tests.harness.handover_nodes import nodes
+from tests.harness.waiting import HANG_SECONDS
 
 ARENAS = (ArenaAddress(b"", 1),)
 NODE = NodeIdentity("decode-0", b"epoch", ProcessIdentity("", 0, 0, 0), "loopback", ARENAS)
@@ -87,7 +88,7 @@ def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() ->
         assert (beat.progress.engine_seconds, beat.progress.front_seconds) == (1.5, 0.5)
         await asyncio.sleep(0.5)
         renewals.put_nowait(pb.Renewal(connection_id=name, sequence=beat.sequence))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while not sender.renewed:
                 await anext(beats)
         assert before <= sender.renewed[0] <= after
@@ -139,7 +140,7 @@ def test_both_sides_of_a_link_learn_of_each_other() -> None:
     async def scenario() -> None:
         async with nodes() as both:
             await both.connected()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_SECONDS):
                 while both.client.links[0].status().progress is None or not both.service.peers():
                     await asyncio.sleep(0.01)
             assert both.service.peers() == {"decode-0": NodeProgress()}
@@ -153,7 +154,8 @@ def test_a_peer_that_opens_a_heartbeat_and_says_nothing_is_sent_away() -> None:
             stub = handover_pb2_grpc.HandoverStub(channel)  # type: ignore[no-untyped-call]
             calls = (stub.Heartbeat(), stub.Transfer())
             ends = await asyncio.wait_for(
-                asyncio.gather(*(call.read() for call in calls), return_exceptions=True), 20
+                asyncio.gather(*(call.read() for call in calls), return_exceptions=True),
+                HANG_SECONDS,
             )
             assert [end.code() for end in ends] == [
                 grpc.StatusCode.FAILED_PRECONDITION,

@@ -14,6 +14,7 @@ from tasuki.transfer.protocol.messages import node_to_wire
 
 from tests.harness.handover_nodes import Nodes, nodes
 from tests.harness.loopback_pair import FULL, GDN, small_layout
+from tests.harness.waiting import HANG_SECONDS
 
 OURS = Contract("weights", small_layout())
 
@@ -47,7 +48,7 @@ async def differing(both: Nodes, contract: dict[str, str], transport: str = "loo
     async with grpc.aio.insecure_channel(f"127.0.0.1:{both.port}") as channel:
         stub = handover_pb2_grpc.HandoverStub(channel)
         request = pb.ConnectRequest(node=node, contract=contract)
-        answer: pb.ConnectResponse = await stub.Connect(request, timeout=5)
+        answer: pb.ConnectResponse = await stub.Connect(request, timeout=HANG_SECONDS)
     assert all(item.ours != item.theirs for item in answer.refused.differences)
     return {item.field for item in answer.refused.differences}
 
@@ -80,4 +81,4 @@ def test_every_mismatch_is_refused_at_connect_by_name() -> None:
             assert both.service.receivers == before, "a refused node was connected"
             assert await differing(both, ours) == set()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))

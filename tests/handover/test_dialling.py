@@ -16,8 +16,9 @@ from tasuki.server.config import FrontConfig
 from tasuki.server.discovery.membership import MembershipError
 
 from tests.harness.certificates import Authority
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
 from tests.harness.handover_nodes import nodes
+from tests.harness.waiting import HANG_SECONDS, until
 
 ELSEWHERE = (
     "192.0.2.1:7001",
@@ -89,7 +90,7 @@ def test_a_link_that_is_refused_opens_no_channel(caplog: pytest.LogCaptureFixtur
             link = both.client.links[0]
             link._dialling = Watched()
             link.target = "192.0.2.1:7001"
-            await asyncio.wait_for(link.run(), 5)
+            await asyncio.wait_for(link.run(), HANG_SECONDS)
             assert link.refused and link.tried.is_set()
 
     with caplog.at_level(logging.WARNING):

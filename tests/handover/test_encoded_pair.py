@@ -18,10 +18,11 @@ from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.handover.test_pair import running
-from tests.harness.daemons import Node, asked, flags, random_prompt, until
+from tests.harness.daemons import Node, asked, flags, random_prompt
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import TINY, submit, tiny_parts
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.waiting import until
 
 needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 

@@ -10,8 +10,9 @@ from tasuki.server.discovery.etcd import Etcd, EtcdError
 from tasuki.server.discovery.etcd_membership import EtcdMembership
 from tasuki.server.discovery.registration import Registration
 
-from tests.harness.daemons import Node, asked, flags, random_prompt, until
+from tests.harness.daemons import Node, asked, flags, random_prompt
 from tests.harness.etcd_process import EtcdProcess, running_etcd
+from tests.harness.waiting import HANG_SECONDS, until
 
 PREFIX = "/tasuki/prefill/"
 
@@ -37,7 +38,7 @@ def test_keys_live_as_long_as_their_lease(etcd: EtcdProcess) -> None:
             await asyncio.sleep(0.1)
             assert not waiting.done()
             await client.revoke(lease)
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, HANG_SECONDS)
         assert (await client.range("/k/")).entries == ()
         with pytest.raises(EtcdError, match="has ended"):
             await client.renew(lease)
@@ -66,18 +67,18 @@ def test_members_register_leave_and_survive_a_silent_etcd(tmp_path: Path) -> Non
             assert await anext(changes) == ()
             one = Registration(Etcd(etcd.url), PREFIX + "one", "127.0.0.1:1001")
             one.start()
-            assert await asyncio.wait_for(anext(changes), 10) == ("127.0.0.1:1001",)
+            assert await asyncio.wait_for(anext(changes), HANG_SECONDS) == ("127.0.0.1:1001",)
             two = Registration(Etcd(etcd.url), PREFIX + "two", "127.0.0.1:1002")
             two.start()
             both = ("127.0.0.1:1001", "127.0.0.1:1002")
-            assert await asyncio.wait_for(anext(changes), 10) == both
+            assert await asyncio.wait_for(anext(changes), HANG_SECONDS) == both
             waiting = asyncio.ensure_future(anext(changes))
             await asyncio.to_thread(etcd.stop)
             await asyncio.sleep(0.5)
             assert not waiting.done(), "silence changed the members"
             await asyncio.to_thread(etcd.start)
             await one.stop()
-            assert await asyncio.wait_for(waiting, 15) == ("127.0.0.1:1002",)
+            assert await asyncio.wait_for(waiting, HANG_SECONDS) == ("127.0.0.1:1002",)
             await two.stop()
 
     with running_etcd(tmp_path) as etcd:

@@ -27,6 +27,7 @@ from tasuki.transfer.failpoints import (
 
 from tests.handover.test_handover_services import quiet
 from tests.harness.handover_nodes import Inbound, Nodes, grant_of, nodes, wanted
+from tests.harness.waiting import HANG_SECONDS
 
 ROOM, NEXT = 5, 6
 NEVER_LOST = (Place.SENDER_AFTER_DONE, Place.RECEIVER_AFTER_COMMIT)
@@ -113,7 +114,7 @@ async def hand_over(both: Nodes, room: int) -> bool:
         (both.prefill, m.PrefillStart, compute),
     ]
     both.client.deliver(wanted(room))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while not (both.decode.of(m.RemoteDone, room) or both.decode.of(m.HandoverLost, room)):
             if parts and parts[0][0].of(parts[0][1], room):
                 parts.pop(0)[2]()
@@ -122,7 +123,7 @@ async def hand_over(both: Nodes, room: int) -> bool:
 
 
 async def reconnected(both: Nodes) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         while (link := both.client.links[0].connection) is None or not link.alive:
             await asyncio.sleep(0.005)
 
@@ -150,7 +151,7 @@ def test_a_defect_at_any_place_ends_its_room_alone(
             await hand_over(both, NEXT)
             assert both.decode.of(m.RemoteDone, NEXT), both.decode.messages
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
 
 
 @pytest.mark.parametrize("place", Place, ids=lambda place: place.value)
@@ -165,4 +166,4 @@ def test_slow_is_not_dead_at_any_place(place: Place, monkeypatch: pytest.MonkeyP
             assert both.decode.of(m.RemoteDone, ROOM), both.decode.messages
             await quiet(both)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))

@@ -16,8 +16,9 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, Question, asked, flags, questions, until
+from tests.harness.daemons import Node, Question, asked, flags, questions
 from tests.harness.standing_daemon import SECONDS, StandingDaemon, be_busy_now, sleep_now
+from tests.harness.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
@@ -88,7 +89,7 @@ def nothing_was_lost(
         asked(decode, told[number].prompt, f"{name} {salt}".encode())
         for salt, number in enumerate(numbers)
     ]
-    until(lambda: decode.landed() > before, decode.story, 60.0)
+    until(lambda: decode.landed() > before, decode.story)
     stand()
     usages = []
     for number, stream in zip(numbers, streams, strict=True):
@@ -137,17 +138,17 @@ def test_the_hand_over_has_an_address_of_its_own_where_it_is_given_one(
         for address in (prefill.address, prefill.handover_address):
             with grpc.insecure_channel(address) as channel:
                 health = health_pb2_grpc.HealthStub(channel)
-                reply = health.Check(health_pb2.HealthCheckRequest(), timeout=30)
+                reply = health.Check(health_pb2.HealthCheckRequest(), timeout=HANG_SECONDS)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def connect(channel: grpc.Channel) -> None:
     stub = handover_pb2_grpc.HandoverStub(channel)  # type: ignore[no-untyped-call]
-    stub.Connect(handover_pb2.ConnectRequest(), timeout=30)
+    stub.Connect(handover_pb2.ConnectRequest(), timeout=HANG_SECONDS)
 
 
 def stats(channel: grpc.Channel) -> None:
-    pb_grpc.CacheAdminStub(channel).Stats(pb.StatsRequest(), timeout=30)
+    pb_grpc.CacheAdminStub(channel).Stats(pb.StatsRequest(), timeout=HANG_SECONDS)
 
 
 def refusal(address: str, ask: Callable[[grpc.Channel], None]) -> grpc.StatusCode:

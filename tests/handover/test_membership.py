@@ -12,7 +12,8 @@ from tasuki.decode_node.config import DecodeConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
 
-from tests.harness.daemons import Node, asked, flags, random_prompt, until
+from tests.harness.daemons import Node, asked, flags, random_prompt
+from tests.harness.waiting import HANG_SECONDS, until
 
 
 def test_a_fixed_list_is_said_once() -> None:
@@ -38,7 +39,7 @@ def test_a_file_is_followed_and_slips_change_nothing(
         await asyncio.sleep(0.05)
         assert not waiting.done()
         path.write_text("b:2\n")
-        return [first, await asyncio.wait_for(waiting, 10)]
+        return [first, await asyncio.wait_for(waiting, HANG_SECONDS)]
 
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(seen()) == [("a:1", "b:2"), ("b:2",)]

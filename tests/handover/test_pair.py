@@ -119,6 +119,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+@pytest.mark.slow
 def test_200_mixed_requests_give_equal_tokens_fused_and_disaggregated(random_model: Path) -> None:
     with running(Node("serve", *flags(random_model, arena_mib=96))) as oracle:
         with ThreadPoolExecutor(6) as pool:

@@ -12,8 +12,9 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.sweep.world import Victim, decode_flags, state, victim_flags
-from tests.harness.daemons import NEW_TOKENS, Node, asked, flags, until
+from tests.harness.daemons import NEW_TOKENS, Node, asked, flags
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
@@ -105,7 +106,7 @@ def first_turn(decode: Node, fused: Node, name: str) -> tuple[list[int], tuple[i
 
 def meet(decode: Node) -> None:
     connected = pb.PREFILL_NODE_STATE_CONNECTED
-    until(lambda: state(decode) == connected, "not connected", 30.0)
+    until(lambda: state(decode) == connected, "not connected")
 
 
 @pytest.mark.parametrize("point", ["receiver.on_landed@0", f"receiver.after_landed@{LAYERS - 1}"])

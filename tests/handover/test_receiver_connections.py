@@ -14,6 +14,7 @@ from tasuki.transfer.sending.write_leases import WriteLeases
 from tasuki.transfer.transports.base import Endpoint
 
 from tests.harness.loopback_pair import loopback_pair
+from tests.harness.waiting import HANG_SECONDS
 
 LEASE = 1.0
 
@@ -75,7 +76,7 @@ def test_a_renewal_counts_from_when_its_beat_was_sent(monkeypatch: pytest.Monkey
             # One that nobody asked for renews nothing.
             answers.say(beat.sequence + 1)
             answers.say(beat.sequence)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_SECONDS):
                 while not renewed:
                     await asyncio.sleep(0.001)
             await asyncio.sleep(0.01)
@@ -111,7 +112,7 @@ def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None
             ]
             answers = Answers()
             beats = connections.beats(beating, aiter(answers))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_SECONDS):
                 async for beat in beats:
                     answers.say(beat.sequence)
                     if silent not in connections:

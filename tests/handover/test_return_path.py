@@ -10,19 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
+from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.timeline import Phase
 from tasuki.transfer.transports.loopback import Fault
 
 from tests.handover.test_handover_services import quiet
-from tests.harness.handover_nodes import PAGES, SLABS, Nodes, grant_of, nodes
+from tests.harness.handover_nodes import PAGES, SLABS, Nodes, grant_of, nodes, on_both_wires
 from tests.harness.loopback_pair import random_ids
+from tests.harness.waiting import HANG_SECONDS
+from tests.transfer.test_encoded_wire import expected_page, expected_slot
 
 ROOM = 5
 PULL_GENERATION = 70
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
+    asyncio.run(asyncio.wait_for(scenario, HANG_SECONDS))
 
 
 def third(fault: Fault) -> Callable[[int], Fault]:
@@ -63,7 +67,7 @@ async def lost_and_fenced(both: Nodes) -> None:
     kinds = [type(message) for message in both.prefill.messages]
     assert kinds.index(m.PullLost) < kinds.index(m.PullFenced)
     assert not both.prefill.of(m.PullCommitted)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         while both.service._pulls._live or both.client._pulls or both.pair.back_sender._rooms:
             await asyncio.sleep(0.005)
     assert len(both.prefill.of(m.PullFenced)) == len(both.decode.of(m.PullEnd)) == 1
@@ -126,26 +130,27 @@ def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
     run(scenario())
 
 
-def test_a_pull_brings_pages_and_state_and_the_room_goes_on() -> None:
+@on_both_wires
+def test_a_pull_brings_pages_and_state_and_the_room_goes_on(precision: WirePrecision) -> None:
     async def scenario() -> None:
-        async with nodes() as both:
+        async with nodes(precision=precision) as both:
             pull = await asked(both)
-            both.pair.target.memory[:] = np.random.default_rng(8).integers(
-                0, 256, both.pair.target.memory.size, dtype=np.uint8
-            )
+            both.pair.target.memory[:] = both.pair.source.memory
             source = source_of(both)
             both.client.deliver(m.PullPinned(source))
             committed = await both.prefill.wait(m.PullCommitted, ROOM)
             assert isinstance(committed, m.PullCommitted)
             layout = both.pair.source.layout
-            size = len(pull.pages) * layout.page_bytes + layout.slot_bytes
+            units = WireUnits.of(layout, precision)
+            states = layout.gdn_layers * units.state_layer_bytes
+            size = len(pull.pages) * layout.full_layers * units.block_bytes + states
             assert (committed.report.tokens, committed.report.bytes) == (250, size)
             assert_in_order(committed.report)
             for ours, theirs in zip(pull.pages, source.pages, strict=True):
-                assert both.pair.source.page_bytes(ours) == both.pair.target.page_bytes(theirs)
-            assert both.pair.source.slot_bytes(pull.slot) == both.pair.target.slot_bytes(
-                source.slot
-            )
+                sent = expected_page(units, both.pair.target, theirs)
+                assert both.pair.source.page_bytes(ours) == sent
+            sent = expected_slot(units, both.pair.target, source.slot)
+            assert both.pair.source.slot_bytes(pull.slot) == sent
             await both.decode.wait(m.PullEnd, ROOM)
             await goes_on(both)
             assert not both.prefill.of(m.PullLost) and not both.prefill.of(m.PullFenced)
@@ -164,10 +169,11 @@ def test_what_is_here_no_more_is_refused() -> None:
     run(scenario())
 
 
+@on_both_wires
 @pytest.mark.parametrize("fault", [Fault.FLIP_BIT, Fault.LOSE, Fault.REFUSE])
-def test_a_fault_on_the_way_costs_the_pull_only(fault: Fault) -> None:
+def test_a_fault_on_the_way_costs_the_pull_only(fault: Fault, precision: WirePrecision) -> None:
     async def scenario() -> None:
-        async with nodes(back_faults=third(fault)) as both:
+        async with nodes(back_faults=third(fault), precision=precision) as both:
             await asked(both)
             both.client.deliver(m.PullPinned(source_of(both)))
             await lost_and_fenced(both)
@@ -187,7 +193,7 @@ def test_a_pull_that_breaks_on_its_way_is_severed_and_the_next_room_goes_through
             await lost_and_fenced(both)
             await both.decode.wait(m.HandoverLost, ROOM)
             await both.prefill.wait(m.PrefillEnd, ROOM)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while both.client.links[0].connection in (None, first):
                     await asyncio.sleep(0.01)
             await both.grant(ROOM + 1)
@@ -218,7 +224,7 @@ def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -
                 before = len(both.decode.of(m.PullEnd))
                 both.client._begin_pull(wrong, connection, said.append)
                 both.client.deliver(m.PullPinned(source_of(both)))
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(HANG_SECONDS):
                     while len(both.decode.of(m.PullEnd)) == before:
                         await asyncio.sleep(0.002)
                 assert reason in said[-1].pull_failed.reason
@@ -233,7 +239,7 @@ def test_a_client_that_leaves_ends_the_pull_after_its_drain() -> None:
         async with nodes(back_faults=third(Fault.HOLD)) as both:
             await asked(both)
             both.client.deliver(m.PullPinned(source_of(both)))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while not both.pair.fabric.held:
                     await asyncio.sleep(0.002)
             both.client.deliver(m.HandoverCancelled(m.RoomId(ROOM)))
@@ -268,15 +274,15 @@ def test_a_decode_node_that_goes_away_is_fenced_by_its_lease() -> None:
         async with nodes(back_faults=third(Fault.HOLD)) as both:
             await asked(both)
             both.client.deliver(m.PullPinned(source_of(both)))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while not both.pair.fabric.held:
                     await asyncio.sleep(0.002)
             gone = time.monotonic()
             for task in [*both.client._links._tasks.values(), *both.client._rooms.tasks]:
                 task.cancel()
-            await both.prefill.wait(m.PullLost, ROOM, timeout=2.0)
-            await both.prefill.wait(m.PullFenced, ROOM, timeout=5.0)
-            assert time.monotonic() - gone > 0.8, "before the lease could have run out"
+            await both.prefill.wait(m.PullLost, ROOM)
+            await both.prefill.wait(m.PullFenced, ROOM)
+            assert time.monotonic() - gone > 0.4, "before the lease could have run out"
             assert not both.pair.fabric.held, "fenced by a lease, and not severed"
 
     run(scenario())

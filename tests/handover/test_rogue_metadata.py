@@ -19,7 +19,8 @@ from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
 from tasuki.transfer.transports.nixl.address import NixlAddress
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 
-from tests.harness.daemons import Node, asked, flags, questions, until
+from tests.harness.daemons import Node, asked, flags, questions
+from tests.harness.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
@@ -72,7 +73,7 @@ def contract_of(prefill: Node) -> dict[str, str]:
     """Its own, as its refusal tells it."""
     with grpc.insecure_channel(prefill.address) as channel:
         stub = handover_pb2_grpc.HandoverStub(channel)
-        refused = stub.Connect(pb.ConnectRequest(), timeout=10).refused
+        refused = stub.Connect(pb.ConnectRequest(), timeout=HANG_SECONDS).refused
     contract = {item.field: item.ours for item in refused.differences}
     del contract["transport"]
     return contract
@@ -101,7 +102,7 @@ class Connecting:
     def differences(self, contract: dict[str, str]) -> list[pb.Difference]:
         """What a contract is refused for."""
         request = pb.ConnectRequest(node=pb.Node(transport="nixl"), contract=contract)
-        return list(self._stub.Connect(request, timeout=10).refused.differences)
+        return list(self._stub.Connect(request, timeout=HANG_SECONDS).refused.differences)
 
     def told(self, node: pb.Node) -> grpc.StatusCode:
         return self.answer(node)[0]
@@ -111,7 +112,7 @@ class Connecting:
         request = pb.ConnectRequest(node=node, contract=self.contract, lease_seconds=1.0)
         while True:
             try:
-                answer = self._stub.Connect(request, timeout=30)
+                answer = self._stub.Connect(request, timeout=HANG_SECONDS)
             except grpc.RpcError as error:
                 if "connect again" not in error.details():
                     return error.code(), error.details()
@@ -254,7 +255,7 @@ def test_a_rogue_prefill_nodes_addresses_leave_a_decode_node_alive(forger: Forge
         decode = Node(
             "decode", *flags(), "--transport", "nixl", "--prefill", f"{address},{honest.address}"
         ).wait_ready()
-        until(lambda: rogue.asked > len(ABORTING), "not asked again after it was refused", 60)
+        until(lambda: rogue.asked > len(ABORTING), "not asked again after it was refused")
         state = {node.address: node.state for node in decode.stats().prefill_nodes}
         assert state[honest.address] == inference_pb2.PREFILL_NODE_STATE_CONNECTED
         answer = asked(decode, question.prompt, b"").result()

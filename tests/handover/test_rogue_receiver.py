@@ -17,7 +17,8 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 
-from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
@@ -78,7 +79,7 @@ class Rogue:
             slabs=slabs,
         )
         request = handover_pb2.ConnectRequest(node=node, contract=self.contract)
-        return self.stub.Connect(request, timeout=5)
+        return self.stub.Connect(request, timeout=HANG_SECONDS)
 
     def reserve(self, **ticket: object) -> handover_pb2.ReceiverMessage:
         self._rooms += 1
@@ -141,13 +142,15 @@ def test_a_room_of_an_unknown_connection_or_without_reserve_is_refused(
     empty = handover_pb2.ReceiverMessage()
     for first, status in ((stranger, FAILED), (grant, INVALID), (abort, INVALID), (empty, INVALID)):
         with pytest.raises(grpc.RpcError) as caught:
-            list(rogue.stub.Transfer(iter([first]), timeout=5))
+            list(rogue.stub.Transfer(iter([first]), timeout=HANG_SECONDS))
         assert caught.value.code() is status
     with pytest.raises(grpc.RpcError) as caught:
-        list(rogue.stub.Transfer(iter([]), timeout=5))
+        list(rogue.stub.Transfer(iter([]), timeout=HANG_SECONDS))
     assert caught.value.code() is INVALID
     with pytest.raises(grpc.RpcError) as caught:
-        rogue.stub.Abort(handover_pb2.AbortRequest(room=99, connection_id="nobody"), timeout=5)
+        rogue.stub.Abort(
+            handover_pb2.AbortRequest(room=99, connection_id="nobody"), timeout=HANG_SECONDS
+        )
     assert caught.value.code() is FAILED and "connection_id" in caught.value.details()
     prefill.assert_at_rest()
 
@@ -221,7 +224,7 @@ def talk(
         until(lambda: rogue.hears(told), "no end")
 
     try:
-        for message in rogue.stub.Transfer(requests(), timeout=10):
+        for message in rogue.stub.Transfer(requests(), timeout=HANG_SECONDS):
             told.append(message)
     except grpc.RpcError as error:
         raise AssertionError(f"{error.code()} {error.details()} after {told}") from error

@@ -19,6 +19,7 @@ from tasuki.transfer.protocol.messages import node_to_wire
 
 from tests.harness.handover_nodes import GENERATION, LIMITS, SLABS, Inbound, grant_of, wanted
 from tests.harness.loopback_pair import Pair, loopback_pair
+from tests.harness.waiting import HANG_SECONDS
 
 ROOM = 5
 Says = pb.SenderMessage
@@ -150,10 +151,10 @@ def test_a_breach_ends_the_room_once_and_commits_nothing(breach: str) -> None:
             # After a lease's end the link is made anew; the next prompt may go there.
             await over(lambda: client.links[0].connection is not None)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
 
 
 async def over(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         while not holds():
             await asyncio.sleep(0.005)

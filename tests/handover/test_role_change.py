@@ -29,8 +29,9 @@ from tasuki.server.role_settings import FIXED, TUNING
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.config.config_file import ConfigFileError
 
-from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, random_prompt, until
+from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, random_prompt
 from tests.harness.etcd_process import running_etcd
+from tests.harness.waiting import HANG_SECONDS, until
 
 ONCE = RetryPolicy(attempts=1)
 # Another node may answer: this one drains, is away, or is no front door now.
@@ -84,6 +85,7 @@ def change(node: Node, role: str, **settings: str) -> None:
         change_role(asking, role, settings, wait_seconds=60)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
     with running_etcd(tmp_path) as etcd:
@@ -96,11 +98,11 @@ def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
             with ThreadPoolExecutor(3) as pool:
                 running = [pool.submit(callers.run, caller) for caller in range(3)]
                 try:
-                    until(lambda: other.landed() > 0, other.story, seconds=30)
+                    until(lambda: other.landed() > 0, other.story)
                     # Two front doors for a while, then the first has a prefill node again.
                     change(one, "decode")
                     change(other, "prefill")
-                    until(lambda: one.landed() > 0, one.story, seconds=30)
+                    until(lambda: one.landed() > 0, one.story)
                 finally:
                     callers.stop()
                 for caller in running:
@@ -154,13 +156,12 @@ def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) 
                 assert refused.value.kind == "invalid"
             assert stranger_s_status(decode) is grpc.StatusCode.UNAUTHENTICATED
             change(decode, "decode")
-            until(lambda: bool(decode.stats().prefill_nodes), decode.story, seconds=30)
+            until(lambda: bool(decode.stats().prefill_nodes), decode.story)
             (peer,) = decode.stats().prefill_nodes
             assert peer.address == prefill.address
             until(
                 lambda: decode.stats().prefill_nodes[0].state == pb.PREFILL_NODE_STATE_CONNECTED,
                 decode.story,
-                seconds=30,
             )
     finally:
         assert [decode.stop(), prefill.stop()] == [0, 0]
@@ -168,7 +169,7 @@ def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) 
 
 def stranger_s_status(node: Node) -> grpc.StatusCode:
     with grpc.insecure_channel(node.address) as channel, pytest.raises(grpc.RpcError) as refused:
-        pb_grpc.CacheAdminStub(channel).Stats(pb.StatsRequest(), timeout=10)
+        pb_grpc.CacheAdminStub(channel).Stats(pb.StatsRequest(), timeout=HANG_SECONDS)
     status: grpc.StatusCode = refused.value.code()
     return status
 

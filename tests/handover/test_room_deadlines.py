@@ -27,6 +27,7 @@ from tasuki.transfer.windows.send_report import Drain
 from tests.handover.test_return_path import asked, goes_on, lost_and_fenced, source_of
 from tests.handover.test_room_ends import quiet
 from tests.harness.handover_nodes import LIMITS, SERVICE_LIMITS, Nodes, grant_of, nodes
+from tests.harness.waiting import HANG_SECONDS
 
 ROOM = 5
 SOON = 0.3
@@ -34,7 +35,7 @@ LOOK = 0.05
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 40))
+    asyncio.run(asyncio.wait_for(scenario, HANG_SECONDS))
 
 
 def receiving(**seconds: float) -> Any:
@@ -159,7 +160,7 @@ def test_what_lands_of_one_room_is_seen_by_its_neighbours() -> None:
             await both.grant(ROOM)
             await both.grant(ROOM + 1)
             both.compute(ROOM + 1)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while not connection.landed:
                     await asyncio.sleep(LOOK)
 
@@ -282,7 +283,7 @@ def test_a_node_stops_though_a_room_never_drains() -> None:
             await both.grant(ROOM)
             never: Future[Drain] = Future()
             both.pair.sender.abort = lambda _: never  # type: ignore[method-assign]
-            await asyncio.wait_for(both.service.stop(), 10)
+            await asyncio.wait_for(both.service.stop(), HANG_SECONDS)
             del both.pair.sender.abort
 
     run(scenario())
@@ -297,7 +298,7 @@ def test_a_stream_on_which_nothing_is_said_is_closed() -> None:
         ):
             call = handover_pb2_grpc.HandoverStub(channel).Transfer()
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await asyncio.wait_for(call.read(), 10)
+                await asyncio.wait_for(call.read(), HANG_SECONDS)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     run(scenario())

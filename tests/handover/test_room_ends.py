@@ -18,17 +18,18 @@ from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
 from tests.handover.test_return_path import source_of
 from tests.harness.handover_nodes import LIMITS, Nodes, grant_of, nodes, wanted
+from tests.harness.waiting import HANG_SECONDS
 
 ROOM = 5
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
+    asyncio.run(asyncio.wait_for(scenario, HANG_SECONDS))
 
 
 async def quiet(both: Nodes) -> None:
     """Nothing is left of any room, on either node."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         while both.client._rooms or both.service._rooms or both.pair.sender._rooms:
             await asyncio.sleep(0.005)
 

@@ -19,12 +19,13 @@ from tasuki.transfer.transports.loopback import LoopbackTransport
 from tasuki.transfer.windows.send_report import Drain
 
 from tests.harness.handover_nodes import GENERATION, Nodes, nodes, wanted
+from tests.harness.waiting import HANG_SECONDS
 
 ROOM = 5
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
+    asyncio.run(asyncio.wait_for(scenario, HANG_SECONDS))
 
 
 class Stranger:
@@ -43,14 +44,14 @@ class Stranger:
         contract = {**Contract("weights", target.layout).flat()}
         answer = await self.stub.Connect(
             pb.ConnectRequest(node=node_to_wire(node), contract=contract, lease_seconds=1.0),
-            timeout=5,
+            timeout=HANG_SECONDS,
         )
         assert answer.WhichOneof("result") == "connected", answer
         self.connection = answer.connected.connection_id
 
     async def abort(self, room: int, connection: str) -> pb.Drain:
         request = pb.AbortRequest(room=room, generation=GENERATION, connection_id=connection)
-        return (await self.stub.Abort(request, timeout=5)).drain
+        return (await self.stub.Abort(request, timeout=HANG_SECONDS)).drain
 
 
 def connection_of(both: Nodes) -> str:

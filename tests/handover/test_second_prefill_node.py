@@ -7,7 +7,8 @@ from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, questions, until
+from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, questions
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 

@@ -24,6 +24,8 @@ from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 
+from tests.harness.waiting import HANG_SECONDS, until
+
 OWNERS = ("free", "working", "tree", "granted", "quarantined")
 HELD = ("working", "granted", "quarantined", "pinned")
 NEW_TOKENS = 40
@@ -56,17 +58,6 @@ def kept_address() -> str:
                 continue
             return f"127.0.0.1:{port}"
     raise AssertionError("no free port")
-
-
-def until(holds: Callable[[], bool], what: object, seconds: float = 10.0) -> float:
-    """Seconds until it held. Fails with `what`, or what it returns, after `seconds`."""
-    begun = time.monotonic()
-    while not holds():
-        if time.monotonic() - begun > seconds:
-            told = what() if callable(what) else what
-            raise AssertionError(f"not within {seconds} s: {told}")
-        time.sleep(0.005)
-    return time.monotonic() - begun
 
 
 class Node:
@@ -171,7 +162,7 @@ class Node:
 
     def stats(self) -> pb.StatsResponse:
         stub = pb_grpc.CacheAdminStub(self._bearing)
-        reply: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=30)
+        reply: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=HANG_SECONDS)
         return reply
 
     def story(self) -> dict[str, object]:
@@ -203,8 +194,14 @@ class Node:
         held = sum(pool[owner] for pool in pools for owner in HELD)
         return held == 0 and stats.tree["leases"] == 0 and not stats.requests
 
-    def assert_at_rest(self, seconds: float = 5.0) -> None:
+    def assert_at_rest(self, seconds: float = HANG_SECONDS) -> None:
         until(self.at_rest, self.story, seconds)
+
+
+def has_met(decode: Node) -> bool:
+    """Whether it is connected to every prefill node that it knows of, and knows one."""
+    known = decode.stats().prefill_nodes
+    return bool(known) and all(node.state == pb.PREFILL_NODE_STATE_CONNECTED for node in known)
 
 
 @dataclass(frozen=True)

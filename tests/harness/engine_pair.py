@@ -22,6 +22,7 @@ from tasuki.transfer.windows.destination import Destination
 
 from tests.harness.engines import Lone
 from tests.harness.loopback_pair import Ends
+from tests.harness.waiting import HANG_SECONDS
 
 PEER = "peer"
 
@@ -85,7 +86,7 @@ class EnginePair:
         )
 
     def flushed(self, room: Room) -> RoomSent:
-        end = self.ends.wait(room.ticket.room, timeout=30)
+        end = self.ends.wait(room.ticket.room, timeout=HANG_SECONDS)
         assert isinstance(end, RoomSent), end
         return end
 
@@ -106,7 +107,7 @@ class EnginePair:
         self.prefill.post(m.PrefillEnd(number))
         return message
 
-    def step_ended(self, timeout: float = 30.0) -> None:
+    def step_ended(self, timeout: float = HANG_SECONDS) -> None:
         """Wait for the step and tell the engine, as its node does."""
         self.decode.post(self.said_by_steps.get(timeout=timeout))
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from scripts.load.tally import Tally
 from scripts.load.users import Users
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
 from tests.harness.etcd_process import EtcdProcess, running_etcd
 from tests.harness.namespaces import DEVICE, host_address, inside
+from tests.harness.waiting import until
 
 NAMES = ("p1", "p2", "d1", "d2")
 STREAMS = 12
@@ -45,7 +46,7 @@ class FourHosts:
         def members() -> set[str]:
             return {peer.name for peer in self.nodes[decode].stats().prefill_nodes}
 
-        until(lambda: members() == wanted, members, 30.0)
+        until(lambda: members() == wanted, members)
 
     @property
     def front_doors(self) -> str:
@@ -87,7 +88,7 @@ def main(folder: str, *spaces: str) -> None:
         assert tally.good, tally
         hosts.wait_for_members("d2", {"p2"})
         for name in ("p2", "d2"):
-            hosts.nodes[name].assert_at_rest(10.0)
+            hosts.nodes[name].assert_at_rest()
         assert hosts.nodes["d2"].landed() > 0, "nothing was handed over"
         assert [hosts.nodes[name].stop() for name in ("d2", "p2")] == [0, 0]
 

@@ -20,6 +20,8 @@ from tasuki.server.text.tokenizer import Tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from tests.harness.waiting import HANG_SECONDS
+
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}"
@@ -92,9 +94,9 @@ class ScriptedEngine:
     def wait_for(self, kind: type, count: int = 1) -> list:
         """The messages of a kind, once there are `count`."""
         with self.arrived:
-            assert self.arrived.wait_for(lambda: len(self.of(kind)) >= count, timeout=5), (
-                f"only {len(self.of(kind))} of {count} {kind.__name__} came"
-            )
+            assert self.arrived.wait_for(
+                lambda: len(self.of(kind)) >= count, timeout=HANG_SECONDS
+            ), f"only {len(self.of(kind))} of {count} {kind.__name__} came"
         return self.of(kind)
 
     def _run(self) -> None:

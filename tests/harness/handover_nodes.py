@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 import numpy as np
+import pytest
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.decode_node.handover_settings import HandoverSettings
 from tasuki.engine import messages as m
@@ -17,12 +18,13 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
 from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Faults, no_faults
 
 from tests.harness.loopback_pair import Pair, loopback_pair, plans, random_ids
+from tests.harness.waiting import HANG_SECONDS
 
 GENERATION = 11
 PAGES = 4
@@ -70,7 +72,9 @@ class Inbound:
             if isinstance(message, kind) and (room is None or room_of(message) == room)
         ]
 
-    async def wait(self, kind: type, room: int | None = None, timeout: float = 5.0) -> m.Inbox:
+    async def wait(
+        self, kind: type, room: int | None = None, timeout: float = HANG_SECONDS
+    ) -> m.Inbox:
         async with asyncio.timeout(timeout):
             while not (found := self.of(kind, room)):
                 await asyncio.sleep(0.002)
@@ -129,6 +133,10 @@ class Nodes:
         self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT, pulled))
 
 
+EXACT, FP8 = WirePrecision(), WirePrecision(Precision.FP8, Precision.FP8)
+on_both_wires = pytest.mark.parametrize("precision", [EXACT, FP8], ids=["exact", "fp8"])
+
+
 @asynccontextmanager
 async def nodes(
     faults: Faults = no_faults,
@@ -136,7 +144,7 @@ async def nodes(
     limits: HandoverSettings = LIMITS,
     decode_contract: Callable[[Contract], Contract] = lambda contract: contract,
     back_faults: Faults = no_faults,
-    precision: WirePrecision | None = None,
+    precision: WirePrecision = EXACT,
     service_limits: HandoverServiceSettings = SERVICE_LIMITS,
 ) -> AsyncIterator[Nodes]:
     loop = asyncio.get_running_loop()
@@ -147,7 +155,7 @@ async def nodes(
         settings=settings,
         back_faults=back_faults,
         precision=precision,
-        kept_back=0 if precision is None else 1,
+        kept_back=0 if precision.exact else 1,
     ) as pair:
         contract = Contract("weights", pair.source.layout)
         prefill, decode = Inbound(), Inbound()

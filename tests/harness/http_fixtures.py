@@ -15,6 +15,7 @@ from tasuki.server.openai.routes import openai_routes
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
+from tests.harness.waiting import HANG_SECONDS
 
 JSON = {"Content-Type": "application/json"}
 
@@ -47,7 +48,7 @@ class HttpFront:
         return self.front.engine
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
+        return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=HANG_SECONDS)
 
     def ask(
         self,

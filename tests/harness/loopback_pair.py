@@ -28,6 +28,8 @@ from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers
 
+from tests.harness.waiting import HANG_SECONDS
+
 POISON = 0xA5
 FULL, GDN = LayerKind.FULL, LayerKind.GDN
 
@@ -111,7 +113,11 @@ class Ends:
             self._ends[end.room] = end
             self._changed.notify_all()
 
-    def wait(self, room: int, timeout: float = 5.0) -> RoomEnd:
+    def over(self, room: int) -> bool:
+        with self._changed:
+            return room in self._ends
+
+    def wait(self, room: int, timeout: float = HANG_SECONDS) -> RoomEnd:
         with self._changed:
             assert self._changed.wait_for(lambda: room in self._ends, timeout), "no end"
             return self._ends[room]

@@ -15,7 +15,7 @@ from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.link import SourceArena
-from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
@@ -25,6 +25,8 @@ from tests.harness.handover_nodes import HIT, PAGES, SLABS
 from tests.harness.loopback_pair import random_ids, small_layout
 
 SEED = 9
+LEASE_SECONDS = 600.0
+"""Longer than any test: what fences this node is proof of its death."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ async def serve(channel: Connection, script: Script) -> None:
     steps = StepCounter()
     digester = WindowDigester(memory, layout)
     source = SourceArena.direct(layout, transport, digester, steps, SLABS)
-    sender = Sender(layout, [source])
+    settings = SenderSettings(lease_seconds=LEASE_SECONDS)
+    sender = Sender(layout, [source], settings)
     receiver = Receiver(layout, [TargetArena(SLABS, transport, WindowDigester(memory, layout))])
     sender.start()
     receiver.start()

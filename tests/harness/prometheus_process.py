@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.daemons import until
+from tests.harness.waiting import until
 
 
 class Prometheus:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from tasuki.proto import inference_pb2 as pb
 
-from tests.harness.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions, until
+from tests.harness.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions
 from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, inside, ip
+from tests.harness.waiting import until
 
 LONG, SHORT = range(2)
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
@@ -58,12 +59,12 @@ def link_goes_down_and_up(pair: TwoHosts) -> None:
     stream = pair.ask(LONG)
     until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
     pair.link("down")
-    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 5.0)
+    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
     assert pair.right(LONG, stream).usage.local_fallback
-    pair.decode.assert_at_rest(10.0)
+    pair.decode.assert_at_rest()
     written = dict(pair.decode.stats().windows)
     pair.link("up")
-    until(lambda: pair.prefill_state() == CONNECTED, "not found again", 30.0)
+    until(lambda: pair.prefill_state() == CONNECTED, "not found again")
     time.sleep(2.0)
     now = dict(pair.decode.stats().windows)
     # What was granted is free by now: nothing of the old room may land any more.

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.allowed_skips import ALLOWED, AllowedSkip
 
 ROOT = Path(__file__).parents[2]
@@ -25,13 +27,13 @@ def pytest_configure(config):
 NOT = "NOT LISTED"
 
 
-def run(folder: Path, **files: str) -> tuple[int, str]:
-    """Exit status and output of a run of its own over such test files."""
+def run(folder: Path, *more: str, **files: str) -> tuple[int, str]:
+    """Exit status and output of a run of its own over such test files. more: of its arguments."""
     (folder / "listing.py").write_text(PLUGIN)
     for name, tests in files.items():
         (folder / f"test_{name}.py").write_text("import pytest\n" + tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "listing", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "listing", str(folder), *more]
     environment = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": ""}
     done = subprocess.run(
         [*command, "--rootdir", str(folder), "-c", str(folder / "pytest.ini")],
@@ -48,8 +50,15 @@ LISTED = "def test_listed(): pytest.skip('no tool here')\n"
 PASSES = "def test_passes(): pass\n"
 
 
-def test_a_run_of_listed_skips_is_green_and_says_which(tmp_path: Path) -> None:
-    code, told = run(tmp_path, it=PASSES + LISTED)
+ALONE, SIDE_BY_SIDE = (), ("-n", "2", "--dist", "loadfile")
+ways = pytest.mark.parametrize("way", [ALONE, SIDE_BY_SIDE], ids=["alone", "side by side"])
+
+
+@ways
+def test_a_run_of_listed_skips_is_green_and_says_which(
+    tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    code, told = run(tmp_path, *way, it=PASSES + LISTED)
     assert code == 0, told
     assert "allowed: 1 of *test_listed*: a tool that is dear" in told
     assert "stale: nothing of *test_gone* skips with here" in told
@@ -70,8 +79,11 @@ SKIPS = {
 }
 
 
-def test_any_other_skip_fails_the_run_however_it_comes_about(tmp_path: Path) -> None:
-    code, told = run(tmp_path, **SKIPS, passes=PASSES, listed=LISTED)
+@ways
+def test_any_other_skip_fails_the_run_however_it_comes_about(
+    tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    code, told = run(tmp_path, *way, **SKIPS, passes=PASSES, listed=LISTED)
     assert code == 1, told
     for name in SKIPS:
         assert [line for line in told.splitlines() if NOT in line and f"test_{name}.py" in line]
@@ -79,8 +91,9 @@ def test_any_other_skip_fails_the_run_however_it_comes_about(tmp_path: Path) -> 
     assert "allowed: 1 of *test_listed*" in told
 
 
-def test_a_file_that_skips_alone_fails_the_run(tmp_path: Path) -> None:
-    code, told = run(tmp_path, whole=SKIPS["whole_file"])
+@ways
+def test_a_file_that_skips_alone_fails_the_run(tmp_path: Path, way: tuple[str, ...]) -> None:
+    code, told = run(tmp_path, *way, whole=SKIPS["whole_file"])
     assert code == 1 and told.count(NOT) == 1, told
 
 

@@ -125,10 +125,12 @@ def test_what_is_known_of_a_mutant_holds_for_its_symbols_text_only(tmp_path: Pat
 
 def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path) -> None:
     (aim,) = [
-        aim for aim in aims(ROOT) if aim.mutant.key == "fence.DrainAcknowledged.acknowledge True 0"
+        aim
+        for aim in aims(ROOT)
+        if aim.mutant.key == "evidence.DrainAcknowledged.acknowledge True 0"
     ]
-    aim = replace(aim, target=Target("fences", "fence", ("test_fence",)))
-    blind = replace(aim, target=Target("fences", "fence", ("test_unserved",)))
+    aim = replace(aim, target=Target("fences", "evidence", ("test_fence",)))
+    blind = replace(aim, target=Target("fences", "evidence", ("test_unserved",)))
     before = (ROOT / aim.path).read_bytes()
     workshop = Workshop(ROOT, tmp_path)
     assert workshop.try_out(aim)[0] is Status.CAUGHT

@@ -17,7 +17,8 @@ from tasuki.engine.messages import Usage
 from tasuki.engine.messages.proto import usage_from_proto
 from tasuki.proto import inference_pb2 as pb
 
-from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.waiting import HANG_SECONDS, until
 
 HTTP = ("--http-bind", "127.0.0.1:0")
 CHUNKS = ("--prefill-chunk-tokens", "64", "--max-batch", "2")
@@ -78,7 +79,9 @@ def traffic() -> Iterator[Traffic]:
 
 
 def asked(traffic: Traffic, path: str) -> str:
-    with urllib.request.urlopen(f"http://{traffic.node.http_address}{path}", timeout=5) as reply:
+    with urllib.request.urlopen(
+        f"http://{traffic.node.http_address}{path}", timeout=HANG_SECONDS
+    ) as reply:
         return str(reply.read().decode())
 
 

@@ -21,6 +21,7 @@ from tasuki.proto import handover_pb2, inference_pb2
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import Node, asked, flags, random_prompt
+from tests.harness.waiting import HANG_SECONDS
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 GARBAGE = b"\xff\xff\xff"
@@ -211,7 +212,7 @@ def test_malformed_bytes_are_refused_by_every_method(prefill: Node, decode: Node
             for arity, path in paths:
                 request = iter([GARBAGE]) if arity.startswith("stream") else GARBAGE
                 with pytest.raises(grpc.RpcError) as caught:
-                    answer = getattr(channel, arity)(path)(request, timeout=5)
+                    answer = getattr(channel, arity)(path)(request, timeout=HANG_SECONDS)
                     assert arity.endswith("_stream") and not list(answer)
                 assert caught.value.code() is INVALID, path
                 assert "not the expected message" in caught.value.details(), path

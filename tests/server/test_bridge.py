@@ -25,6 +25,7 @@ from tasuki.server.grpc.services import front_services
 from tasuki.utils.loops.loop_thread import LoopThread, run_on
 
 from tests.harness.front_fixtures import ScriptedEngine, text_codec
+from tests.harness.waiting import HANG_SECONDS
 
 KEY = "secret"
 BEARING = (("authorization", f"Bearer {KEY}"),)
@@ -105,7 +106,9 @@ def bridged(
 def ask(both: Bridged, request_id: str = "r") -> "Iterator[pb.GenerateResponse]":
     request = pb.GenerateRequest(request_id=request_id, token_ids=pb.TokenIds(ids=[5, 6]))
     stub = pb_grpc.InferenceStub(both.channel)
-    call: Iterator[pb.GenerateResponse] = stub.Generate(request, metadata=BEARING, timeout=30)
+    call: Iterator[pb.GenerateResponse] = stub.Generate(
+        request, metadata=BEARING, timeout=HANG_SECONDS
+    )
     return call
 
 
@@ -119,11 +122,11 @@ def test_a_stream_and_a_unary_call_cross_and_run_on_the_fronts_loop(tmp_path: Pa
         headers = dict(call.initial_metadata())  # type: ignore[attr-defined]
         assert headers["tasuki-request-id"] == "r"
         stats = pb_grpc.CacheAdminStub(both.channel).Stats(
-            pb.StatsRequest(), metadata=BEARING, timeout=30
+            pb.StatsRequest(), metadata=BEARING, timeout=HANG_SECONDS
         )
         assert stats.pages["total"] == 9
         handover_pb2_grpc.HandoverStub(both.channel).Abort(  # type: ignore[no-untyped-call]
-            handover_pb2.AbortRequest(), timeout=30
+            handover_pb2.AbortRequest(), timeout=HANG_SECONDS
         )
         (front,), (host,) = both.seen, both.guest.threads
         assert front != host
@@ -133,12 +136,12 @@ def test_a_refusal_keeps_its_status_its_words_and_its_trailer(tmp_path: Path) ->
     with bridged(tmp_path) as both:
         stub = pb_grpc.InferenceStub(both.channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Abort(pb.AbortRequest(), metadata=BEARING, timeout=30)
+            stub.Abort(pb.AbortRequest(), metadata=BEARING, timeout=HANG_SECONDS)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "request_id is empty" in refused.value.details()
         assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "invalid"
         with pytest.raises(grpc.RpcError) as refused:
-            list(stub.Generate(pb.GenerateRequest(), metadata=BEARING, timeout=30))
+            list(stub.Generate(pb.GenerateRequest(), metadata=BEARING, timeout=HANG_SECONDS))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert dict(refused.value.trailing_metadata())["tasuki-retry"] == "never"
 
@@ -147,7 +150,9 @@ def test_a_refusal_keeps_its_status_its_words_and_its_trailer(tmp_path: Path) ->
 def test_bytes_that_are_no_message_are_refused(tmp_path: Path, method: str) -> None:
     with bridged(tmp_path) as both:
         path = f"/tasuki.v1.Inference/{method}"
-        call = both.channel.unary_stream(path)(b"\xff\xff\xff", metadata=BEARING, timeout=30)
+        call = both.channel.unary_stream(path)(
+            b"\xff\xff\xff", metadata=BEARING, timeout=HANG_SECONDS
+        )
         with pytest.raises(grpc.RpcError) as refused:
             list(call)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -157,11 +162,11 @@ def test_bytes_that_are_no_message_are_refused(tmp_path: Path, method: str) -> N
 def test_a_key_is_asked_for_and_what_is_not_served_is_named(tmp_path: Path) -> None:
     with bridged(tmp_path) as both:
         with pytest.raises(grpc.RpcError) as refused:
-            pb_grpc.CacheAdminStub(both.channel).Stats(pb.StatsRequest(), timeout=30)
+            pb_grpc.CacheAdminStub(both.channel).Stats(pb.StatsRequest(), timeout=HANG_SECONDS)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         unknown = both.channel.unary_unary("/tasuki.v1.Nothing/Ask")
         with pytest.raises(grpc.RpcError) as refused:
-            unknown(b"", metadata=BEARING, timeout=30)
+            unknown(b"", metadata=BEARING, timeout=HANG_SECONDS)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "not_served_here"
 
@@ -187,12 +192,12 @@ def test_a_front_that_stands_delays_no_guest_and_no_health(tmp_path: Path) -> No
         assert standing.wait(10)
         try:
             guest = handover_pb2_grpc.HandoverStub(both.channel)  # type: ignore[no-untyped-call]
-            guest.Abort(handover_pb2.AbortRequest(), timeout=10)
+            guest.Abort(handover_pb2.AbortRequest(), timeout=HANG_SECONDS)
             health = health_pb2_grpc.HealthStub(both.channel)
-            serving = health.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            serving = health.Check(health_pb2.HealthCheckRequest(), timeout=HANG_SECONDS)
             assert serving.status == health_pb2.HealthCheckResponse.SERVING
             stats = pb_grpc.CacheAdminStub(both.channel).Stats.future(
-                pb.StatsRequest(), metadata=BEARING, timeout=30
+                pb.StatsRequest(), metadata=BEARING, timeout=HANG_SECONDS
             )
             time.sleep(0.1)
             assert not stats.done()
@@ -209,7 +214,7 @@ def test_a_front_that_never_comes_round_costs_a_typed_error(tmp_path: Path) -> N
         try:
             with pytest.raises(grpc.RpcError) as refused:
                 pb_grpc.CacheAdminStub(both.channel).Stats(
-                    pb.StatsRequest(), metadata=BEARING, timeout=30
+                    pb.StatsRequest(), metadata=BEARING, timeout=HANG_SECONDS
                 )
         finally:
             go_on.set()

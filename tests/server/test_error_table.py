@@ -18,6 +18,7 @@ from tasuki.server.errors import RETRY_KEY, Retry
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import running_front
+from tests.harness.waiting import HANG_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 CODEC = TextCodec(320, 4096, None, None)
@@ -77,7 +78,7 @@ def test_an_operator_s_refusal_is_in_the_table(
         grpc.insecure_channel(front.address) as channel,
         pytest.raises(grpc.RpcError) as refused,
     ):
-        getattr(pb_grpc.CacheAdminStub(channel), method)(request_message, timeout=5)
+        getattr(pb_grpc.CacheAdminStub(channel), method)(request_message, timeout=HANG_SECONDS)
     assert refused.value.code().name == row.status
     assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == kind
 

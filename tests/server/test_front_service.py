@@ -18,6 +18,7 @@ from tasuki.server.errors import ERROR_KIND_KEY
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import Front, running_front, text_codec
+from tests.harness.waiting import HANG_SECONDS
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -110,10 +111,9 @@ def test_headers_come_before_the_first_token(
         lambda: sessions.Generate(pb.SessionGenerateRequest(session_id=session)),
     )
     for start in starts:
-        started = time.monotonic()
         call = start()
+        # No token ever comes.
         assert dict(call.initial_metadata())["tasuki-request-id"]
-        assert time.monotonic() - started < 0.1
         call.cancel()
 
 
@@ -335,7 +335,7 @@ def test_admin_tells_counts_and_drains_after_the_last_request(
     front.engine.wait_for(m.Drain)
     assert not draining.done()
     inference.Abort(pb.AbortRequest(request_id="r"))
-    draining.result(timeout=5)
+    draining.result(timeout=HANG_SECONDS)
 
 
 def test_a_drain_that_is_taken_back_tells_who_waits_for_it(
@@ -347,15 +347,15 @@ def test_a_drain_that_is_taken_back_tells_who_waits_for_it(
     next(call)
     draining = admin.Drain.future(pb.DrainRequest())
     front.engine.wait_for(m.Drain)
-    admin.Undrain(pb.UndrainRequest(), timeout=5)
+    admin.Undrain(pb.UndrainRequest(), timeout=HANG_SECONDS)
     with pytest.raises(grpc.RpcError, match="drain it once more") as refused:
-        draining.result(timeout=5)
+        draining.result(timeout=HANG_SECONDS)
     assert refused.value.code() is grpc.StatusCode.ABORTED
     call.cancel()
     # A node that is being stopped stays so.
     asyncio.run_coroutine_threadsafe(front.client.retire(), front.loop).result(5)
     with pytest.raises(grpc.RpcError, match="being stopped") as refused:
-        admin.Undrain(pb.UndrainRequest(), timeout=5)
+        admin.Undrain(pb.UndrainRequest(), timeout=HANG_SECONDS)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert len(front.engine.of(m.Undrain)) == 1
 

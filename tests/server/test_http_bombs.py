@@ -14,6 +14,7 @@ from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import text_codec
 from tests.harness.http_fixtures import HttpFront, running_http
+from tests.harness.waiting import HANG_SECONDS
 
 KEY = "a-key-of-this-test"
 LIMIT = 4 * 2**20
@@ -49,7 +50,9 @@ def loop_seconds(front: HttpFront) -> float:
 
 def say(front: HttpFront, head: str, body: bytes = b"") -> tuple[bytes, bool]:
     """What raw bytes are answered, and whether the connection was closed behind the answer."""
-    with socket.create_connection(("127.0.0.1", front.server.port), timeout=30) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", front.server.port), timeout=HANG_SECONDS
+    ) as connection:
         connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
         answer = b""
         with suppress(OSError):  # refused and closed before it was all said
@@ -113,7 +116,9 @@ def test_leave_to_send_a_body_is_not_given_before_it_is_wanted(http: HttpFront) 
 
 def test_leave_is_given_to_who_may_send_one(http: HttpFront) -> None:
     body = b'{"prompt": [5, 6, 7]}'
-    with socket.create_connection(("127.0.0.1", http.server.port), timeout=30) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", http.server.port), timeout=HANG_SECONDS
+    ) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
             b"Content-Type: application/json\r\nAuthorization: Bearer "
@@ -133,7 +138,9 @@ def test_an_identity_is_no_encoding(http: HttpFront) -> None:
 def test_a_stranger_s_long_body_is_not_drained(http: HttpFront) -> None:
     """It is told why and cut off, long before all of it was taken."""
     sent = 0
-    with socket.create_connection(("127.0.0.1", http.server.port), timeout=30) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", http.server.port), timeout=HANG_SECONDS
+    ) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Length: 1000000000\r\n\r\n"

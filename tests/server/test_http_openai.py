@@ -9,7 +9,8 @@ from tasuki.client.errors import LaunchError
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
+from tests.harness.waiting import until
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed")
 

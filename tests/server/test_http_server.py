@@ -15,6 +15,7 @@ from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import text_codec
 from tests.harness.http_fixtures import JSON, HttpFront, running_http
+from tests.harness.waiting import HANG_SECONDS
 
 KEY = "a-key-of-this-test"
 
@@ -217,7 +218,9 @@ def test_a_stranger_cannot_fill_the_log_with_heads_that_are_no_http(
     )
     with caplog.at_level("INFO"):
         for head in heads:
-            with socket.create_connection(("127.0.0.1", http.server.port), timeout=10) as client:
+            with socket.create_connection(
+                ("127.0.0.1", http.server.port), timeout=HANG_SECONDS
+            ) as client:
                 client.sendall(head)
                 assert client.recv(12)[9:] == b"400"
     assert not caplog.records, caplog.text

@@ -22,9 +22,10 @@ from tasuki.server.errors import RequestLimit, WatcherLimit
 from tasuki.server.request_ids import RequestNames
 from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
 from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
 from tests.harness.http_fixtures import running_http
+from tests.harness.waiting import HANG_SECONDS, until
 
 CODEC = TextCodec(320, 4096, None, None)
 PROMPT = pb.TokenIds(ids=[5, 6, 7])
@@ -52,7 +53,7 @@ class Asking:
         self.sessions = pb_grpc.SessionStub(channel)
         self.admin = pb_grpc.CacheAdminStub(channel)
 
-    def do(self, method: Any, request: Any, timeout: float = 10) -> Any:
+    def do(self, method: Any, request: Any, timeout: float = HANG_SECONDS) -> Any:
         """Raises ClientError."""
         try:
             return method(request, metadata=self._bearer, timeout=timeout)
@@ -62,7 +63,7 @@ class Asking:
     def generate(self, request_id: str) -> Any:
         """A stream whose headers, which tell the id, have come."""
         request = pb.GenerateRequest(request_id=request_id, token_ids=PROMPT)
-        stream = self.inference.Generate(request, metadata=self._bearer, timeout=30)
+        stream = self.inference.Generate(request, metadata=self._bearer, timeout=HANG_SECONDS)
         assert dict(stream.initial_metadata())["tasuki-request-id"] == request_id
         return stream
 
@@ -72,7 +73,9 @@ class Asking:
 
     def watch(self) -> Any:
         """A stream of which something has come, or ClientError."""
-        stream = self.admin.WatchEvents(pb.WatchEventsRequest(), metadata=self._bearer, timeout=30)
+        stream = self.admin.WatchEvents(
+            pb.WatchEventsRequest(), metadata=self._bearer, timeout=HANG_SECONDS
+        )
         try:
             next(stream)
         except grpc.RpcError as error:
@@ -119,7 +122,7 @@ def test_another_key_s_session_is_one_that_never_was(keys: str) -> None:
                 stream = other.sessions.Generate(
                     pb.SessionGenerateRequest(session_id=mine),
                     metadata=other._bearer,
-                    timeout=10,
+                    timeout=HANG_SECONDS,
                 )
                 try:
                     list(stream)
@@ -185,7 +188,9 @@ def test_a_session_that_is_being_opened_counts(keys: str, cap: dict[str, int]) -
         ann = asking("ann")
         other = asking("ben") if "max_sessions" in cap else ann
         calls = [
-            who.sessions.Open.future(pb.SessionOpenRequest(), metadata=who._bearer, timeout=30)
+            who.sessions.Open.future(
+                pb.SessionOpenRequest(), metadata=who._bearer, timeout=HANG_SECONDS
+            )
             for who in (ann, other)
         ]
         # The engine's thread stands in the first; the second waits behind it.
@@ -214,7 +219,7 @@ def test_two_keys_may_call_their_requests_the_same(keys: str) -> None:
                 ann.inference.Generate(
                     pb.GenerateRequest(request_id="r", token_ids=PROMPT),
                     metadata=ann._bearer,
-                    timeout=10,
+                    timeout=HANG_SECONDS,
                 )
             )
         assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
@@ -331,7 +336,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def stream_of(node: Node, path: str, name: str) -> tuple[http.client.HTTPConnection, int, bytes]:
     """The connection, on which a stream goes on; its status; a refusal's body."""
-    connection = http.client.HTTPConnection(node.http_address, timeout=20)
+    connection = http.client.HTTPConnection(node.http_address, timeout=HANG_SECONDS)
     connection.request("GET", path, headers={"Authorization": f"Bearer {KEYS[name]}"})
     reply = connection.getresponse()
     return connection, reply.status, b"" if reply.status == 200 else reply.read()
@@ -377,7 +382,7 @@ def test_watchers_of_every_kind_count_together_a_key_and_a_node(watched: Node) -
                     return False
         return True
 
-    until(all_gone, "streams that were left are still counted", seconds=20)
+    until(all_gone, "streams that were left are still counted")
 
 
 def test_where_one_key_is_alone_it_takes_from_nobody() -> None:

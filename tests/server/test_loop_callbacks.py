@@ -21,6 +21,7 @@ from tests.harness.daemons import Node, asked, flags, random_prompt
 from tests.harness.front_fixtures import text_codec
 from tests.harness.http_fixtures import JSON, HttpFront, running_http
 from tests.harness.loop_watch import LoopWatch, watched_loops
+from tests.harness.waiting import HANG_SECONDS
 
 LONGEST_SECONDS = 0.020
 MIB = 2**20
@@ -123,7 +124,7 @@ def test_no_message_holds_the_loop(codec: TextCodec, watch: LoopWatch, kind: str
         text = "it was " * 600_000
         if kind == "append":
             sessions = pb_grpc.SessionStub(channel)
-            opened = sessions.Open(pb.SessionOpenRequest(), timeout=30)
+            opened = sessions.Open(pb.SessionOpenRequest(), timeout=HANG_SECONDS)
             watch.forget()
             with pytest.raises(grpc.RpcError) as refused:
                 sessions.Append(

@@ -18,6 +18,7 @@ from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import running_front, text_codec
 from tests.harness.http_fixtures import HttpFront, running_http
+from tests.harness.waiting import HANG_SECONDS
 
 KEY = "a-key-of-this-test"
 HEAD = (
@@ -38,7 +39,7 @@ def front(codec: TextCodec, **settings: object) -> Iterator[HttpFront]:
 
 
 def connect(http: HttpFront) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", http.server.port), timeout=30)
+    return socket.create_connection(("127.0.0.1", http.server.port), timeout=HANG_SECONDS)
 
 
 def ended(connection: socket.socket) -> bytes:
@@ -162,7 +163,9 @@ def test_connections_are_capped_in_all(codec: TextCodec) -> None:
 def test_grpc_holds_no_more_connections_than_it_may(codec: TextCodec) -> None:
     with running_front(codec, FrontConfig(max_connections=4)) as running:
         host, port = running.address.rsplit(":", 1)
-        idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(12)]
+        idle = [
+            socket.create_connection((host, int(port)), timeout=HANG_SECONDS) for _ in range(12)
+        ]
         closed = 0
         for connection in idle:
             connection.settimeout(0.5)
@@ -182,5 +185,7 @@ def test_grpc_holds_no_more_connections_than_it_may(codec: TextCodec) -> None:
         with grpc.insecure_channel(running.address) as channel:
             request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]))
             assert list(
-                pb_grpc.InferenceStub(channel).Generate(request, wait_for_ready=True, timeout=30)
+                pb_grpc.InferenceStub(channel).Generate(
+                    request, wait_for_ready=True, timeout=HANG_SECONDS
+                )
             )

@@ -14,8 +14,9 @@ from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, PageMat
 from tasuki.server.auth.tenant import salt_of
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.waiting import until
 
 KEYS = "ann ann-key\nben ben-key\nops ops-key operator,caller\n"
 DIGITS = range(100, 110)

@@ -27,6 +27,7 @@ from tasuki.utils.tls import ClientTls, ServerTls, TlsError
 from tests.harness.certificates import Authority, Issued
 from tests.harness.daemons import flags, random_prompt
 from tests.harness.front_fixtures import running_front
+from tests.harness.waiting import HANG_SECONDS
 
 CODEC = TextCodec(320, 4096, None, None)
 
@@ -110,7 +111,7 @@ def test_http_speaks_tls(authority: Authority, issued: Issued) -> None:
         )
 
         def fetch() -> object:
-            with urllib.request.urlopen(request, context=context, timeout=10) as reply:
+            with urllib.request.urlopen(request, context=context, timeout=HANG_SECONDS) as reply:
                 return json.load(reply)
 
         try:

@@ -16,8 +16,9 @@ from tasuki.server.tracing.export import TracingUnavailable, open_tracing
 from tasuki.server.tracing.tracing import NoTracing
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.daemons import Node, flags, random_prompt
 from tests.harness.otlp_collector import Collector, SeenSpan, running_collector
+from tests.harness.waiting import until
 
 CALLER = "00f067aa0ba902b7"
 
@@ -57,7 +58,7 @@ def settled(pair: Traced, trace: str, count: int) -> list[SeenSpan]:
     def seen() -> list[str]:
         return [span.name for span in pair.collector.spans(trace)]
 
-    until(lambda: len(seen()) >= count, seen, 20.0)
+    until(lambda: len(seen()) >= count, seen)
     assert len(seen()) == count, seen()
     return pair.collector.spans(trace)
 

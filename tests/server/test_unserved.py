@@ -19,6 +19,7 @@ from tasuki.server.grpc.server import start_server
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import Node, flags
+from tests.harness.waiting import HANG_SECONDS
 
 ONCE = RetryPolicy(attempts=1)
 
@@ -49,10 +50,10 @@ def test_a_gateway_of_a_node_without_the_flag_is_told_of_it(prefill: Node) -> No
     with grpc.insecure_channel(prefill.address) as channel:
         generate = channel.unary_stream("/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate")
         with pytest.raises(grpc.RpcError, match="start this node with --gateway") as refused:
-            list(generate(b"", timeout=5))
+            list(generate(b"", timeout=HANG_SECONDS))
         assert dict(refused.value.trailing_metadata())["tasuki-retry"] == "elsewhere"
         with pytest.raises(grpc.RpcError) as foreign:
-            channel.unary_unary("/somebody.else.Service/Ask")(b"", timeout=5)
+            channel.unary_unary("/somebody.else.Service/Ask")(b"", timeout=HANG_SECONDS)
         assert foreign.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert "tasuki-error-kind" not in dict(foreign.value.trailing_metadata())
 
@@ -61,7 +62,7 @@ def test_a_gateway_of_a_node_without_the_flag_is_told_of_it(prefill: Node) -> No
 def test_openai_s_paths_of_a_prefill_node_name_the_mend(prefill: Node, path: str) -> None:
     request = urllib.request.Request(f"http://{prefill.http_address}{path}", b"{}")
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=HANG_SECONDS)
     assert refused.value.code == 501
     error = json.load(refused.value)["error"]
     assert error["code"] == "not_served_here" and "clients ask decode nodes" in error["message"]

@@ -14,8 +14,9 @@ from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from tasuki.cli.embedded import embedded_model
 
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
 from tests.harness.smg_process import Smg, require_smg, smg
+from tests.harness.waiting import HANG_SECONDS, until
 
 require_smg()
 
@@ -84,7 +85,7 @@ def leave_in_the_middle(gateway: Smg, model: str) -> None:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=HANG_SECONDS) as reply:
         assert reply.read(64)
 
 
@@ -123,7 +124,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
                         model="model", messages=MESSAGES, frequency_penalty=1, stream=streams
                     )
             leave_in_the_middle(gateway, "model")
-            until(lambda: not node.stats().requests, node.story, seconds=5)
+            until(lambda: not node.stats().requests, node.story)
         node.assert_at_rest()
 
 
@@ -170,8 +171,8 @@ def test_a_pair_behind_the_gateway(tmp_path: Path, apart: tuple[str, ...]) -> No
         assert prefill.stats().tree["prompt_tokens"] == 3 * prompt
         assert decode.landed() > 0 and decode.stats().tree["leased_requests"] == 0
         leave_in_the_middle(gateway, "embedded")
-        until(lambda: not decode.stats().requests, decode.story, seconds=5)
-        until(lambda: prefill.at_rest() and decode.at_rest(), decode.story, seconds=5)
+        until(lambda: not decode.stats().requests, decode.story)
+        until(lambda: prefill.at_rest() and decode.at_rest(), decode.story)
 
 
 def test_every_stream_sends_its_headers_at_once() -> None:
@@ -192,7 +193,7 @@ def test_every_stream_sends_its_headers_at_once() -> None:
                     )
                 ),
             ):
-                await asyncio.wait_for(call.initial_metadata(), 2)
+                await asyncio.wait_for(call.initial_metadata(), HANG_SECONDS)
                 call.cancel()
 
     with running(Node("prefill", *flags(), "--gateway")) as node:
@@ -232,7 +233,7 @@ def test_a_prefill_node_that_the_decode_node_does_not_know_costs_time_only() -> 
         grpc.insecure_channel(node.address) as channel,
     ):
         stub = pb_grpc.TokenSpeedSchedulerStub(channel)
-        (answer,) = stub.Generate(request, timeout=30)
+        (answer,) = stub.Generate(request, timeout=HANG_SECONDS)
         assert answer.complete.finish_reason == "length"
         assert len(answer.complete.output_ids) == 4
         node.assert_at_rest()

@@ -3,7 +3,6 @@ comes to rest, and the next request works once the node is back."""
 
 import json
 import signal
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -11,13 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 from tasuki.cli.launcher import Daemon
-from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE, Place
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, flags, kept_address, until
+from tests.harness.daemons import Node, flags, has_met, kept_address
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.smg_process import Smg, require_smg, smg
+from tests.harness.waiting import until
 
 require_smg()
 
@@ -116,31 +115,35 @@ class Fronted:
         dying.start_again()
         # Nothing is cached anywhere, so that there is something to hand over.
         other.client.flush()
-        until(self._met, "the nodes have not met")
+        until(lambda: has_met(self.decode), "the nodes have not met")
         heard = self._answered(streams)
         assert dying.stop() == -signal.SIGKILL
-        other.assert_at_rest(10.0)
-        refused = ask(self.gateway, streams)
-        assert refused.status == 503 and refused.error, refused
+        other.assert_at_rest()
+        until(lambda: self._refused(streams), "the gateway does not notice that a node is gone")
         dying.start_again()
-        until(self._met, "the nodes have not met")
+        until(lambda: has_met(self.decode), "the nodes have not met")
         assert self._answered(streams) == Heard(200, self.undisturbed, "length")
         for node in (dying, other):
             node.assert_at_rest()
         return heard
 
-    def _met(self) -> bool:
-        (known,) = self.decode.stats().prefill_nodes
-        return known.state == pb.PREFILL_NODE_STATE_CONNECTED
-
     def _answered(self, streams: bool) -> Heard:
         """Of the first request that the gateway does not refuse: it may not know yet that a node
         is back."""
-        deadline = time.monotonic() + 20.0
-        while (heard := ask(self.gateway, streams)).status == 503:
-            assert time.monotonic() < deadline, heard
-            time.sleep(0.1)
-        return heard
+        answers: list[Heard] = []
+
+        def answered() -> bool:
+            answers.append(ask(self.gateway, streams))
+            return answers[-1].status != 503
+
+        until(answered, "the gateway goes on refusing")
+        return answers[-1]
+
+    def _refused(self, streams: bool) -> bool:
+        """Whether the gateway knows already; else it errs, for nobody can answer."""
+        heard = ask(self.gateway, streams)
+        assert heard.error, heard
+        return heard.status == 503
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from openai import OpenAI
 from tasuki.server.auth.tenant import TENANT_KEY, salt_of
 
 from tests.harness.bearing_proxy import bearing_proxy
-from tests.harness.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags
 from tests.harness.smg_process import Smg, require_smg, smg
+from tests.harness.waiting import HANG_SECONDS, until
 
 require_smg()
 
@@ -133,7 +134,9 @@ def test_a_subscriber_is_told_of_its_own_namespace_or_of_all_by_their_ids(
                 bearer = (("authorization", "Bearer gate-key"),)
                 named = tuple((TENANT_KEY, name) for name in tenant)
                 call = stub.SubscribeKvEvents(
-                    common_pb2.SubscribeKvEventsRequest(), metadata=(*bearer, *named), timeout=30
+                    common_pb2.SubscribeKvEventsRequest(),
+                    metadata=(*bearer, *named),
+                    timeout=HANG_SECONDS,
                 )
                 found: dict[str, int] = {}
                 for event in next(iter(call)).events:

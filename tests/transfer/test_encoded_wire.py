@@ -39,7 +39,7 @@ from tests.harness.loopback_pair import (
     random_ids,
     small_layout,
 )
-from tests.transfer.test_transfer_path import wait_until
+from tests.harness.waiting import HANG_SECONDS, until
 
 ROOM, GENERATION = 7, 3
 EXACT, BF16, FP8 = Precision.EXACT, Precision.BF16, Precision.FP8
@@ -166,7 +166,7 @@ def test_what_lands_is_what_the_codec_makes_of_it_and_nothing_else_is_touched(
         pair.run(ROOM, plans(local, slot, chunk))
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent), end
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
 
         assert_decoded(pair, granted, local, slot, precision)
         assert np.array_equal(pair.source.memory[: slabs * layout.slab_bytes], before)
@@ -192,7 +192,7 @@ def test_the_way_back_is_encoded_too_and_costs_no_further_digit() -> None:
         pair.run(ROOM, plans(local, slot, 2))
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent), end
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
         first = [pair.target.page_bytes(page) for page in granted.pages]
 
         back = Destination(0, local, slot)
@@ -204,7 +204,7 @@ def test_the_way_back_is_encoded_too_and_costs_no_further_digit() -> None:
         )
         end = pair.ends.wait(8)
         assert isinstance(end, RoomSent), end
-        pair.back_receiver.verify(8, GENERATION, end.report.digests, timeout=5)
+        pair.back_receiver.verify(8, GENERATION, end.report.digests, timeout=HANG_SECONDS)
         assert [pair.source.page_bytes(page) for page in local] == first
         assert pair.source.slot_bytes(slot) == pair.target.slot_bytes(granted.slot)
         assert cells_in_use(pair.source, pair.target) == 0
@@ -281,7 +281,7 @@ def test_a_flipped_bit_is_found_before_anybody_reads_what_was_decoded(
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent), end
         with pytest.raises(DigestMismatch):
-            pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+            pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
 
 
 def test_a_window_that_lands_twice_loses_the_room() -> None:
@@ -295,9 +295,9 @@ def test_a_window_that_lands_twice_loses_the_room() -> None:
         pair.run(ROOM, plans(local, slot, 4))
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent), end
-        wait_until(lambda: pair.receiver.counters.duplicate > 0)
+        until(lambda: pair.receiver.counters.duplicate > 0, "waited in vain")
         with pytest.raises(DigestMismatch, match="came again after it had been decoded"):
-            pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+            pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize("code", sorted({0, *(p.code for p in LOSSY)} - {ALL_FP8.code}))
@@ -321,13 +321,13 @@ def test_what_comes_after_a_room_was_verified_changes_nothing() -> None:
         pair.run(ROOM, plans(local, slot, 2))
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent), end
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
         before = pair.target.memory.copy()
         again = WindowHeader(end.report.windows, 0, 8, 0, 2, True)
         with pair.fabric.lock:
             mailbox = pair.fabric.nodes["target"].mailbox
             mailbox.append(again.pack(ROOM, GENERATION, ALL_FP8.code))
-        wait_until(lambda: pair.receiver.counters.unknown_room > 0)
+        until(lambda: pair.receiver.counters.unknown_room > 0, "waited in vain")
         assert np.array_equal(pair.target.memory, before)
 
 
@@ -355,7 +355,7 @@ def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
         for room, (_, local, slot) in opened.items():
             pair.run(room, plans(local, slot, 4))
         for room in rooms:
-            end = pair.ends.wait(room, timeout=30)
+            end = pair.ends.wait(room, timeout=HANG_SECONDS)
             assert isinstance(end, RoomSent), end
         assert window_source.cells.refused > 0
         assert cells_in_use(pair.source) == 0
@@ -378,13 +378,13 @@ def test_a_link_that_stands_still_leaves_staging_to_the_others() -> None:
         for room in (1, 3):
             _, local, slot = open_room(pair, 4, room=room, seed=room)
             pair.run(room, plans(local, slot, 2))
-        wait_until(lambda: not window_source.cells.has_room("peer"))
+        until(lambda: not window_source.cells.has_room("peer"), "waited in vain")
         stuck.clear()
         granted, local, slot = open_room(pair, 4, room=2, peer="other", seed=9)
         pair.run(2, plans(local, slot, 4))
         end = pair.ends.wait(2)
         assert isinstance(end, RoomSent), end
-        pair.receiver.verify(2, GENERATION, end.report.digests, timeout=5)
+        pair.receiver.verify(2, GENERATION, end.report.digests, timeout=HANG_SECONDS)
         assert_decoded(pair, granted, local, slot, ALL_FP8)
         pair.fabric.let_go()
         for room in (1, 3):
@@ -458,7 +458,7 @@ def test_aborts_leave_no_staging_behind() -> None:
             pair.run(room, plans(local, slot, 2))
             if generator.integers(2):
                 time.sleep(float(generator.random()) * 0.003)
-            drain = pair.sender.abort(room).result(timeout=5)
+            drain = pair.sender.abort(room).result(timeout=HANG_SECONDS)
             assert drain in (Drain.DRAINED, Drain.FORCED)
             pair.receiver.forget(room)
         assert cells_in_use(pair.source) == 0

@@ -21,6 +21,8 @@ from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.windows.send_report import Drain
 
+from tests.harness.waiting import HANG_SECONDS
+
 CHILD = """
 import sys
 from tasuki.transfer.process_identity import ProcessIdentity
@@ -132,7 +134,7 @@ def test_a_writer_that_acknowledges_nothing_is_given_up_and_its_connection_sever
         expired = LeaseExpired(lambda: lost[0] if lost else None, 5.0, clock=lambda: now[0])
         fence = WriterFence(3, [expired], 0.0, Escalation(0.05, give_up, sever))
         assert not fence.answered
-        reason = await asyncio.wait_for(fence.hold(ask), 30)
+        reason = await asyncio.wait_for(fence.hold(ask), HANG_SECONDS)
         assert reason is FenceReason.LEASE_EXPIRED
         assert len(lost) == 1 and severed == [FenceReason.LEASE_EXPIRED]
 
@@ -165,7 +167,7 @@ def test_what_the_writer_says_opens_the_fence_and_ends_the_asking(
             finally:
                 asked.append("cancelled")
 
-        assert await asyncio.wait_for(fence.hold(ask), 30) is reason
+        assert await asyncio.wait_for(fence.hold(ask), HANG_SECONDS) is reason
         await asyncio.sleep(0)
         assert fence.answered and severed == [reason] and asked == ["cancelled"]
 

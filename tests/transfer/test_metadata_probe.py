@@ -15,7 +15,7 @@ from tasuki.transfer.transports.nixl.address import NixlAddress
 from tasuki.transfer.transports.nixl.metadata_probe import MetadataProbe, ProbeLimits
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 
-from tests.harness.daemons import until
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
@@ -118,4 +118,4 @@ def test_it_ends_with_its_daemon_however_that_ends() -> None:
         pid = int(daemon.stdout.readline())
         assert not gone(pid)
         daemon.kill()
-    until(lambda: gone(pid), "still there", 30)
+    until(lambda: gone(pid), "still there")

@@ -9,6 +9,8 @@ from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.evidence import FenceReason
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 
+from tests.harness.waiting import HANG_SECONDS
+
 
 class Watched(LoopbackTransport):
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ def run(reason: FenceReason, links: list[Link], rooms: int) -> tuple[Watched, Sl
         await asyncio.gather(*ends)
         await asyncio.gather(*(severing.end(link, reason) for link in links))
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
     return transport, receiver, len(lost)
 
 

@@ -23,6 +23,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader, cut
 
 from tests.harness.loopback_pair import small_layout
+from tests.harness.waiting import HANG_SECONDS
 
 
 def test_steps_wake_waiters_and_remember_times() -> None:
@@ -32,7 +33,7 @@ def test_steps_wake_waiters_and_remember_times() -> None:
     steps.subscribe(lambda: heard.append(steps.value))
     assert steps.wait_for(0, timeout=0)
     assert not steps.wait_for(1, timeout=0.01)
-    waiter = threading.Thread(target=lambda: heard.append(-steps.wait_for(2, timeout=5)))
+    waiter = threading.Thread(target=lambda: heard.append(-steps.wait_for(2, timeout=HANG_SECONDS)))
     waiter.start()
     steps.tick()
     now[0] = 11.0
@@ -232,9 +233,9 @@ def test_digest_is_fast_enough_to_be_on_by_default() -> None:
     header = WindowHeader(0, 0, len(layout.layer_kinds), 0, len(pages), False)
     best = float("inf")
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.thread_time()
         digester.digest(1, 1, header, pages, None)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.thread_time() - started)
     # An order of magnitude under what an idle core does, since the machine may be busy.
     assert len(pages) * layout.page_bytes / best > 0.3e9
 

@@ -34,15 +34,9 @@ from tests.harness.loopback_pair import (
     random_ids,
     small_layout,
 )
+from tests.harness.waiting import HANG_SECONDS, until
 
 ROOM, GENERATION = 7, 3
-
-
-def wait_until(holds: Callable[[], bool], timeout: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
 
 
 def hand_over(pair: Pair, pages: int = 5, chunk: int = 2, first: int = 0) -> Destination:
@@ -85,7 +79,7 @@ def test_bytes_are_equal_and_nothing_else_is_touched(
         pair.run(ROOM, plans(local, slot, chunk))
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent), end
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
 
         expected = np.full_like(pair.target.memory, POISON)
         for index, page in enumerate(granted.pages):
@@ -145,7 +139,7 @@ def test_a_flipped_bit_is_found() -> None:
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent)
         with pytest.raises(DigestMismatch, match="window 3 "):
-            pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+            pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
 
 
 def test_a_lost_window_never_verifies() -> None:
@@ -163,9 +157,9 @@ def test_duplicates_are_harmless() -> None:
         hand_over(pair)
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent)
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
         windows = end.report.windows
-        wait_until(lambda: pair.receiver.counters.duplicate == windows)
+        until(lambda: pair.receiver.counters.duplicate == windows, "waited in vain")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +180,7 @@ def test_a_late_write_lands_only_while_the_fence_is_open() -> None:
     """The abort's future is the drain acknowledgement: it must wait for the held write."""
     with loopback_pair(faults=only(3, Fault.HOLD)) as pair:
         granted = hand_over(pair)
-        wait_until(lambda: bool(pair.fabric.held))
+        until(lambda: bool(pair.fabric.held), "waited in vain")
         drained = pair.sender.abort(ROOM)
         time.sleep(0.1)
         assert not drained.done(), "drained while a write was in flight"
@@ -205,7 +199,7 @@ def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
     quick = SenderSettings(drain_seconds=0.1)
     with loopback_pair(faults=only(0, Fault.HOLD), settings=quick) as pair:
         hand_over(pair)
-        wait_until(lambda: bool(pair.fabric.held))
+        until(lambda: bool(pair.fabric.held), "waited in vain")
         assert pair.sender.abort(ROOM).result(5) is Drain.FORCED
         assert pair.sender.abort(ROOM).result(5) is Drain.FORCED, "a retry must not say drained"
 
@@ -243,11 +237,13 @@ def test_a_renewal_counts_from_when_it_was_asked() -> None:
         granted = destination(pair.source.layout, 8, 2, np.random.default_rng(0))
         asked = time.monotonic()
         pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-        time.sleep(0.15)
-        pair.sender.renew("peer", asked)
-        started = time.monotonic()
-        pair.ends.wait(ROOM)
-        assert time.monotonic() - started < 0.15
+
+        def renewed_and_over() -> bool:
+            # Counted from its arrival, each would put the end off for ever.
+            pair.sender.renew("peer", asked)
+            return pair.ends.over(ROOM)
+
+        until(renewed_and_over, "the room goes on")
 
 
 def test_a_room_that_is_held_up_does_not_delay_another() -> None:
@@ -265,11 +261,11 @@ def test_a_room_that_is_held_up_does_not_delay_another() -> None:
         pair.sender.plan_forward(1, plans(local, slot, 2)[0](pair.steps.value))
         for _ in range(4):
             pair.steps.tick()
-        wait_until(lambda: len(pair.fabric.held) == 4)
+        until(lambda: len(pair.fabric.held) == 4, "waited in vain")
         hand_over(pair)
         end = pair.ends.wait(ROOM)
         assert isinstance(end, RoomSent)
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=5)
+        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +351,7 @@ def test_notifications_of_no_room_or_an_old_generation_change_nothing() -> None:
         mailbox.append(b"noise")
         mailbox.append(outside.pack(ROOM, GENERATION))
         counters = pair.receiver.counters
-        wait_until(lambda: counters.malformed == 2)
+        until(lambda: counters.malformed == 2, "waited in vain")
         assert (counters.unknown_room, counters.stale_generation) == (1, 1)
         assert pair.receiver.windows_landed(ROOM) == 0
 

@@ -19,6 +19,7 @@ from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.window import FinishedLayers
 
 from tests.harness.loopback_pair import Pair, loopback_pair, plans, random_ids
+from tests.harness.waiting import HANG_SECONDS
 
 LAYERS = st.lists(st.one_of(st.just(0), st.integers(1, 10_000)), min_size=1, max_size=64)
 HYBRID = [0, 0, 0, 100] * 8
@@ -148,7 +149,7 @@ def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
             pair.steps.tick()
         began = time.monotonic()
         for room in (1, 2, 3, 4):
-            end = pair.ends.wait(room, timeout=30)
+            end = pair.ends.wait(room, timeout=HANG_SECONDS)
             assert isinstance(end, RoomSent), end
         assert time.monotonic() - began > 5 * settings.stall_seconds
 
@@ -162,7 +163,7 @@ def test_rooms_on_one_slow_link_end_together() -> None:
             pair.steps.tick()
         flushes = {}
         for room in (1, 2):
-            end = pair.ends.wait(room, timeout=30)
+            end = pair.ends.wait(room, timeout=HANG_SECONDS)
             assert isinstance(end, RoomSent)
             flushes[room] = [timing.flushed for timing in end.report.timeline]
         # Each one's windows lie between the other's, so that none has waited for a whole room.
@@ -184,9 +185,9 @@ def test_windows_grow_on_a_fast_link_and_stay_small_on_a_slow_one(rate: float | 
             pair.receiver.expect(room, 1, granted)
             pair.sender.open(room, 1, "peer", granted, pair.ends)
             pair.run(room, plans(ids, slot, 2))
-            end = pair.ends.wait(room, timeout=30)
+            end = pair.ends.wait(room, timeout=HANG_SECONDS)
             assert isinstance(end, RoomSent), end
-            pair.receiver.verify(room, 1, end.report.digests, timeout=5)
+            pair.receiver.verify(room, 1, end.report.digests, timeout=HANG_SECONDS)
             counts.append(end.report.windows)
         # Two forwards: windows with bytes of each, where every layer is sent alone.
         alone = layout.full_layers + len(layout.layer_kinds)

@@ -1,0 +1,75 @@
+"""Every greedy token of every golden in float32 through an engine: whole, chunked, resumed, second
+turn. One body for every device: a test file names its own in a subclass of EngineGoldens.
+"""
+
+from functools import cache
+from typing import ClassVar
+
+import pytest
+from tasuki.engine.build import EngineParts, build_parts
+from tasuki.engine.config import EngineConfig
+
+from tests.harness.engines import Lone, engine_config, submit
+from tests.harness.goldens import MODELS, cases_of, model_cases, reference_dir
+
+
+@cache
+def _parts(config: EngineConfig) -> EngineParts:
+    return build_parts(config)
+
+
+@cache
+def _engine(model: str, device: str, **changes: object) -> Lone:
+    """One a setting: on a GPU graphs are captured once."""
+    config = engine_config(reference_dir(model), device=device, **changes)
+    return Lone(config, parts=_parts(config))
+
+
+def cold_engine(model: str, device: str, **changes: object) -> Lone:
+    """At rest, with nothing in its cache."""
+    engine = _engine(model, device, **changes)
+    engine.flush()
+    return engine
+
+
+class EngineGoldens:
+    device: ClassVar[str]
+
+    @pytest.mark.parametrize("chunk", [64, 128, 512])
+    @pytest.mark.parametrize("model", MODELS)
+    def test_every_case_in_one_batch(self, model: str, chunk: int) -> None:
+        engine = cold_engine(model, self.device, prefill_chunk_tokens=chunk)
+        cases = cases_of(model)
+        for name, case in cases.items():
+            engine.post(submit(name, case.prompt, len(case.greedy)))
+        engine.run()
+        for name, case in cases.items():
+            assert engine.tokens(name) == case.greedy, name
+        engine.assert_at_rest()
+
+    @pytest.mark.parametrize("at", [64, 128])
+    @pytest.mark.parametrize("model", MODELS)
+    def test_resumed_from_a_checkpoint(self, model: str, at: int) -> None:
+        for case in cases_of(model).values():
+            if len(case.prompt) <= at + 1:
+                continue
+            engine = cold_engine(model, self.device)
+            engine.post(submit("first", case.prompt[: at + 1], 1))
+            engine.run()
+            engine.post(submit("resumed", case.prompt, len(case.greedy)))
+            engine.run()
+            hit = engine.finished("resumed").usage.hit
+            # "first" ended at its prompt's end, one token past the page: that is a repeat resumes.
+            assert hit is not None and hit.usable_tokens == at + 1
+            assert engine.tokens("resumed") == case.greedy
+
+    @pytest.mark.parametrize("model", [model for model, case in model_cases() if case == "turn2"])
+    def test_second_turn_after_a_cached_first(self, model: str) -> None:
+        cases = cases_of(model)
+        engine = cold_engine(model, self.device)
+        for name in ("long", "turn2"):
+            engine.post(submit(name, cases[name].prompt, len(cases[name].greedy)))
+            engine.run()
+            assert engine.tokens(name) == cases[name].greedy
+        hit = engine.finished("turn2").usage.hit
+        assert hit is not None and hit.usable_tokens == 192

@@ -1,0 +1,22 @@
+"""How long a test waits for what must come: until nothing but a hang can explain that it has not.
+
+No test judges by these bounds: a busy machine may take seconds for what takes milliseconds on a
+quiet one. Where speed itself is claimed, a test counts steps, or compares processor times of one
+run.
+"""
+
+import time
+from collections.abc import Callable
+
+HANG_SECONDS = 120.0
+
+
+def until(holds: Callable[[], bool], what: object, seconds: float = HANG_SECONDS) -> float:
+    """Seconds until it held. Fails with `what`, or what it returns, after `seconds`."""
+    begun = time.monotonic()
+    while not holds():
+        if time.monotonic() - begun > seconds:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {seconds} s: {told}")
+        time.sleep(0.005)
+    return time.monotonic() - begun
