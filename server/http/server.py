@@ -1,9 +1,9 @@
 """The HTTP server beside a daemon's gRPC server: probes, version, and the routes it is given.
 
-Knows no route's meaning. One event loop's thread. A client that leaves cancels its handler.
-Invariant: what a stranger sends costs a header: connections are counted, then in this order a
-request's Host, its encoding, its key and its caller's limits are looked at, and nothing of its body
-is read before.
+One event loop's thread. A client that leaves cancels its handler.
+Invariant: a stranger's request costs no more than its header: connections are counted, then a
+request's Host, its encoding, its key and its caller's limits are checked in this order, and only
+then is its body read.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from .log import HttpLog
 _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
 
-# What a caller's requests in a minute are counted by.
+# Requests to these paths count against the caller's limits.
 _CHARGED = ("/v1/", "/tokenize", "/detokenize")
 
 
@@ -51,7 +51,7 @@ class HttpServer:
         self.address = join_address(host, port)
 
     def refuse_traffic(self) -> None:
-        """/ready says 503 from now on; requests are still answered."""
+        """/ready answers 503 from now on; requests are still answered."""
         self._probes.draining = True
 
     async def drain(self) -> None:
@@ -63,7 +63,7 @@ class HttpServer:
 
 
 class Probes:
-    """What a load balancer asks. lost: why the engine has died, None while it lives."""
+    """The routes of load balancers. lost: why the engine has died, None while it lives."""
 
     def __init__(self, lost: Callable[[], str | None]) -> None:
         self._lost = lost
@@ -131,7 +131,7 @@ async def start_http_server(
         shutdown_timeout=last_writes_seconds,
         auto_decompress=False,
         keepalive_timeout=_KEEP_ALIVE_SECONDS,
-        # http_body.py ends what was not read, within bounds of bytes too.
+        # server/http/body.py drains unread bodies, within bounds of bytes too.
         lingering_time=0.0,
     )
     await runner.setup()
