@@ -76,7 +76,7 @@ class SessionLife:
     """One conversation with a node that may forget it. One operation at a time."""
 
     def __init__(self, conversation: Conversation, retry: RetryPolicy, id: str) -> None:
-        """id: as the node knows the conversation; empty where it is yet to be told."""
+        """id: the node's id of the session; empty until the node has given one."""
         self.id = id
         self.retry = retry
         self._conversation = conversation

@@ -1,7 +1,7 @@
 """Conversations, turn by turn: what was cached, computed and decoded, and the pauses between.
 
 Owns a bounded memory of sessions by the name that operators may call them, the one unused longest
-first to go. Knows records of requests (request_history.py).
+first to go. Fed with records of requests (request_history.py).
 """
 
 from collections import OrderedDict, deque

@@ -1,4 +1,4 @@
-"""What the page asks for, as JSON values. Pure functions of a history; the page draws, decides
+"""The page's views as JSON values. Pure functions of a history; the page draws, decides
 nothing."""
 
 from typing import Any
