@@ -166,7 +166,7 @@ class _Function:
 
 
 def _unsaid(call: ast.expr) -> bool:
-    """Whether the statement only tells people something."""
+    """Whether the statement only writes text for people."""
     return (
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)

@@ -53,8 +53,8 @@ class World:
                 self.prefill.start_again()
             case Fault.STOP_PREFILL:
                 status = self.prefill.stop()
-                told = f"the prefill node ended with {status}: {self.prefill.last_words}"
-                assert status == 0, told
+                failure = f"the prefill node ended with {status}: {self.prefill.last_words}"
+                assert status == 0, failure
                 self.prefill.start_again()
             case Fault.KILL_DECODE:
                 self._decode_stands.clear()
