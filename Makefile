@@ -88,7 +88,7 @@ docs: $(VENV)/dev-installed
 # Nodes on a Ray cluster of several machines, all of them this one.
 ray-test: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.clients.install ray
-	build/clients/ray/bin/python -m pytest tests/test_ray.py
+	build/clients/ray/bin/python -m pytest tests/cli/test_ray.py
 
 lint: $(VENV)/dev-installed
 	$(BIN)/ruff check .
@@ -119,7 +119,7 @@ lint-proto:
 
 # The pictures that the documents show, from a real browser.
 screenshots: $(VENV)/dev-installed
-	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/test_page.py
+	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/dashboard/test_page.py
 
 # Boards for Grafana and the reference of metrics, from the code.
 boards: $(VENV)/dev-installed

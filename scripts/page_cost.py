@@ -39,7 +39,7 @@ from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.services import front_services
 from tasuki.server.text.text_codec import TextCodec
 
-from tests.pages import Opened, opened
+from tests.harness.pages import Opened, opened
 
 VIEWS = ("overview", "tree", "sessions", "requests", "handovers", "faults")
 MOST_SHARE = 0.03

@@ -1,7 +1,7 @@
 """How long /health takes while the bodies that cost most are posted: python -m scripts.quiet_health
 
 Means something on a quiet machine only: what the event loop itself may cost is tested in processor
-time, by tests/test_loop_callbacks.py.
+time, by tests/server/test_loop_callbacks.py.
 """
 
 import http.client

@@ -10,7 +10,7 @@ import time
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.test_tree_state_machine import TreeMachine
+from tests.cache.test_tree_state_machine import TreeMachine
 
 HISTORIES_A_ROUND = 500
 

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from tests.namespaces import why_not
+from tests.harness.namespaces import why_not
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 
@@ -58,13 +58,19 @@ ALLOWED = (
     ),
     AllowedSkip("tests/gpu/test_peer_copy.py*", "*", ONE_GPU, "copies between two GPUs"),
     AllowedSkip("tests/kernels/*", "*needs a GPU*", NO_GPU, "what Triton's interpreter lacks"),
-    AllowedSkip("tests/test_engine.py*", "there is a GPU here", A_GPU, "the refusal without one"),
-    AllowedSkip("tests/test_bench.py*", "a GPU is here", A_GPU, "the refusal without one"),
-    AllowedSkip("tests/test_bench_transfer.py*", "two GPUs are here", TWO_GPUS, "the refusal"),
-    AllowedSkip("tests/test_ray.py*", "Ray is not installed*", NO_RAY, "make ray-test runs it"),
-    AllowedSkip("tests/test_*_hosts.py*", "*network namespaces*", NO_NAMESPACES, "needs root"),
     AllowedSkip(
-        "tests/test_replay_agreement.py*",
+        "tests/engine/test_engine.py*", "there is a GPU here", A_GPU, "the refusal without one"
+    ),
+    AllowedSkip("tests/bench/test_bench.py*", "a GPU is here", A_GPU, "the refusal without one"),
+    AllowedSkip(
+        "tests/bench/test_bench_transfer.py*", "two GPUs are here", TWO_GPUS, "the refusal"
+    ),
+    AllowedSkip("tests/cli/test_ray.py*", "Ray is not installed*", NO_RAY, "make ray-test runs it"),
+    AllowedSkip(
+        "tests/faults/test_*_hosts.py*", "*network namespaces*", NO_NAMESPACES, "needs root"
+    ),
+    AllowedSkip(
+        "tests/bench/test_replay_agreement.py*",
         "*shared*is not there",
         NO_SHARED,
         "a published simulator and traces beside the repository",

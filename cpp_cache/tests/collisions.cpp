@@ -1,4 +1,4 @@
-// Pages that hash alike: found by tests/colliding_pages.py, seed 0, in the first lane.
+// Pages that hash alike: found by tests/cache/colliding_pages.py, seed 0, in the first lane.
 #include <doctest/doctest.h>
 
 #include <cstddef>

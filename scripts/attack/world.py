@@ -18,7 +18,7 @@ from tasuki.proto import inference_pb2 as pb
 
 from scripts.attack.probe import Probe, resident
 from scripts.attack.tally import Tally
-from tests.daemons import Node, asked, flags, kept_address, random_prompt, until
+from tests.harness.daemons import Node, asked, flags, kept_address, random_prompt, until
 
 OWNER = "owner-key"
 """Of --api-key: every scope."""

@@ -20,7 +20,7 @@ from tasuki.cli.embedded import embedded_model
 
 from scripts.clients.environments import install
 from scripts.clients.runs import ClientCounts, runs
-from tests.daemons import Node, flags, until
+from tests.harness.daemons import Node, flags, until
 
 CLIENTS = ("aiperf", "evalscope", "guidellm", "locust")
 _SECONDS = 900

@@ -13,7 +13,7 @@ from tasuki.proto import inference_pb2 as pb
 
 from scripts.load.memory import MemoryTrail, resident_bytes
 from scripts.load.tally import Tally
-from tests.daemons import Node, flags, kept_address, until
+from tests.harness.daemons import Node, flags, kept_address, until
 
 _MEET_SECONDS = 30.0
 _SAMPLE_SECONDS = 0.5

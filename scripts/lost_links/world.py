@@ -19,8 +19,8 @@ from tasuki.client.prompt import Prompt
 from tasuki.proto import inference_pb2 as pb
 
 from scripts.lost_links.plan import CONVERSATIONS, NEW_TOKENS, Disturbance, Fault, prompt
-from tests.daemons import Node, flags, kept_address, until
-from tests.tcp_proxy import TcpProxy
+from tests.harness.daemons import Node, flags, kept_address, until
+from tests.harness.tcp_proxy import TcpProxy
 
 _MEET_SECONDS = 30.0
 _REST_SECONDS = 20.0

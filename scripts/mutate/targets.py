@@ -5,17 +5,27 @@ move. A row may name a part of a file, which then has those tests instead of the
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from scripts.mutate import cpp_source, python_source
 from scripts.mutate.mutant import Mutant
 from scripts.package_copy import CPP_TESTS, tracked
 
+_ROOT = Path(__file__).parents[2]
+
+
+@cache
+def _test_file(name: str) -> str:
+    """The one test file of this name, relative to the root."""
+    (file,) = _ROOT.glob(f"tests/*/{name}.py")
+    return str(file.relative_to(_ROOT))
+
 
 @dataclass(frozen=True)
 class Target:
     """area: as in the table of results. name: a module's, or a symbol's in it. tests: names of
-    files in tests/, in the order in which they are tried; CPP_TESTS, the program in C++, first."""
+    files below tests/, in the order in which they are tried; CPP_TESTS, the C++ program, first."""
 
     area: str
     name: str
@@ -23,7 +33,7 @@ class Target:
 
     @property
     def runs(self) -> list[str]:
-        return [f"tests/{test}.py" for test in self.tests if test != CPP_TESTS]
+        return [_test_file(test) for test in self.tests if test != CPP_TESTS]
 
 
 _FENCES = ("test_fence", "test_severing", "test_clocks", "test_transfer_path")

@@ -16,8 +16,8 @@ from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 
 from scripts.soak.plan import Disturbance, Fault
-from tests.daemons import Node, flags, kept_address, random_prompt, until
-from tests.tcp_proxy import TcpProxy
+from tests.harness.daemons import Node, flags, kept_address, random_prompt, until
+from tests.harness.tcp_proxy import TcpProxy
 
 _MEND_SECONDS = 20.0
 _ENDLESS = 5000

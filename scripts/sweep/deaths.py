@@ -13,7 +13,7 @@ from tasuki.proto import inference_pb2 as pb
 
 from scripts.sweep.points import Point
 from scripts.sweep.world import World, state
-from tests.daemons import Node, Question, asked, until
+from tests.harness.daemons import Node, Question, asked, until
 
 NOTICE_SECONDS = 1.0
 _LOST = pb.PREFILL_NODE_STATE_LOST

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from scripts.sweep.deaths import Death, die, windows_of
 from scripts.sweep.points import Point
 from scripts.sweep.world import CHUNK, World
-from tests.daemons import Question, questions
+from tests.harness.daemons import Question, questions
 
 _ANSWER_TOKENS = 8
 PROMPT_TOKENS = CHUNK + CHUNK // 2

@@ -14,8 +14,8 @@ from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE
 
-from tests.daemons import Node, flags, kept_address, until
-from tests.forked_daemon import ForkedDaemon
+from tests.harness.daemons import Node, flags, kept_address, until
+from tests.harness.forked_daemon import ForkedDaemon
 
 CHUNK = 64
 _DEATH_SECONDS = 30.0

@@ -8,7 +8,7 @@ import pytest
 from tasuki.cli.demo.token_comparison import TIE_MARGIN
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.daemons import Node, Pair, Question, asked, flags, questions, random_prompt
+from tests.harness.daemons import Node, Pair, Question, asked, flags, questions, random_prompt
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 
-from tests.engines import Lone, submit
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
+from tests.harness.engines import Lone, submit
 
 SHAPES = sorted(CONFIGS)
 

@@ -10,8 +10,8 @@ import pytest
 from tasuki.engine.build import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 
-from tests.engines import Lone, engine_config, submit
-from tests.goldens import MODELS, cases_of, model_cases, reference_dir
+from tests.harness.engines import Lone, engine_config, submit
+from tests.harness.goldens import MODELS, cases_of, model_cases, reference_dir
 
 
 @cache

@@ -11,8 +11,8 @@ from tasuki.engine.config import EngineConfig
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.transfer.windows.step_counter import StepCounter
 
-from tests.daemons import until
 from tests.gpu.shapes import CONFIGS, parts_of
+from tests.harness.daemons import until
 
 DEVICE = torch.device("cuda")
 

@@ -25,7 +25,7 @@ from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import read_options
 from tasuki.server.text.text_codec import TextCodec
 
-from tests.engines import Lone, submit, tiny_parts
+from tests.harness.engines import Lone, submit, tiny_parts
 
 VOCAB = 128
 CODEC = TextCodec(VOCAB, 4096, None, None)

@@ -13,7 +13,7 @@ from scripts.attack.crowd import at_once
 from scripts.attack.grpc_call import ask, bearer, judge, methods
 from scripts.attack.http_call import raw
 from scripts.attack.world import ANN, BOB, MOST_SESSIONS, OWNER
-from tests.daemons import random_prompt
+from tests.harness.daemons import random_prompt
 
 _STORM = 100
 _OF_SESSIONS = {method.name: method for method in methods(pb) if method.service.endswith("Session")}

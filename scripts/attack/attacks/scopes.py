@@ -12,7 +12,7 @@ from scripts.attack.grpc_call import CALL_SECONDS, ENDS_A_NODE, ask, bearer, met
 from scripts.attack.http_call import HttpCall
 from scripts.attack.http_call import ask as ask_http
 from scripts.attack.world import ANN, BOB, KEYS, OWNER, STRANGERS
-from tests.daemons import random_prompt
+from tests.harness.daemons import random_prompt
 
 _FORGED = (
     *("", "forged", "ann", ANN[:-1], f"{ANN}x", ANN.upper(), f"{ANN}\t{BOB}", "*"),

@@ -97,7 +97,7 @@ class NixlTransport(Transport):
 
     @property
     def settle_seconds(self) -> float:
-        """tests/test_settling.py measures it; what waits on this side is unread()'s."""
+        """tests/transfer/test_settling.py measures it; what waits on this side is unread()'s."""
         return 0.1
 
     @property

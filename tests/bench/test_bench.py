@@ -1,0 +1,149 @@
+"""`tasuki bench` on a tiny model on the CPU: what it counts and writes, not how fast it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tasuki.bench.idle import gaps
+from tasuki.bench.measure.floors import Floors, measure_floors
+from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.report import Row, as_line
+from tasuki.bench.measure.timing import turn_seconds
+from tasuki.bench.workload import Point
+from tasuki.cli import main as cli
+from tasuki.model.known_models import published_or_folder
+
+from tests.harness.engines import TINY
+
+TINY_FLAGS = ["--device", "cpu", "--dtype", "float32", "--arena-mib", "16"]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> list[str]:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return [*TINY_FLAGS, "--model", str(tmp_path)]
+
+
+def run(out: Path, *flags: str) -> dict[str, Any]:
+    assert cli.main(["bench", *flags, "--out", str(out)]) == 0
+    document: dict[str, Any] = json.loads(out.read_text())
+    return document
+
+
+def test_a_decode_bench_writes_its_host_floors_and_points(tmp_path: Path, tiny: list[str]) -> None:
+    points = ["--points", "1x100,3x70", "--steps", "3", "--warmup-steps", "1"]
+    document = run(tmp_path / "out.json", "decode", *tiny, *points, "--commit", "abc")
+    assert document["host"]["commit"] == "abc"
+    assert document["host"]["versions"]["torch"] == torch.__version__
+    assert document["floors"]["copy_bandwidth"] > 1e8
+    assert [row["name"] for row in document["rows"]] == [
+        "step of 1 x 100 tokens",
+        "step of 3 x 70 tokens",
+    ]
+    for row in document["rows"]:
+        assert row["share"] == pytest.approx(row["floor"] / row["seconds"])
+        assert 0 < row["floor"] < row["seconds"]
+
+
+def test_a_bench_writes_the_same_rows_as_a_table(tmp_path: Path, tiny: list[str]) -> None:
+    run(tmp_path / "out.json", "prefill", *tiny, "--prompts", "20,30", "--repeats", "1")
+    table = (tmp_path / "out.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in table[-2:]] == [
+        "| prompt of 20 tokens, to its first token",
+        "| prompt of 30 tokens, to its first token",
+    ]
+    assert {line.count("|") for line in table[4:]} == {8}
+
+
+def test_a_prefill_bench_measures_each_length(tmp_path: Path, tiny: list[str]) -> None:
+    lengths = ["--prompts", "40,700", "--repeats", "2", "--prefill-chunk-tokens", "256"]
+    short, long = run(tmp_path / "out.json", "prefill", *tiny, *lengths)["rows"]
+    assert 0 < short["floor"] < long["floor"] < long["seconds"]
+
+
+def test_an_agentic_bench_reuses_what_was_said_before(tmp_path: Path, tiny: list[str]) -> None:
+    size = ["--first-turn", "200", "--turn", "30", "--turns", "3", "--answer", "6"]
+    document = run(
+        tmp_path / "out.json", "agentic", *tiny, *size, "--sessions", "2", "--short-answer", "4"
+    )
+    rows = {row["name"]: row for row in document["rows"]}
+    added = rows["first token: 200 cached, +30 new"]
+    # The answer's last token is drawn but not forwarded.
+    assert added["extra"]["reused"] == 200 + 4 - 1
+    assert rows["2 sessions, 3 turns: first token of a later turn"]["met"] is True
+    assert "2 sessions, 3 turns: a token" in rows
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "context", "milliseconds"),
+    [
+        ("9b", 1, 50_000, 4.1),
+        ("9b", 16, 8_192, 5.1),
+        ("9b", 64, 8_192, 9.3),
+        ("35b-a3b", 1, 50_000, 1.65),
+    ],
+)
+def test_floors_of_decode_are_the_known_ones(
+    model: str, batch: int, context: int, milliseconds: float
+) -> None:
+    config = published_or_folder(model)
+    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
+    floor = ModelFloor.of(config, layout, Floors(4.26e12, 686e12))
+    assert 1e3 * floor.decode(batch, context) == pytest.approx(milliseconds, rel=0.015)
+
+
+def test_the_floor_of_a_long_prefill_is_the_known_one_and_a_short_one_moves_the_weights() -> None:
+    config = published_or_folder("9b")
+    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
+    floor = ModelFloor.of(config, layout, Floors(4.26e12, 686e12))
+    assert floor.prefill(50_000) == pytest.approx(1.26, rel=0.01)
+    assert floor.prefill(1) == pytest.approx(15.9e9 / 4.26e12, rel=0.02)
+    assert floor.prefill(800, cached=50_000) > floor.prefill(800)
+
+
+def test_floors_are_measured_on_the_device_that_is_asked() -> None:
+    floors = measure_floors(torch.device("cpu"), torch.float32)
+    assert floors.of_bytes(floors.copy_bandwidth) == pytest.approx(1)
+    assert floors.matmul_rate > 1e8
+
+
+def test_turns_share_their_time() -> None:
+    calls: list[int] = []
+    turns = [lambda: calls.append(1), lambda: calls.append(2)]
+    assert turn_seconds(turns, torch.device("cpu"), repeats=2) >= 0
+    assert calls[:2] == [1, 2] and calls.count(1) == calls.count(2)
+
+
+def test_a_row_shows_share_comparison_and_verdict() -> None:
+    row = Row("copy", 2e-3, 1e-3, target=">= 85%", met=False, others={"eager": 6e-3})
+    line = as_line(row)
+    for word in ("copy", "2.00 ms", "1.00 ms", "50%", "eager 3.00x", ">= 85%: MISSED"):
+        assert word in line
+    assert Row("idle", 1e-6).share is None
+
+
+def test_gaps_are_where_no_piece_of_work_runs() -> None:
+    spans = [(5.0, 6.0), (0.0, 1.0), (0.5, 2.0), (2.0, 3.0), (3.5, 4.0)]
+    assert gaps(spans) == [0.5, 1.0]
+    assert gaps([]) == []
+
+
+def test_a_point_is_batch_by_context() -> None:
+    assert Point.parse("16x8192") == Point(16, 8192)
+    with pytest.raises(ValueError, match="BATCHxCONTEXT"):
+        Point.parse("16")
+
+
+def test_the_command_names_its_benches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench"]) == 2
+    assert "agentic" in capsys.readouterr().err
+    assert cli.main(["bench", "--help"]) == 0
+    assert "prefill" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_kernels_are_timed_on_a_gpu_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "kernels"]) == 1
+    assert "no GPU is here" in capsys.readouterr().err

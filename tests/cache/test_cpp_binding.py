@@ -1,0 +1,174 @@
+"""The extension is what its stub says, and what it refuses changes nothing."""
+
+import ast
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tasuki.pycache import _cpp_cache
+from tasuki.pycache._cpp_cache import (
+    CacheError,
+    CheckpointKind,
+    HybridTree,
+    InvalidArgument,
+    Lease,
+    TreeConfig,
+)
+
+STUB = Path(__file__).parents[2] / "pycache" / "_cpp_cache.pyi"
+PROMPT = np.arange(200, dtype=np.int32)
+
+
+def make_tree() -> HybridTree:
+    return HybridTree(TreeConfig(slabs=8, blocks_per_slab=4, pages_per_slab=3))
+
+
+def take(tree: HybridTree) -> Lease:
+    lease = tree.lease(PROMPT, capacity_tokens=256, working_slots=1)
+    assert lease is not None
+    return lease
+
+
+def stub_names() -> dict[str, set[str]]:
+    """Public names by class; those of the module under ''."""
+    names: dict[str, set[str]] = {"": set()}
+    for statement in ast.parse(STUB.read_text()).body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            names[""].add(statement.target.id)
+        if isinstance(statement, ast.FunctionDef):
+            names[""].add(statement.name)
+        if not isinstance(statement, ast.ClassDef):
+            continue
+        names[""].add(statement.name)
+        members = names.setdefault(statement.name, set())
+        for member in statement.body:
+            if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
+                members.add(member.name)
+            if isinstance(member, ast.Assign):
+                members |= {target.id for target in member.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_names_equal_the_stub() -> None:
+    expected = stub_names()
+    assert {name for name in dir(_cpp_cache) if not name.startswith("_")} == expected.pop("")
+    for name, members in expected.items():
+        found = getattr(_cpp_cache, name)
+        inherited = set(dir(Exception)) if issubclass(found, Exception) else set()
+        if issubclass(found, Enum):
+            inherited |= {"name", "value"}
+        public = {each for each in dir(found) if not each.startswith("_")}
+        assert public - inherited == members, name
+
+
+def test_errors_are_one_family() -> None:
+    for name in ("ImpossibleRequest", "InvalidArgument", "IntegrityError"):
+        assert issubclass(getattr(_cpp_cache, name), CacheError)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "word"),
+    [
+        (np.arange(4), "int32"),
+        (np.arange(4, dtype=np.uint32), "int32"),
+        (np.zeros((2, 2), dtype=np.int32), "dimension"),
+        (np.arange(8, dtype=np.int32)[::2], "contiguous"),
+        (np.array([], dtype=np.int32), "empty"),
+        ([1, 2, 3], "numpy"),
+    ],
+)
+def test_bad_tokens_are_refused(tokens: object, word: str) -> None:
+    tree = make_tree()
+    calls: list[Callable[[], object]] = [
+        lambda: tree.match(tokens),  # type: ignore[arg-type]
+        lambda: tree.lease(tokens, capacity_tokens=64, working_slots=1),  # type: ignore[arg-type]
+        lambda: tree.lease_receive(tokens, capacity_tokens=64, working_slots=1),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match=word):
+            call()
+    assert tree.stats().leases == 0
+    tree.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"capacity_tokens": 199, "working_slots": 1},
+        {"capacity_tokens": -1, "working_slots": 1},
+        {"capacity_tokens": 2**62, "working_slots": 1},
+        {"capacity_tokens": 200, "working_slots": -1},
+        {"capacity_tokens": 200, "working_slots": 1, "checkpoint_slots": -1},
+        {"capacity_tokens": 200, "working_slots": 1, "cursor": 7},
+    ],
+)
+def test_bad_terms_are_refused(terms: dict[str, int]) -> None:
+    tree = make_tree()
+    with pytest.raises(InvalidArgument):
+        tree.lease(PROMPT, **terms)
+    assert tree.stats().leases == 0 and tree.stats().slabs_free == 8
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"slabs": 0, "blocks_per_slab": 4, "pages_per_slab": 3},
+        {"slabs": 4, "blocks_per_slab": 2, "pages_per_slab": 3},
+        {"slabs": 4, "blocks_per_slab": 2, "pages_per_slab": 0},
+        {"slabs": 2**31, "blocks_per_slab": 2, "pages_per_slab": 1},
+        {"slabs": 4, "blocks_per_slab": 4, "pages_per_slab": 3, "max_ghost_nodes": -1},
+    ],
+)
+def test_bad_shapes_are_refused(shape: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        TreeConfig(**shape)
+
+
+def test_bad_publishes_change_nothing() -> None:
+    tree = make_tree()
+    lease = take(tree)
+    slot = lease.working_slots[0]
+    for boundary, given in [(0, slot), (-64, None), (201, slot), (100, None), (64, 99), (64, -1)]:
+        with pytest.raises(InvalidArgument, match="publish"):
+            tree.publish(lease, boundary, given, CheckpointKind.MARK)
+    with pytest.raises(InvalidArgument, match="CheckpointKind"):
+        tree.publish(lease, 64, slot, "mark")  # type: ignore[arg-type]
+    stats = tree.stats()
+    assert (stats.nodes, stats.checkpoints, lease.working_slots) == (0, 0, [slot])
+    tree.check_integrity()
+
+
+def test_a_released_lease_holds_nothing() -> None:
+    tree = make_tree()
+    lease = take(tree)
+    with pytest.raises(InvalidArgument, match="another tree"):
+        make_tree().release(lease)
+    tree.release(lease)
+    uses: list[Callable[[], object]] = [
+        lambda: tree.release(lease),
+        lambda: tree.extend(lease, 300),
+        lambda: tree.append(lease, PROMPT),
+        lambda: tree.grant(lease),
+        lambda: tree.take_checkpoint_slot(lease),
+        lambda: tree.publish(lease, 64, None, CheckpointKind.MARK),
+        lambda: lease.pages,
+        lambda: lease.working_slots,
+    ]
+    for use in uses:
+        with pytest.raises(InvalidArgument, match="released"):
+            use()
+    assert lease.match.prompt_tokens == 200
+    assert tree.stats().slabs_free == 8
+
+
+def test_pages_are_read_only_and_outlive_the_call() -> None:
+    tree = make_tree()
+    lease = take(tree)
+    pages = lease.pages
+    with pytest.raises(ValueError, match="read-only"):
+        pages[0] = 1
+    assert tree.extend(lease, 500)
+    assert pages.tolist() == lease.pages[: len(pages)].tolist()
+    assert pages.dtype == np.int32

@@ -1,0 +1,52 @@
+"""Builds and runs the C++ unit tests, plain and under the sanitizers."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCTEST = [Path(prefix) / "include/doctest/doctest.h" for prefix in ("/usr", "/usr/local")]
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+
+
+def tool(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sanitize", ["", "address,undefined"], ids=["plain", "sanitized"])
+def test_cpp_units(sanitize: str) -> None:
+    cmake = tool("cmake")
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        pytest.skip("no C++ compiler")
+    if not any(header.exists() for header in DOCTEST):
+        pytest.skip("doctest is not installed (Debian: doctest-dev)")
+    build = ROOT / "build" / "cpp_tests" / (sanitize.replace(",", "_") or "plain")
+    run(
+        cmake,
+        *("-S", ROOT / "cpp_cache", "-B", build),
+        "-DTASUKI_TESTS=ON",
+        f"-DTASUKI_SANITIZE={sanitize}",
+        f"-DCMAKE_BUILD_TYPE={'Debug' if sanitize else 'Release'}",
+        f"-DCMAKE_CXX_FLAGS={'-O1' if sanitize else ''}",
+    )
+    run(cmake, "--build", build, "-j1")
+    run(build / "cpp_cache_tests")

@@ -1,0 +1,316 @@
+"""Events of the tree: what a watcher is told is what stands, and it names no tokens."""
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tasuki.client.prefix_index import MissedEvents, PrefixIndex
+from tasuki.pycache._cpp_cache import (
+    PAGE_TOKENS,
+    CacheEvent,
+    CheckpointKind,
+    HybridTree,
+    InvalidArgument,
+    TreeConfig,
+    prefix_hashes,
+)
+
+from tests.cache.siphash import siphash_2_4_128
+
+Tokens = NDArray[np.int32]
+END = CheckpointKind.TURN_END
+
+
+def make_tree(slabs: int = 16) -> HybridTree:
+    return HybridTree(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=3))
+
+
+def text(length: int, seed: int = 0) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
+
+
+def keep(tree: HybridTree, tokens: Tokens, *boundaries: int, salt: bytes = b"") -> None:
+    """Serve the prompt and leave a state at its end and at the boundaries before it."""
+    lease = tree.lease(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
+    assert lease is not None
+    for boundary in boundaries:
+        tree.publish(lease, boundary, tree.take_checkpoint_slot(lease), END)
+    tree.publish(lease, len(tokens), lease.working_slots[0], END)
+    tree.release(lease)
+
+
+def watched(tree: HybridTree, stream: str = "all") -> int:
+    """A watch that has been given its first snapshot."""
+    watch = tree.watch(stream)
+    assert tree.drain_events(watch).is_snapshot
+    return watch
+
+
+def told(tree: HybridTree, watch: int) -> list[tuple[str, int]]:
+    batch = tree.drain_events(watch)
+    assert not batch.is_snapshot
+    return [(event.kind, event.tokens) for event in batch]
+
+
+def spoken(tokens: Tokens, salt: bytes) -> list[bytes]:
+    """prefix_hashes() by the letter of prefix_hash.h."""
+    key = siphash_2_4_128(b"tasuki prefix v1", salt)
+    hashes = [siphash_2_4_128(key, b"")]
+    for start in range(0, len(tokens), PAGE_TOKENS):
+        page = tokens[start : start + PAGE_TOKENS].astype("<i4").tobytes()
+        hashes.append(siphash_2_4_128(key, hashes[-1] + page))
+    return hashes
+
+
+def test_the_reference_answers_as_the_paper_says() -> None:
+    key = bytes(range(16))
+    assert siphash_2_4_128(key, b"").hex() == "a3817f04ba25a8e66df67214c7550293"
+    assert siphash_2_4_128(key, b"\0").hex() == "da87c1d86b99af44347659119b22fc45"
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 128, 200])
+@pytest.mark.parametrize("salt", [b"", b"tenant", b"\0\xff" * 9])
+def test_a_prefix_is_named_as_the_header_says(length: int, salt: bytes) -> None:
+    assert prefix_hashes(text(length), salt) == spoken(text(length), salt)
+
+
+def test_names_are_the_same_in_every_process() -> None:
+    program = (
+        "import numpy as np; from tasuki.pycache._cpp_cache import prefix_hashes;"
+        "print(prefix_hashes(np.arange(200, dtype=np.int32), b'tenant')[-1].hex())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    mine = prefix_hashes(np.arange(200, dtype=np.int32), b"tenant")[-1].hex()
+    assert run.stdout.strip() == mine, run.stderr
+
+
+def test_a_name_cannot_be_checked_against_a_guess_without_the_salt() -> None:
+    mine, guessed = (prefix_hashes(text(200), salt) for salt in (b"secret", b""))
+    assert not set(mine) & set(guessed)
+    # Not even with the name of what stands before: it is no key.
+    page = text(200)[:PAGE_TOKENS].astype("<i4").tobytes()
+    assert siphash_2_4_128(mine[0], page) != mine[1]
+
+
+def test_a_turn_is_told_in_order_with_parents() -> None:
+    tree = make_tree()
+    watch = watched(tree)
+    keep(tree, text(150), 64)
+    names = prefix_hashes(text(150))
+    events = list(tree.drain_events(watch))
+    assert [(e.sequence, e.kind, e.tokens, e.parent, e.prefix) for e in events] == [
+        (1, "page_stored", 64, names[0], names[1]),
+        (2, "checkpoint_stored", 64, names[0], names[1]),
+        (3, "page_stored", 128, names[1], names[2]),
+        (4, "checkpoint_stored", 150, names[2], names[3]),
+    ]
+    assert [e.checkpoint_kind for e in events] == [None, END, None, END]
+
+
+def test_the_usable_stream_tells_only_prefixes_with_a_state() -> None:
+    tree = make_tree()
+    watch = watched(tree, "usable")
+    lease = tree.lease(text(192), capacity_tokens=192, working_slots=1)
+    assert lease is not None
+    tree.publish(lease, 128, None, END)
+    assert told(tree, watch) == [], "KV without a state saves no prefill"
+    tree.publish(lease, 192, lease.working_slots[0], END)
+    tree.release(lease)
+    assert told(tree, watch) == [("checkpoint_stored", 192)]
+
+
+def test_a_duplicate_a_hit_and_a_split_are_no_events() -> None:
+    tree = make_tree()
+    keep(tree, text(256))
+    watch = watched(tree)
+    keep(tree, text(256))
+    tree.match(text(300))
+    lease = tree.lease(text(300)[:260], capacity_tokens=260, working_slots=1)
+    assert lease is not None and lease.cached_tokens == 256
+    tree.release(lease)
+    assert told(tree, watch) == []
+    keep(tree, np.concatenate([text(256)[:128], text(64, 1)]))
+    assert told(tree, watch) == [("page_stored", 192), ("checkpoint_stored", 192)]
+
+
+@pytest.mark.parametrize("stream", ["all", "usable"])
+def test_names_are_stable_across_splits(stream: str) -> None:
+    tree = make_tree()
+    watch = watched(tree, stream)
+    keep(tree, text(256))
+    keep(tree, np.concatenate([text(256)[:128], text(64, 1)]))
+    stored = {e.prefix for e in tree.drain_events(watch)}
+    slabs = tree.stats().slabs_total
+    fill = tree.lease(text(1, 99), capacity_tokens=3 * 64, working_slots=slabs - 1)
+    assert fill is not None and tree.stats().nodes == 0
+    removed = [e.prefix for e in tree.drain_events(watch) if e.kind.endswith("_removed")]
+    assert set(removed) == stored and removed.count(None) == 0
+
+
+def test_children_are_removed_before_their_parents_and_each_once() -> None:
+    tree = make_tree(slabs=6)
+    watch = watched(tree)
+    standing: dict[bytes, bytes] = {}
+    root = prefix_hashes(text(0))[0]
+    for seed in range(40):
+        keep(tree, np.concatenate([text(128, seed % 3), text(70, seed)]), 128)
+        for event in tree.drain_events(watch):
+            assert event.prefix is not None and event.parent is not None
+            if event.kind == "page_stored":
+                assert event.prefix not in standing
+                assert event.parent == root or event.parent in standing
+                standing[event.prefix] = event.parent
+            elif event.kind == "page_removed":
+                assert event.prefix not in standing.values(), "a child outlived its parent"
+                del standing[event.prefix]
+    assert len(standing) <= tree.stats().pages.tree < 40, "nothing was ever removed"
+
+
+def test_cleared_is_told_once_and_only_where_all_goes() -> None:
+    tree = make_tree()
+    watch = watched(tree)
+    tree.flush()
+    assert told(tree, watch) == [], "nothing stood"
+    keep(tree, text(128))
+    tree.drain_events(watch)
+    tree.flush()
+    assert told(tree, watch) == [("cleared", 0)]
+    keep(tree, text(128))
+    lease = tree.lease(text(130), capacity_tokens=130, working_slots=1)
+    assert lease is not None
+    keep(tree, text(64, 5))
+    tree.drain_events(watch)
+    tree.flush()
+    assert told(tree, watch) == [("checkpoint_removed", 64), ("page_removed", 64)]
+    tree.release(lease)
+
+
+def test_a_moved_page_keeps_its_name() -> None:
+    tree = make_tree(slabs=4)
+    for seed in range(2):  # one page left in each of two slabs
+        lease = tree.lease(text(64, seed), capacity_tokens=3 * 64, working_slots=0)
+        assert lease is not None
+        tree.publish(lease, 64, None, END)
+        tree.release(lease)
+    watch = watched(tree)
+    lease = tree.lease(text(1, 8), capacity_tokens=1, working_slots=3)
+    assert lease is not None and len(tree.drain_moves()) == 1
+    assert told(tree, watch) == []
+
+
+def test_a_slow_watcher_is_told_of_the_gap_and_given_a_snapshot() -> None:
+    tree = make_tree()
+    watch = tree.watch("all", capacity=3)
+    index = PrefixIndex()
+    index.apply(tree.drain_events(watch))
+    keep(tree, text(64))
+    assert told(tree, watch) == [("page_stored", 64), ("checkpoint_stored", 64)]
+    keep(tree, text(192, 1))  # four events: one too many
+    keep(tree, text(64, 2))
+    batch = tree.drain_events(watch)
+    assert batch.is_snapshot and batch.gap is not None
+    assert (batch.gap.first_lost, batch.gap.resync_from) == (3, 8) == (3, batch.sequence)
+    index.apply(batch)
+    assert len(index.pages) == tree.stats().pages.tree == 5
+    assert set(index.checkpoints.values()) == {64, 192}
+    keep(tree, text(64, 3))
+    after = tree.drain_events(watch)
+    assert [event.sequence for event in after] == [9, 10] and after.gap is None
+    index.apply(after)
+
+
+def test_a_batch_lost_on_the_way_is_noticed() -> None:
+    tree = make_tree()
+    watch = tree.watch()
+    index = PrefixIndex()
+    index.apply(tree.drain_events(watch))
+    keep(tree, text(64))
+    tree.drain_events(watch)
+    keep(tree, text(64, 1))
+    with pytest.raises(MissedEvents, match="after event 0"):
+        index.apply(tree.drain_events(watch))
+    index.apply(tree.drain_events(tree.watch()))
+    assert len(index.checkpoints) == 2
+
+
+def test_a_watcher_that_leaves_costs_and_hears_nothing_more() -> None:
+    tree = make_tree()
+    watch, other = tree.watch(), tree.watch("all")
+    tree.unwatch(watch)
+    with pytest.raises(InvalidArgument, match="watch 1 is not open"):
+        tree.drain_events(watch)
+    tree.unwatch(other)
+    keep(tree, text(64))
+    late = tree.drain_events(tree.watch("all"))
+    assert late.sequence == 0, "nothing is counted while nobody watches"
+    assert [event.kind for event in late] == ["page_stored", "checkpoint_stored"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "capacity", "mend"),
+    [("pages", 10, "all, usable or spelled"), ("all", 0, "at least 1"), ("all", -1, "at least 1")],
+)
+def test_a_watch_that_cannot_be_is_refused(stream: str, capacity: int, mend: str) -> None:
+    with pytest.raises(InvalidArgument, match=mend):
+        make_tree().watch(stream, capacity)
+
+
+def test_namespaces_never_share_a_name() -> None:
+    tree = make_tree()
+    watch = watched(tree)
+    keep(tree, text(130), salt=b"a")
+    keep(tree, text(130), salt=b"b")
+    prefixes = [event.prefix for event in tree.drain_events(watch)]
+    assert len(prefixes) == len(set(prefixes)) == 6
+
+
+@pytest.mark.parametrize("policy", ["lru", "value", "auto"])
+def test_a_router_that_follows_answers_as_the_tree_does(policy: str) -> None:
+    tree = HybridTree(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, policy=policy))
+    watches = {tree.watch("usable", 8): PrefixIndex(), tree.watch("all"): PrefixIndex()}
+    draw = random.Random(policy)
+    resyncs = 0
+    for step in range(300):
+        base = text(draw.choice([64, 128, 200]), draw.randrange(4))
+        prompt = np.concatenate([base, text(draw.randrange(1, 150), draw.randrange(6))])
+        salt = draw.choice([b"", b"tenant"])
+        match = tree.match(prompt, salt)
+        for watch, index in watches.items():
+            if watch == 1 and step % 5:
+                continue
+            batch = tree.drain_events(watch)
+            resyncs += batch.gap is not None
+            index.apply(batch)
+            assert index.usable_tokens(prompt, salt) == match.usable_tokens
+        keep(tree, prompt, salt=salt)
+        if draw.random() < 0.01:
+            tree.flush()
+    assert resyncs > 5 and tree.stats().evicted_pages > 100
+
+
+def test_watching_changes_no_decision() -> None:
+    lives = []
+    for watching in (False, True):
+        tree, ids = make_tree(slabs=8), []
+        if watching:
+            tree.watch("all")
+        for step in range(60):
+            lease = tree.lease(text(100 + step, step % 7), capacity_tokens=200, working_slots=1)
+            assert lease is not None
+            ids.append((lease.pages.tolist(), lease.working_slots))
+            tree.publish(lease, 100 + step, lease.working_slots[0], END)
+            tree.release(lease)
+        lives.append(ids)
+    assert lives[0] == lives[1]
+
+
+def test_a_batch_outlives_its_tree() -> None:
+    tree = make_tree()
+    keep(tree, text(150))
+    batch = tree.drain_events(tree.watch("all"))
+    events: list[CacheEvent] = list(batch)
+    del tree, batch
+    assert [event.tokens for event in events] == [64, 128, 150]

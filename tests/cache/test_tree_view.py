@@ -1,0 +1,178 @@
+"""A view of the tree tells what stands, exactly, whatever happened before it was asked for."""
+
+import numpy as np
+import pytest
+from tasuki.engine import messages as m
+from tasuki.engine.messages import Tokens
+from tasuki.proto import inference_pb2 as pb
+from tasuki.pycache._cpp_cache import (
+    CheckpointKind,
+    HybridTree,
+    InvalidArgument,
+    TreeConfig,
+    ViewedNode,
+)
+from tasuki.server.errors import InvalidField
+from tasuki.server.grpc.cache_messages import node_name, read_node_name, tree_message, tree_question
+
+from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+
+ALL = 100_000
+Sums = tuple[int, int, int]
+
+
+def make_tree(slabs: int = 48) -> HybridTree:
+    return HybridTree(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=3))
+
+
+def keep(tree: HybridTree, tokens: Tokens, boundary: int, salt: bytes = b"") -> None:
+    """One request that leaves a state there, or where it began if that is later."""
+    lease = tree.lease(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
+    if lease is None:
+        return
+    boundary = max(boundary, lease.cached_tokens + 1)
+    tree.publish(lease, boundary, lease.working_slots[0], CheckpointKind.TURN_END)
+    tree.release(lease)
+
+
+def conversation(generator: np.random.Generator) -> Tokens:
+    """Few openings, so that paths meet and split; any length, so that tails come."""
+    pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 6)]
+    return np.concatenate(pages)[: int(generator.integers(2, 384))]
+
+
+def nodes_of(tree: HybridTree, limit: int = ALL, **where: tuple[int, int]) -> list[ViewedNode]:
+    view = tree.view(limit, **where)
+    assert view is not None
+    return list(view)
+
+
+def sums(standing: object) -> Sums:
+    return standing.tokens, standing.nodes, standing.states  # type: ignore[attr-defined]
+
+
+def own(node: ViewedNode) -> Sums:
+    states = node.tails + (node.state is not None)
+    return node.tokens, int(node.tokens > 0), states
+
+
+def check(nodes: list[ViewedNode]) -> None:
+    """Every node is the sum of its own, its children told, and what is hidden."""
+    told: list[Sums] = [own(node) for node in nodes]
+    for node, total in reversed(list(zip(nodes, told, strict=True))):
+        place = nodes.index(node)
+        total = tuple(map(sum, zip(told[place], sums(node.hidden), strict=True)))
+        assert total == sums(node.standing)
+        assert min(sums(node.hidden)) >= 0
+        if node.above is not None:
+            assert node.above < place
+            told[node.above] = tuple(map(sum, zip(told[node.above], total, strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_sums_are_kept_through_splits_evictions_and_ghosts(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    tree, late = make_tree(), make_tree()
+    nodes_of(tree)
+    for step in range(400):
+        tokens = conversation(generator)
+        boundary, salt = int(generator.integers(1, len(tokens) + 1)), bytes([step % 2])
+        for each in (tree, late):
+            keep(each, tokens, boundary, salt)
+            if step % 97 == 96:
+                each.flush()
+        if step % 20 == 0:
+            nodes = nodes_of(tree)
+            check(nodes)
+            stats, top = tree.stats(), nodes[0]
+            assert (top.standing.nodes, top.standing.states) == (stats.nodes, stats.checkpoints)
+            tails = sum(node.tails for node in nodes)
+            assert top.standing.tokens == (stats.pages.tree - tails) * 64
+    # Who asks for the first time is told the same.
+    assert [(node.name, sums(node.standing)) for node in nodes_of(tree)] == [
+        (node.name, sums(node.standing)) for node in nodes_of(late)
+    ]
+    tree.check_integrity()
+
+
+def test_the_heaviest_subtrees_are_told_and_the_rest_is_one_number() -> None:
+    tree = make_tree(200)
+    generator = np.random.default_rng(7)
+    for _ in range(60):
+        tokens = conversation(generator)
+        keep(tree, tokens, len(tokens))
+    everything = nodes_of(tree)
+    few = nodes_of(tree, 9)
+    check(few)
+    assert len(few) == 9 < len(everything)
+    assert sums(few[0].standing) == sums(everything[0].standing)
+    assert sum(node.hidden.nodes for node in few) == len(everything) - len(few)
+    told = {node.name for node in few}
+    lightest = min(node.standing.tokens for node in few)
+    assert all(node.standing.tokens <= lightest for node in everything if node.name not in told)
+
+
+def test_a_node_is_looked_into_by_its_name_and_by_a_prefix() -> None:
+    tree = make_tree()
+    first, second = (np.array([1] * 64 + [end] * 65, dtype=np.int32) for end in (2, 3))
+    keep(tree, first, 128)
+    keep(tree, second, 128)
+    everything = nodes_of(tree)
+    (shared,) = [node for node in everything if node.children == 2]
+    assert (shared.depth, shared.tokens, shared.state) == (64, 64, None)
+    inside = nodes_of(tree, under=shared.name)
+    assert inside[0].name == shared.name and inside[0].above is None
+    assert [node.above for node in inside[1:]] == [0, 0]
+    assert {node.state for node in inside[1:]} == {CheckpointKind.TURN_END}
+    assert tree.node_at(second) in {node.name for node in inside[1:]}
+    assert tree.node_at(np.array([1] * 65, dtype=np.int32)) == shared.name
+    assert tree.node_at(first, b"another tenant") is None
+
+
+def test_pins_are_told_and_a_gone_node_is_none() -> None:
+    tree = make_tree()
+    tokens = np.arange(129, dtype=np.int32)
+    keep(tree, tokens, 128)
+    lease = tree.lease(tokens, capacity_tokens=192, working_slots=1)
+    assert lease is not None
+    leaf = nodes_of(tree)[-1]
+    assert leaf.is_protected and leaf.leases == leaf.state_pins == 1
+    tree.release(lease)
+    assert not nodes_of(tree)[-1].is_protected
+    tree.flush()
+    assert tree.view(9, leaf.name) is None
+    assert tree.view(9, (2**31 - 1, 1)) is None
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        tree.view(0)
+
+
+def test_the_engine_answers_with_what_its_requests_left() -> None:
+    lone = Lone(engine_config("unused"), parts=tiny_parts())  # type: ignore[arg-type]
+    prompt = list(range(1, 100)) + [3] * 100
+    lone.post(submit("a", prompt, 4))
+    lone.run()
+    lone.post(m.TreeQuery(1, 16))
+    lone.post(m.TreeQuery(2, 16, prefix=np.array(prompt, dtype=np.int32)))
+    lone.post(m.TreeQuery(3, 16, under=(77, 78)))
+    replies = [said for said in lone.said if isinstance(said, m.TreeReply)]
+    whole, path, gone = (reply.view for reply in replies)
+    assert gone is None and whole is not None and path is not None
+    check(list(whole))
+    message = tree_message(whole)
+    assert message.nodes[0].name == "" and not message.nodes[0].HasField("above")
+    assert message.nodes[0].standing.checkpoints == lone.stats().tree["checkpoints"]
+    assert next(iter(path)).name in {node.name for node in whole}
+
+
+def test_questions_are_read_strictly() -> None:
+    assert read_node_name(node_name((7, 2**40))) == (7, 2**40)
+    assert tree_question(pb.TreeRequest()).limit == 256
+    for bad in (
+        pb.TreeRequest(limit=0),
+        pb.TreeRequest(limit=5000),
+        pb.TreeRequest(under="7"),
+        pb.TreeRequest(under=f"{2**31}.1"),
+        pb.TreeRequest(prefix=pb.TokenIds()),
+    ):
+        with pytest.raises(InvalidField):
+            tree_question(bad)

@@ -1,0 +1,61 @@
+"""`tasuki chat` against a scripted front, and once for real."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tasuki.cli.chat import Chat, ChatConfig
+from tasuki.client.session import Client
+from tasuki.engine import messages as m
+from tasuki.utils.commands import PACKAGE
+
+from tests.harness.front_fixtures import running_front, text_codec
+
+
+def talked(tmp_path: Path, *lines: str, **settings: str) -> tuple[str, list[list[int]], int]:
+    """What it printed, the prompts it sent, the sessions it left open."""
+    out = io.StringIO()
+    with running_front(text_codec(tmp_path)) as front, Client(front.address) as client:
+        Chat(client, ChatConfig(**settings), out).run(iter(lines))
+        prompts = [submit.prompt.tolist() for submit in front.engine.of(m.Submit)]
+        return out.getvalue(), prompts, client.stats().sessions
+
+
+def test_turns_continue_and_a_new_one_begins_again(tmp_path: Path) -> None:
+    told, prompts, left = talked(tmp_path, "it was", "", "fine", "/new", "it was")
+    assert len(prompts) == 3 and left == 0
+    assert prompts[1][: len(prompts[0])] == prompts[0] == prompts[2]
+    assert told.count("prompt tokens, 2 cached, prefilled on p0; 3 new") == 3
+    assert "[a new conversation]" in told
+
+
+def test_a_fork_comes_back_to_where_it_left(tmp_path: Path) -> None:
+    told, prompts, left = talked(tmp_path, "it was", "/fork", "one", "/back", "two", "/back")
+    assert len(prompts) == 3 and left == 0
+    common = len(prompts[0])
+    assert prompts[1][:common] == prompts[2][:common] == prompts[0]
+    assert prompts[1] != prompts[2] and len(prompts[2]) == len(prompts[1])
+    assert "there is no fork to come back from" in told
+
+
+def test_a_system_message_comes_first_and_once(tmp_path: Path) -> None:
+    _, with_system, _ = talked(tmp_path, "it was", "fine", system="the end")
+    _, without, _ = talked(tmp_path, "it was", "fine")
+    added = len(with_system[0]) - len(without[0])
+    assert added > 0 and len(with_system[1]) - len(without[1]) == added
+
+
+def test_what_it_does_not_know_it_says(tmp_path: Path) -> None:
+    told, prompts, _ = talked(tmp_path, "/what", "/help", "/stats", "/quit", "never sent")
+    assert "/what is no command" in told and "/fork" in told and "pages: " in told
+    assert prompts == []
+
+
+@pytest.mark.parametrize("text", ["Where does Elizabeth live?\n"])
+def test_a_chat_with_a_node_of_its_own(text: str) -> None:
+    command = [sys.executable, "-m", f"{PACKAGE}.cli.main", "chat", "--max-new-tokens", "8"]
+    run = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert "8 new" in run.stdout and "> " not in run.stdout

@@ -1,0 +1,167 @@
+"""Real daemons as child processes: ready, answering, drained, never orphaned."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tasuki.cli import main as cli
+from tasuki.cli.demo import script as demo_script
+from tasuki.cli.launcher import Daemon, fused
+from tasuki.client.errors import ClientError, LaunchError
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
+from tasuki.engine import messages as m
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.text_codec import TextCodec
+
+from tests.harness.goldens import MODELS, reference_dir
+from tests.harness.random_checkpoint import write_random_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_random_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def flags(folder: Path) -> list[str]:
+    return ["--model", str(folder), "--dtype", "float32", "--arena-mib", "64"]
+
+
+@pytest.fixture
+def daemon(flags: list[str]) -> Iterator[Daemon]:
+    child = Daemon("serve", flags)
+    yield child
+    child.stop()
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_daemon_answers_and_ends_with_status_0(daemon: Daemon) -> None:
+    with Client(daemon.wait_ready()) as client, client.open_session() as session:
+        session.append(Prompt(messages=[{"role": "user", "content": "Good morning."}]))
+        first = session.generate(max_new_tokens=5).result()
+        session.append(Prompt(messages=[{"role": "user", "content": "And good night."}]))
+        second = session.generate(max_new_tokens=5).result()
+        assert first.reason in (m.FinishReason.LENGTH, m.FinishReason.STOP)
+        hit = second.usage.hit
+        assert hit is not None and hit.usable_tokens >= first.usage.prompt_tokens
+        stats = client.stats()
+        assert stats.integrity == "ok"
+    assert daemon.stop() == 0
+    assert gone(daemon.pid)
+
+
+def test_a_drain_lets_the_answer_in_flight_end(daemon: Daemon) -> None:
+    with Client(daemon.wait_ready()) as client:
+        stream = client.generate(Prompt(text="It was a truth"), max_new_tokens=200, ignore_eos=True)
+        next(iter(stream))
+        daemon.ask_to_stop()
+        answer = stream.result()
+    assert len(answer.token_ids) == 200 and answer.reason is m.FinishReason.LENGTH
+    assert daemon.stop() == 0
+
+
+def test_a_second_signal_ends_a_drain_at_once(daemon: Daemon) -> None:
+    address = daemon.wait_ready()
+    with Client(address) as client, grpc.insecure_channel(address) as channel:
+        stream = client.generate(Prompt(text="It was"), max_new_tokens=9000, ignore_eos=True)
+        next(iter(stream))
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        daemon.ask_to_stop()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        os.kill(daemon.pid, signal.SIGTERM)
+        with pytest.raises(ClientError):
+            stream.result()
+    assert daemon.stop() == 128 + signal.SIGTERM
+
+
+def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    child = Daemon("serve", ["--model", str(tmp_path)])
+    try:
+        with pytest.raises(LaunchError, match=r"tasuki serve ended with status 1: .*config\.json"):
+            child.wait_ready()
+    finally:
+        child.stop()
+
+
+def test_a_child_that_is_slow_is_named(daemon: Daemon) -> None:
+    with pytest.raises(LaunchError, match="was not ready within 0 s"):
+        daemon.wait_ready(timeout=0.01)
+
+
+def test_no_child_outlives_a_killed_caller(flags: list[str]) -> None:
+    source = (
+        "import os, signal, sys\n"
+        "from tasuki.cli.launcher import Daemon\n"
+        "daemon = Daemon('serve', sys.argv[1:])\n"
+        "daemon.wait_ready()\n"
+        "print(daemon.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    caller = subprocess.run(
+        [sys.executable, "-c", source, *flags], stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert caller.returncode == -signal.SIGKILL
+    pid = int(caller.stdout)
+    deadline = time.monotonic() + 20
+    while not gone(pid):
+        assert time.monotonic() < deadline, "the daemon lives on"
+        time.sleep(0.05)
+
+
+def test_a_failing_caller_stops_its_daemons(flags: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError), fused(flags) as address:
+        with Client(address) as client:
+            client.stats()
+        raise ZeroDivisionError
+    with Client(address) as client, pytest.raises(ClientError):
+        client.stats()
+
+
+@pytest.mark.parametrize("where", ["local", "prefill"])
+@pytest.mark.parametrize("name", MODELS)
+def test_generate_prints_the_golden_tokens(
+    name: str, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = reference_dir(name)
+    cases = json.loads((folder / "golden.json").read_text())["cases"]
+    path = tmp_path / "prompts.json"
+    path.write_text(json.dumps([case["prompt"] for case in cases]))
+    longest = max(len(case["greedy"]) for case in cases)
+    argv = ["generate", "--model", str(folder), "--prompt-ids", str(path), "--json"]
+    argv += ["--max-new-tokens", str(longest), "--dtype", "float32", "--ignore-eos"]
+    argv += ["--disaggregated"] if where == "prefill" else []
+    assert cli.main(argv) == 0
+    answers = json.loads(capsys.readouterr().out)
+    for case, answer in zip(cases, answers, strict=True):
+        greedy = case["greedy"]
+        assert answer["token_ids"][: len(greedy)] == greedy, case["name"]
+        assert answer["usage"]["prompt_tokens"] == len(case["prompt"])
+        assert answer["usage"]["prefilled_on"] == where
+
+
+def test_the_script_is_ten_turns_of_several_hundred_tokens(folder: Path) -> None:
+    template = TextCodec.load(folder, 1024, 32768).require_template()
+    turns = demo_script.turns()
+    assert len(turns) == 10
+    for turn in turns:
+        messages = [ChatMessage(message["role"], message["content"]) for message in turn]
+        assert len(template.continuation(messages).token_ids) >= 300

@@ -1,0 +1,79 @@
+"""`tasuki doctor` finds what is wrong and says what to do."""
+
+import json
+import os
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+from tasuki.cli.doctor import machine_checks
+from tasuki.cli.doctor.machine_checks import Verdict
+from tasuki.cli.doctor.main import main, model, peer, port
+from tasuki.cli.embedded import embedded_model
+from tasuki.server.config import FrontConfig
+from tasuki.server.text.text_codec import TextCodec
+
+from tests.harness.certificates import Authority
+from tests.harness.front_fixtures import running_front
+
+CODEC = TextCodec(320, 4096, None, None)
+
+
+def test_this_machine_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["--bind", "127.0.0.1:0", "--model", str(embedded_model()), "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert status == 0, rows
+    subjects = {row["subject"] for row in rows}
+    assert subjects >= {"python", "tree", "gpu", "nixl", "shm", "files", "clock", "port", "model"}
+
+
+def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        bind = f"127.0.0.1:{holder.getsockname()[1]}"
+        assert port(bind).verdict is Verdict.FAILURE
+        assert main(["--bind", bind]) == 1
+    assert "-> stop what holds it" in capsys.readouterr().out
+    assert port("nowhere").verdict is Verdict.FAILURE
+
+
+def test_a_peer_answers_drains_or_is_not_there(tmp_path: Path) -> None:
+    with running_front(CODEC) as front:
+        assert peer(front.address, "").verdict is Verdict.OK
+        assert peer(front.address, str(tmp_path / "none.pem")).verdict is Verdict.FAILURE
+    gone = peer(front.address, "")
+    assert gone.verdict is Verdict.FAILURE and "UNAVAILABLE" in gone.found
+    authority = Authority(tmp_path, "ours")
+    issued = authority.issue()
+    secured = FrontConfig(tls_cert=issued.certificate, tls_key=issued.key)
+    with running_front(CODEC, secured) as front:
+        assert peer(front.address, authority.path).verdict is Verdict.OK
+        assert "--peers-ca" in peer(front.address, "").mend
+
+
+def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+    found = model(str(tmp_path))
+    assert found.verdict is Verdict.FAILURE and "config.json" in found.found
+
+
+def test_rdma_cards_need_memory_that_may_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlx5_0").mkdir()
+    for limit, verdict in (
+        ((2**20, 2**20), Verdict.FAILURE),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), Verdict.OK),
+    ):
+        monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda _, limit=limit: limit)
+        assert machine_checks.locked_memory(tmp_path).verdict is verdict
+    assert machine_checks.locked_memory(tmp_path / "none").verdict is Verdict.OK
+
+
+def test_little_shared_memory_and_few_files_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = os.statvfs_result((4096, 4096, 100, 10, 10, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(machine_checks.os, "statvfs", lambda folder: small)
+    assert machine_checks.shared_memory().verdict is Verdict.WARNING
+    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda _: (256, 256))
+    assert machine_checks.open_files().verdict is Verdict.WARNING

@@ -1,0 +1,83 @@
+"""Nodes on a Ray cluster of several machines (on this one): placed, restarted, found again.
+
+`make ray-test` installs Ray beside the package and runs this.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+from tasuki.cli.embedded import embedded_model  # noqa: E402
+from tasuki.cli.ray.fleet import RayFleet  # noqa: E402
+from tasuki.cli.ray.main import RayConfig  # noqa: E402
+from tasuki.client.prompt import Prompt  # noqa: E402
+from tasuki.client.session import Client  # noqa: E402
+
+from tests.harness.daemons import flags, random_prompt, until  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(500),
+    # Ray's own: sockets and files that it leaves to the collector.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
+    try:
+        # Two machines for the nodes and one to move to.
+        cluster.machines = [cluster.add_node(num_cpus=1) for _ in range(3)]
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+def fleet(cluster: Cluster) -> Iterator[RayFleet]:
+    config = RayConfig(strategy="STRICT_SPREAD", host="127.0.0.1")
+    with RayFleet(config, flags(embedded_model())) as running:
+        running.wait_ready()
+        yield running
+
+
+def prefilled_on(fleet: RayFleet, seed: int) -> str:
+    with Client(fleet.addresses["decode-0"]) as client:
+        prompt = Prompt(token_ids=random_prompt(300, seed))
+        usage = client.generate(prompt, max_new_tokens=4, ignore_eos=True).result().usage
+        assert usage.completion_tokens == 4
+        return str(usage.prefilled_on)
+
+
+def test_nodes_find_each_other_and_what_dies_comes_back(cluster: Cluster, fleet: RayFleet) -> None:
+    asked = iter(range(1000))
+
+    def hands_over(gone: str = "") -> bool:
+        """From a prefill node that is not the one at `gone`, which may outlive its machine for a
+        moment."""
+        fleet.look()
+        there = fleet.addresses.get("prefill-0", gone) != gone and "decode-0" in fleet.addresses
+        return there and prefilled_on(fleet, next(asked)) == "prefill-0"
+
+    until(hands_over, "no hand-over", 60.0)
+    # A daemon dies: its actor starts another.
+    first = fleet.addresses["prefill-0"]
+    os.kill(ray.get(fleet.nodes["prefill-0"].pid.remote()), signal.SIGKILL)
+    until(lambda: hands_over(first), "no hand-over after the daemon's death", 90.0)
+    # A machine dies: Ray starts the actor on the one that is left.
+    second = fleet.addresses["prefill-0"]
+    where = ray.get(fleet.nodes["prefill-0"].machine.remote())
+    (machine,) = [m for m in cluster.machines if m.node_id == where]
+    cluster.remove_node(machine, allow_graceful=False)
+    until(lambda: hands_over(second), "no hand-over after the machine's death", 180.0)
+    assert ray.get(fleet.nodes["prefill-0"].machine.remote()) != where
+    fleet.drain()

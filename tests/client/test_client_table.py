@@ -1,0 +1,54 @@
+"""The table of a session, from usage objects alone."""
+
+from dataclasses import replace
+
+from tasuki.cli.demo import session_table as table
+from tasuki.engine import messages as m
+
+from tests.harness.front_fixtures import usage
+
+
+def cells(line: str) -> list[str]:
+    return [part.strip() for part in line.split("  ") if part.strip()]
+
+
+def test_a_row_tells_everything_that_was_counted() -> None:
+    told = replace(
+        usage(900, 51),
+        hit=m.HitBreakdown(900, 640, 576, {"new": 260, "alignment": 64, "kv_evicted": 0}, None),
+        transfer=m.TransferReport(3 * 2**20, 9, 10, 0.09, 0.01),
+    )
+    assert cells(table.row(3, told)) == [
+        "3",
+        "900",
+        "640",
+        "576",
+        "250 ms",
+        "3 MiB",
+        "90%",
+        "50.0",
+        "new 260, alignment 64",
+    ]
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    told = replace(usage(5, 1), hit=None, transfer=None, local_fallback=True)
+    row = cells(table.row(1, told))
+    assert row[2:4] == ["-", "-"] and row[5:8] == ["-", "-", "-"]
+    assert row[8] == "(hand-over lost, prefilled here)"
+
+
+def test_columns_stand_under_their_titles() -> None:
+    lines = table.table([usage(5, 3), usage(123456, 3)]).splitlines()
+    assert len(lines) == 3 and cells(lines[0])[-1] == table.LAST_TITLE
+    ends = [
+        len(line.rpartition(last)[0])
+        for line, last in zip(lines, ("lost", "new", "new"), strict=True)
+    ]
+    assert len(set(ends)) == 1
+
+
+def test_bytes_have_three_digits() -> None:
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1_500_000: "1.43 MiB", 2**40: "1 TiB"}
+    for size, text in sizes.items():
+        assert table.handed_over(m.TransferReport(size, 1, 1, 0.0, 0.0)) == text

@@ -1,0 +1,106 @@
+"""Clients that this project did not write, against a running pair.
+
+tokenspeed-trie lives in an environment of its own (`make clients-ci`), hey is Debian's. What they
+were told was cached, summed, is what the server counted. The larger ones: `make clients`.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tasuki.cli.embedded import embedded_model
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from scripts.clients.environments import interpreter
+from tests.harness.daemons import Node, flags, until
+
+ROOT = Path(__file__).parents[2]
+WORKLOAD = {
+    "num_turns": 4,
+    "input_prompt_length": 2000,
+    "assistant_response_length": [12] * 4,
+    "tool_call_output_length": [150, 40, 200, 90],
+    "tool_call_latency": [0, 0.1, 0, 0],
+    "final_assistant_response_length": 12,
+}
+
+
+@pytest.fixture(scope="module")
+def decode() -> Iterator[Node]:
+    if installed_package() is None:
+        pytest.skip("NIXL is not installed")
+    http = ("--http-bind", "127.0.0.1:0")
+    prefill = Node("prefill", *flags(arena_mib=256)).wait_ready()
+    node = Node("decode", *flags(arena_mib=256), *http, "--prefill", prefill.address).wait_ready()
+    until(lambda: [peer.name for peer in node.stats().prefill_nodes] == ["prefill"], node.story)
+    yield node
+    assert [node.stop(), prefill.stop()] == [0, 0]
+
+
+def usable_tokens(node: Node) -> int:
+    """What the node's requests were told, as Prometheus reads it."""
+    with urllib.request.urlopen(f"http://{node.http_address}/metrics", timeout=10) as reply:
+        (found,) = re.findall(
+            r"^tasuki_request_usable_tokens_total (\S+)$", reply.read().decode(), re.MULTILINE
+        )
+    return int(float(found))
+
+
+def run_trie(node: Node, python: Path, workload: Path) -> dict[str, object]:
+    command = [str(python), str(ROOT / "scripts" / "clients" / "trie_run.py")]
+    url, model = f"http://{node.http_address}/v1", embedded_model()
+    run = subprocess.run(
+        [*command, url, "embedded", str(model), str(workload), "1"],
+        env={"HF_HUB_OFFLINE": "1", "PATH": "/usr/bin", "HOME": str(workload.parent)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    counted: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
+    return counted
+
+
+def test_trie_fails_nothing_hits_and_counts_what_the_server_counts(
+    decode: Node, tmp_path: Path
+) -> None:
+    python = interpreter("trie")
+    if python is None:
+        pytest.skip("tokenspeed-trie is not installed: make clients-ci")
+    workload = tmp_path / "workload.jsonl"
+    workload.write_text(json.dumps(WORKLOAD) + "\n", encoding="utf-8")
+    before = usable_tokens(decode)
+    with ThreadPoolExecutor() as pool:
+        runs = [*pool.map(lambda _: run_trie(decode, python, workload), range(2))]
+    assert all(run["failed"] == 0 and run["completed"] for run in runs), runs
+    traces = [trace for run in runs for trace in run["traces"]]  # type: ignore[attr-defined]
+    for trace in traces:
+        assert trace["cached_tokens"] / trace["eligible_prompt_tokens"] >= 0.95, trace
+    assert usable_tokens(decode) - before == sum(trace["cached_tokens"] for trace in traces)
+
+
+def test_hey_gets_nothing_but_answers(decode: Node) -> None:
+    program = shutil.which("hey")
+    if program is None:
+        pytest.skip("hey is not installed: install Debian's hey")
+    body = {"prompt": [7, 8, 9] * 40, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
+    run = subprocess.run(
+        [
+            *(program, "-n", "64", "-c", "8", "-m", "POST", "-T", "application/json"),
+            *("-d", json.dumps(body), f"http://{decode.http_address}/v1/completions"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    statuses = re.findall(r"\[(\d+)\]\s+(\d+) responses", run.stdout)
+    assert statuses == [("200", "64")], run.stdout
+    assert "Error distribution" not in run.stdout, run.stdout
+    decode.assert_at_rest()

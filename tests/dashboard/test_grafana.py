@@ -1,0 +1,106 @@
+"""Grafana's boards: written by code, and every query of them has data on a running pair."""
+
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tasuki.client.errors import ClientError
+from tasuki.client.prompt import Prompt
+
+from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.prometheus_process import Prometheus, scraping
+
+pytest.importorskip(
+    "grafana_foundation_sdk", reason="Grafana's SDK is not there: see the dev group"
+)
+
+from scripts.grafana.boards import BOARDS
+from scripts.grafana.render import render
+
+FOLDER = Path(__file__).parents[2] / "docs" / "grafana"
+CHUNKS = ("--prefill-chunk-tokens", "64")
+QUERIES = [query.expr for board in BOARDS for panel in board.panels for query in panel.queries]
+
+
+def ask(node: Node, length: int, new_tokens: int = 4) -> None:
+    prompt = Prompt(token_ids=random_prompt(length, new_tokens))
+    node.client.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True).result()
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A pair under Prometheus to which happened, once each, what boards tell of. One request still
+    runs."""
+    http = ("--http-bind", "127.0.0.1:0")
+    with ExitStack() as stack:
+        prefill = Node("prefill", *flags(), *CHUNKS, *http).wait_ready()
+        stack.callback(prefill.stop)
+        peer = ("--prefill", prefill.address)
+        decode = Node("decode", *flags(), *CHUNKS, *http, *peer).wait_ready()
+        stack.callback(decode.stop)
+        targets = [decode.http_address, prefill.http_address]
+        folder = tmp_path_factory.mktemp("prometheus")
+        server = stack.enter_context(scraping(targets, folder))
+        until(lambda: len(server.query("tasuki_cache_integrity == 1")) == 2, "no scrape", 20.0)
+        for length in (300, 90):
+            ask(decode, length)
+        with pytest.raises(ClientError):
+            ask(decode, 90, new_tokens=10_000_000)
+        left = decode.client.generate(
+            Prompt(token_ids=random_prompt(1500, 9)), max_new_tokens=4, ignore_eos=True
+        )
+        until(lambda: decode.requests("Receiving") > 0, decode.story)
+        left.cancel()
+        decode.assert_at_rest()
+        decode.client.flush()
+        running = decode.client.generate(
+            Prompt(token_ids=random_prompt(70, 5)), max_new_tokens=3000, ignore_eos=True
+        )
+        stack.callback(running.cancel)
+        next(iter(running))
+        yield server
+
+
+def numbers(server: Prometheus, expr: str) -> list[float]:
+    asked = expr.replace("$node", ".+").replace("$rate", "30s")
+    values = [float(sample["value"][1]) for sample in server.query(asked)]
+    return [value for value in values if not math.isnan(value)]
+
+
+def test_every_query_of_every_board_returns_data(watched: Prometheus) -> None:
+    def silent() -> list[str]:
+        return [expr for expr in QUERIES if not numbers(watched, expr)]
+
+    until(lambda: not silent(), silent, 30.0)
+    assert len(QUERIES) > 50
+
+
+def test_the_files_are_what_the_code_builds() -> None:
+    for board in BOARDS:
+        written = (FOLDER / f"{board.name}.json").read_text()
+        assert written == render(board), "run python -m scripts.grafana"
+
+
+def test_every_metric_of_a_board_or_an_alert_is_in_the_reference() -> None:
+    page = (FOLDER.parent / "metrics.md").read_text()
+    told = set(re.findall(r"`(tasuki_\w+)`", page))
+    text = "".join(QUERIES) + (FOLDER / "alerts.yml").read_text()
+    asked = set(re.findall(r"tasuki_\w+", text))
+    parts = re.compile(r"_(bucket|sum|count)$")
+    assert {parts.sub("", name) for name in asked} - told == set()
+
+
+def test_alerts_fire_and_keep_quiet() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: install Debian's prometheus")
+    for action, file in (("check", "alerts.yml"), ("test", "alerts_test.yml")):
+        ran = subprocess.run(
+            [promtool, action, "rules", file], cwd=FOLDER, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr

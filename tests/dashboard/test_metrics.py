@@ -1,0 +1,274 @@
+"""/metrics: names that Prometheus accepts, and numbers that equal what clients were told."""
+
+import shutil
+import subprocess
+import urllib.request
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from tasuki.client.prompt import Prompt
+from tasuki.dashboard.metrics.exposition import Exposition
+from tasuki.dashboard.metrics.fault_metrics import FaultMetrics
+from tasuki.dashboard.metrics.metrics_reference import reference
+from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.engine import messages as m
+from tasuki.engine.accounting.step_timing import StepTimes
+from tasuki.engine.messages import LifeMark
+from tasuki.transfer.sending.counters import SenderCounters
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
+from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
+from tasuki.transfer.windows.send_report import Drain, SendReport
+
+from tests.harness.daemons import Node, flags, random_prompt, until
+
+POOL = {
+    "free": 6,
+    "working": 1,
+    "tree": 2,
+    "granted": 1,
+    "quarantined": 0,
+    "total": 10,
+    "pinned": 1,
+}
+TREE = (
+    *("nodes", "ghost_nodes", "checkpoints", "leases", "cursors", "evicted_pages"),
+    *("evicted_checkpoints", "leased_requests", "prompt_tokens", "usable_tokens"),
+)
+REPORT = NodeReport(
+    m.StatsReply(
+        query_id=1,
+        pages=POOL,
+        slots=POOL,
+        slabs={"free": 1, "pages": 2, "slots": 3, "total": 6},
+        tree={name: index for index, name in enumerate(TREE, 10)},
+        lost={"new": 3, "checkpoint_evicted": 4},
+        requests={"Decoding": 2, "Waiting": 5},
+        policy="lru",
+        policies={"lru": 10.0, "value": 20.0},
+        steps=StepTimes().report(),
+    ),
+    {"connected": 1},
+    {"landed": 7},
+)
+HIT = m.HitBreakdown(100, 64, 60, {"new": 36, "never_checkpointed": 4}, "turn_end")
+WINDOWS = tuple(
+    SentWindow(number, number, (0.0,), 0, 1, False, 2048, begun_at, begun_at, begun_at + 0.25)
+    for number, begun_at in enumerate((0.0, 0.3))
+)
+TRANSFER = m.TransferReport(
+    bytes=4096,
+    windows=2,
+    pages=1,
+    hidden_seconds=0.5,
+    exposed_seconds=0.1,
+    timeline=HandoverTimeline(SenderTrack((), WINDOWS), ReceiverTrack((), (), ())),
+)
+
+
+def usage(hit: m.HitBreakdown | None, transfer: m.TransferReport | None = None) -> m.Usage:
+    return m.Usage(100, 5, hit, transfer, "local", False, 0.2, 1.0)
+
+
+def exposition(dialect: str = "none") -> Exposition:
+    told = Exposition(dialect)
+    told.observe(m.Finished("a", m.FinishReason.STOP, usage(HIT, TRANSFER)))
+    told.observe(m.Finished("b", m.FinishReason.ABORT, usage(None)))
+    told.observe(m.Rejected("c", m.RequestError(m.ErrorKind.TOO_LONG, "too long")))
+    for index in range(5):
+        told.observe(m.TokenOut("a", 7, -0.1, 2.0, index))
+    return told
+
+
+def samples(text: bytes) -> dict[str, float]:
+    """`name{label=value}` to number."""
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+def test_requests_are_told_as_their_clients_were() -> None:
+    seen = samples(exposition().text(REPORT))
+    assert seen["tasuki_requests_finished_total{reason=stop}"] == 1
+    assert seen["tasuki_requests_finished_total{reason=abort}"] == 1
+    assert seen["tasuki_requests_rejected_total{kind=too_long}"] == 1
+    assert seen["tasuki_generated_tokens_total"] == 5
+    assert seen["tasuki_request_usable_tokens_total"] == 60
+    assert seen["tasuki_request_lost_tokens_total{cause=unscheduled}"] == 100
+    lost = sum(
+        value for name, value in seen.items() if name.startswith("tasuki_request_lost_tokens_total")
+    )
+    assert seen["tasuki_request_prompt_tokens_total"] == 200 == 60 + lost
+    assert seen["tasuki_handover_bytes_total"] == 4096
+    assert seen["tasuki_handover_window_seconds_count"] == 2
+    assert seen["tasuki_handover_window_seconds_sum"] == pytest.approx(0.5)
+    assert seen["tasuki_time_per_output_token_seconds_sum"] == pytest.approx(2 * 0.8 / 4)
+
+
+def test_the_cache_is_told_as_it_counts() -> None:
+    seen = samples(exposition().text(REPORT))
+    owners = ("free", "working", "pinned", "evictable", "in_transfer", "quarantined")
+    assert sum(seen[f"tasuki_cache_pages{{owner={owner}}}"] for owner in owners) == POOL["total"]
+    assert seen["tasuki_cache_evictions_total{kind=checkpoint}"] == 16
+    assert seen["tasuki_cache_lost_tokens_total{cause=checkpoint_evicted}"] == 4
+    assert seen["tasuki_requests{state=Waiting}"] == 5
+    assert seen["tasuki_handover_windows_total{outcome=landed}"] == 7
+    assert seen["tasuki_cache_integrity"] == 1
+    assert seen["tasuki_cache_policy_saved_tokens{policy=value}"] == 20
+    assert seen["tasuki_cache_policy_followed{policy=lru}"] == 1
+    assert seen["tasuki_engine_step_seconds_bucket{le=+Inf}"] == 0
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        (
+            "vllm",
+            {
+                "vllm:prefix_cache_queries_total": 18,
+                "vllm:prefix_cache_hits_total": 19,
+                "vllm:num_requests_running": 2,
+                "vllm:num_requests_waiting": 5,
+                "vllm:kv_cache_usage_perc": 0.4,
+                "vllm:generation_tokens_total": 5,
+                "vllm:time_to_first_token_seconds_count": 2,
+            },
+        ),
+        (
+            "sglang",
+            {
+                "sglang:cache_hit_rate": 19 / 18,
+                "sglang:mamba_usage": 0.4,
+                "sglang:num_queue_reqs": 5,
+                "sglang:cached_tokens_total": 60,
+            },
+        ),
+    ],
+)
+def test_other_names_carry_the_same_numbers(dialect: str, expected: dict[str, float]) -> None:
+    seen = samples(exposition(dialect).text(REPORT))
+    assert {name: seen[name] for name in expected} == pytest.approx(expected)
+    ours = samples(exposition().text(REPORT))
+    assert {name: seen[name] for name in ours if "_created" not in name} == {
+        name: value for name, value in ours.items() if "_created" not in name
+    }
+
+
+@pytest.mark.parametrize("dialect", ["none", "vllm", "sglang"])
+def test_prometheus_accepts_every_name(dialect: str) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: install Debian's prometheus")
+    checked = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=exposition(dialect).text(REPORT),
+        capture_output=True,
+        check=False,
+    )
+    complaints = (checked.stdout + checked.stderr).decode().splitlines()
+    # The other engines chose names with colons, which promtool wants for recording rules only.
+    ours = [line for line in complaints if line.startswith("tasuki")]
+    assert not ours and (dialect != "none" or checked.returncode == 0), complaints
+
+
+def test_the_reference_names_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert page == reference(), (
+        "run python -m tasuki.dashboard.metrics.metrics_reference > docs/metrics.md"
+    )
+
+
+def test_faults_and_fences_are_counted() -> None:
+    now = [0.0]
+    faults = FaultMetrics(registry := CollectorRegistry(), lambda: now[0])
+    room = m.RoomId(7)
+    faults.observe(m.HandoverLost(room, "bad bytes", cause=m.LossCause.DIGEST))
+    now[0] = 0.5
+    faults.observe(m.WriterFenced(room))
+    faults.observe(m.WriterFenced(room))
+    seen = samples(generate_latest(registry))
+    assert seen["tasuki_handovers_lost_total{cause=digest}"] == 1
+    assert seen["tasuki_handovers_lost_total{cause=stream}"] == 0
+    assert (seen["tasuki_fence_seconds_count"], seen["tasuki_fence_seconds_sum"]) == (1, 0.5)
+
+
+def test_a_prefill_node_tells_of_its_rooms_and_its_sending() -> None:
+    told = exposition()
+    life = (LifeMark("AwaitingGrant", 0.1), LifeMark("Prefilling", 0.3))
+    ends = (*life, LifeMark("HandingOver", 0.8), LifeMark("Finished", 0.9))
+    told.observe(m.RoomEnded(m.RoomId(1), 100, HIT, True, ends))
+    told.observe(m.RoomEnded(m.RoomId(2), 100, HIT, False, (*life, LifeMark("Aborted", 0.4))))
+    sent = SenderCounters()
+    sent.count(RoomSent(1, SendReport(4096, 3, 2, 0.5, 0.25, (), ())))
+    sent.count(RoomBroke(2, "lease", Drain.FORCED, False))
+    seen = samples(told.text(replace(REPORT, sent=sent)))
+    assert seen["tasuki_rooms_ended_total{outcome=handed_on}"] == 1
+    assert seen["tasuki_room_queue_seconds_sum"] == pytest.approx(0.6)
+    assert seen["tasuki_room_prefill_seconds_sum"] == pytest.approx(0.5)
+    assert seen["tasuki_handover_sent_rooms_total{outcome=forced}"] == 1
+    assert seen["tasuki_handover_sent_bytes_total"] == 4096
+    assert seen["tasuki_handover_sent_seconds_total{when=exposed}"] == 0.25
+
+
+def test_a_room_that_a_prefill_node_gave_up_is_counted_by_its_cause() -> None:
+    told = exposition()
+    life = (LifeMark("AwaitingGrant", 0.1), LifeMark("Aborted", 45.0))
+    told.observe(m.RoomEnded(m.RoomId(1), 100, HIT, False, life, m.LossCause.STALLED))
+    told.observe(m.RoomEnded(m.RoomId(2), 100, None, False, (), m.LossCause.QUEUE_TIMEOUT))
+    seen = samples(told.text(REPORT))
+    assert seen["tasuki_rooms_ended_total{outcome=stalled}"] == 1
+    assert seen["tasuki_rooms_ended_total{outcome=queue_timeout}"] == 1
+
+
+def test_pulls_are_counted() -> None:
+    told = exposition()
+    told.observe(m.PullCommitted(m.RoomId(1), m.PullReport(640, 4096, 0.25)))
+    told.observe(m.PullLost(m.RoomId(2)))
+    told.observe(m.PullFenced(m.RoomId(2)))
+    seen = samples(told.text(REPORT))
+    assert seen["tasuki_pulls_total{outcome=committed}"] == 1
+    assert seen["tasuki_pulls_total{outcome=lost}"] == 1
+    assert (seen["tasuki_pulled_tokens_total"], seen["tasuki_pulled_bytes_total"]) == (640, 4096)
+    assert seen["tasuki_pull_seconds_sum"] == 0.25
+
+
+def test_a_daemon_counts_what_its_clients_were_told() -> None:
+    node = Node("serve", *flags(), "--http-bind", "127.0.0.1:0").wait_ready()
+    try:
+        usages = []
+        for length, seed in ((130, 1), (130, 1), (300, 2)):
+            stream = node.client.generate(
+                Prompt(token_ids=random_prompt(length, seed)), max_new_tokens=3, ignore_eos=True
+            )
+            usages.append(stream.result().usage)
+        left = node.client.generate(Prompt(token_ids=random_prompt(90, 3)), max_new_tokens=500)
+        next(iter(left))
+        left.cancel()
+
+        def scrape() -> dict[str, float]:
+            with urllib.request.urlopen(f"http://{node.http_address}/metrics", timeout=5) as reply:
+                return samples(reply.read())
+
+        until(lambda: "tasuki_requests_finished_total{reason=abort}" in scrape(), scrape)
+        seen = scrape()
+        stats = node.stats()
+    finally:
+        assert node.stop() == 0
+    hits = [usage.hit for usage in usages if usage.hit is not None]
+    assert len(hits) == 3 and hits[1].usable_tokens > 0
+    causes: Counter[str] = Counter({"new": 90})
+    for hit in hits:
+        causes.update(hit.causes)
+    assert seen["tasuki_request_usable_tokens_total"] == sum(hit.usable_tokens for hit in hits)
+    assert seen["tasuki_request_prompt_tokens_total"] == 130 + 130 + 300 + 90
+    for cause, tokens in causes.items():
+        assert seen[f"tasuki_request_lost_tokens_total{{cause={cause}}}"] == tokens
+        assert seen[f"tasuki_cache_lost_tokens_total{{cause={cause}}}"] == stats.lost[cause]
+    assert seen["tasuki_requests_finished_total{reason=length}"] == 3
+    assert seen["tasuki_cache_usable_tokens_total"] == stats.tree["usable_tokens"]

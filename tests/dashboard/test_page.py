@@ -1,0 +1,227 @@
+"""The page in a real browser: its numbers are those that clients were told, and it can be clicked
+through. TASUKI_SCREENSHOTS=docs/images keeps the pictures that the documents show."""
+
+import json
+import os
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tasuki.cli.demo import script as demo_script
+from tasuki.client.prompt import Prompt
+from tasuki.engine.messages import Usage
+
+from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.pages import Opened, opened
+
+TURNS = 3
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A pair with little room through which the demo's first turns went, between them prompts of
+    others that took its place; at last one that was given up. usages: of the demo's turns, then of
+    the others."""
+
+    prefill: Node
+    decode: Node
+    usages: list[Usage]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Demo]:
+    http = ("--http-bind", "127.0.0.1:0")
+    prefill = Node("prefill", *flags(arena_mib=12), *http).wait_ready()
+    decode = Node("decode", *flags(arena_mib=12), *http, "--prefill", prefill.address)
+    try:
+        client = decode.wait_ready().client
+        turns, others = [], []
+        with client.open_session() as session, client.open_session() as crowd:
+            for number, messages in enumerate(demo_script.turns()[:TURNS]):
+                session.append(Prompt(messages=messages))
+                turns.append(session.generate(max_new_tokens=12, ignore_eos=True).result().usage)
+                for seed in range(2):
+                    prompt = Prompt(token_ids=random_prompt(400, 10 * number + seed))
+                    stream = client.generate(prompt, max_new_tokens=2, ignore_eos=True)
+                    others.append(stream.result().usage)
+                crowd.append(Prompt(token_ids=random_prompt(130, number)))
+                others.append(crowd.generate(max_new_tokens=4, ignore_eos=True).result().usage)
+        usages = [*turns, *others]
+        left = client.generate(Prompt(token_ids=random_prompt(90, 3)), max_new_tokens=900)
+        next(iter(left))
+        left.cancel()
+        until(lambda: "aborted" in faults_told(decode), "the cancelled request has not ended")
+        yield Demo(prefill, decode, usages)
+    finally:
+        assert decode.stop() == 0
+        assert prefill.stop() == 0
+
+
+def asked(node: Node, path: str) -> str:
+    with urllib.request.urlopen(f"http://{node.http_address}{path}", timeout=5) as reply:
+        return str(reply.read().decode())
+
+
+def faults_told(node: Node) -> str:
+    return asked(node, "/debug/faults")
+
+
+def counters(node: Node, name: str) -> Counter[str]:
+    """Samples of a counter by the value of their one label."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(asked(node, "/metrics")):
+        for sample in family.samples:
+            if sample.name == name:
+                found[next(iter(sample.labels.values()), "")] += int(sample.value)
+    return found
+
+
+def picture(seen: Opened, name: str) -> None:
+    folder = os.environ.get("TASUKI_SCREENSHOTS")
+    if folder is not None:
+        seen.page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -> None:
+    with opened(demo.decode.http_address) as seen:
+        seen.page.wait_for_selector("[data-total=prompt]")
+        lost = counters(demo.decode, "tasuki_request_lost_tokens_total")
+        shown = {cause: seen.number(f"[data-total='lost.{cause}']") for cause in lost}
+        assert shown == dict(lost)
+        prompt, usable = (seen.number(f"[data-total={name}]") for name in ("prompt", "usable"))
+        assert {"": prompt} == counters(demo.decode, "tasuki_request_prompt_tokens_total")
+        assert {"": usable} == counters(demo.decode, "tasuki_request_usable_tokens_total")
+        hits = [usage.hit for usage in demo.usages]
+        assert usable == sum(hit.usable_tokens for hit in hits if hit is not None) > 0
+        assert prompt == sum(usage.prompt_tokens for usage in demo.usages) + 90
+        seen.page.wait_for_selector("[data-pool=slots][data-owner=free]")
+        stats = demo.decode.stats()
+        for pool, counts in (("slots", stats.slots), ("pages", stats.pages)):
+            free = f"[data-pool={pool}][data-owner=free][data-value='{counts['free']}']"
+            seen.page.wait_for_selector(free, timeout=5000)
+        assert seen.page.locator("#waterfall canvas").count() == 1
+        what_if = json.loads(asked(demo.decode, "/debug/overview"))["what_if"]
+        assert f"+{what_if['slots']} slots would recover {what_if['points']:.1f} points" in (
+            seen.text("#what-if")
+        )
+        picture(seen, "hits")
+        assert not seen.complaints and not seen.foreign
+
+
+def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None:
+    with opened(demo.decode.http_address) as seen:
+        seen.show("tree")
+        seen.page.wait_for_selector("#icicle [data-node]")
+        nodes = seen.page.locator("#icicle [data-node]")
+        assert nodes.count() > demo.decode.stats().tree["nodes"] > 0
+        nodes.nth(nodes.count() - 1).click()
+        assert "tokens from the start" in seen.text("#tree-node")
+        picture(seen, "tree")
+
+        seen.show("sessions")
+        seen.page.wait_for_selector("#session-rows [data-request]")
+        turns = seen.page.locator("#session-rows [data-request]")
+        assert turns.count() == 2 * TURNS
+        # Sessions are listed youngest first, and each turn of the demo was followed by the crowd's.
+        last = turns.nth(2 * TURNS - 1)
+        last.click()
+        told = seen.text("#turn")
+        hit = demo.usages[TURNS - 1].hit
+        assert hit is not None and f"{hit.usable_tokens:,} (" in told
+        assert hit.lost is not None and hit.lost.eviction is not None
+        taker = hit.lost.eviction.taken_by
+        assert taker is not None and f"{taker} took its place" in told
+        demo.decode.client.explain(taker)
+        request = last.get_attribute("data-request")
+        picture(seen, "sessions")
+
+        seen.show("handovers")
+        seen.page.click(f"#handover-rows tr[data-key='{request}']")
+        seen.page.wait_for_selector("#gantt [data-window]")
+        transfer = demo.usages[TURNS - 1].transfer
+        assert transfer is not None
+        # A bar a window on each track; the demo's answer was pulled before its next turn.
+        pull = demo.decode.client.explain(request or "").pull
+        pulled = len(pull.sender.windows)
+        assert pulled > 0 and sum(w.bytes for w in pull.sender.windows) == (
+            demo.usages[TURNS - 1].pulled.bytes
+        )
+        windows = {"sender": transfer.windows, "receiver": transfer.windows}
+        for track, expected in {**windows, "giver": pulled, "puller": pulled}.items():
+            bars = seen.page.locator(f"#gantt [data-track={track}] [data-window]")
+            assert bars.count() == expected, track
+        phases = seen.page.locator("#gantt [data-track=receiver] [data-phase]").all_text_contents()
+        assert {"granted", "ready", "done", "verified"} <= {text.strip() for text in phases}
+        phases = seen.page.locator("#gantt [data-track=puller] [data-phase]").all_text_contents()
+        assert [text.strip() for text in phases] == ["granted", "done", "verified"]
+        picture(seen, "hand-over")
+
+        seen.show("faults")
+        seen.page.wait_for_selector("#fault-rows tbody tr")
+        assert "aborted" in seen.text("#fault-counts")
+        assert not seen.complaints and not seen.foreign
+
+
+def test_it_works_by_keyboard_and_in_the_dark(demo: Demo) -> None:
+    with opened(demo.decode.http_address, scheme="dark") as seen:
+        seen.page.wait_for_selector("[data-total=prompt]")
+        assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") != (
+            "rgb(255, 255, 255)"
+        )
+        seen.page.focus("#tab-overview")
+        for _ in range(3):
+            seen.page.keyboard.press("ArrowRight")
+        assert seen.page.get_attribute("#tab-requests", "aria-selected") == "true"
+        seen.page.wait_for_selector("#request-rows tbody tr")
+        seen.page.focus("#request-rows tbody tr")
+        seen.page.keyboard.press("Enter")
+        seen.page.wait_for_selector("#request dt")
+        assert "prompt" in seen.text("#request")
+        picture(seen, "request-dark")
+        assert not seen.complaints
+
+
+def test_a_prefill_node_shows_its_rooms(demo: Demo) -> None:
+    with opened(demo.prefill.http_address, "/#requests") as seen:
+        seen.page.wait_for_selector("#request-rows tbody tr")
+        rows = seen.page.locator("#request-rows tbody tr")
+        handed = [usage for usage in demo.usages if usage.transfer is not None]
+        assert rows.count() == len(handed) > 0
+        assert seen.text("#request-rows").count("handed on") == len(handed)
+        assert not seen.complaints and not seen.foreign
+
+
+def test_scripts_of_others_are_forbidden(demo: Demo) -> None:
+    with urllib.request.urlopen(f"http://{demo.decode.http_address}/", timeout=5) as reply:
+        assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
+
+
+def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answered(
+    demo: Demo,
+) -> None:
+    focused = "document.activeElement.dataset.node"
+    with opened(demo.decode.http_address, "/#tree") as seen:
+        seen.page.wait_for_selector("#icicle [data-node]")
+        # One box is in the tab order, whatever their number.
+        assert seen.page.locator("#icicle [tabindex='0']").count() == 1
+        seen.page.focus("#icicle [tabindex='0']")
+        path = [seen.page.evaluate(focused)]
+        for key in ("ArrowDown", "ArrowDown", "ArrowUp"):
+            seen.page.keyboard.press(key)
+            path.append(seen.page.evaluate(focused))
+        assert path[0] == "top" and path[3] == path[1] and len(set(path)) == 3
+        seen.page.keyboard.press("Enter")
+        assert path[1] in seen.text("#tree-node")
+        ended = int(seen.page.get_attribute("body", "data-ended") or 0)
+        whole = seen.page.get_attribute("#icicle [data-node=top]", "aria-label")
+        prompt = Prompt(token_ids=random_prompt(100, 5))
+        demo.decode.client.generate(prompt, max_new_tokens=1, ignore_eos=True).result()
+        seen.page.wait_for_selector(f"body[data-ended='{ended + 1}']")
+        seen.page.wait_for_selector(f"#icicle [data-node=top]:not([aria-label='{whole}'])")
+        assert seen.page.evaluate(focused) == path[1]
+        assert seen.page.get_attribute("#icicle .chosen", "data-node") == path[1]
+        assert not seen.complaints

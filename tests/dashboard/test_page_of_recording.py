@@ -1,0 +1,122 @@
+"""The page over a recording draws what the file tells: a hand-over with a wait at the layer
+barrier, what was hidden and what was not, the pull before it, and the eviction that cost a turn."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasuki.cli.recording.file_format import RecordingWriter
+from tasuki.dashboard.history.events import event_of
+from tasuki.engine import messages as m
+from tasuki.engine.messages import Eviction, LostState
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.transfer.timeline import (
+    BarrierWait,
+    HandoverTimeline,
+    LandedWindow,
+    Phase,
+    PhaseMark,
+    ReceiverTrack,
+    SenderTrack,
+    SentWindow,
+)
+
+from tests.harness.daemons import random_prompt
+from tests.harness.pages import opened
+
+ORDER = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
+SENT = tuple(
+    SentWindow(number, number, (finished,), 0, 2, number == 1, 512, finished, finished, flushed)
+    for number, (finished, flushed) in enumerate(((0.2, 0.3), (0.4, 0.6)))
+)
+LANDED = tuple(
+    LandedWindow(window.sequence, window.flushed_at, window.flushed_at + 0.05) for window in SENT
+)
+
+
+def phases(*names: Phase) -> tuple[PhaseMark, ...]:
+    return tuple(PhaseMark(name, 0.1 * number) for number, name in enumerate(names))
+
+
+HANDED = HandoverTimeline(
+    SenderTrack(phases(*ORDER), SENT),
+    ReceiverTrack(phases(*ORDER, Phase.VERIFIED), LANDED, (BarrierWait(1, 0.45, 0.65),)),
+)
+PULLED = HandoverTimeline(
+    SenderTrack(phases(Phase.GRANTED, Phase.ACCEPTED, Phase.DONE), SENT[:1]),
+    ReceiverTrack(phases(Phase.GRANTED, Phase.DONE, Phase.VERIFIED), LANDED[:1], ()),
+)
+
+
+def usage(name: str, usable: int) -> m.Finished:
+    gone = LostState(64, 2.0, Eviction(3, "checkpoint", "turn_end", 64, 1.0, 0.5, "thief"))
+    lost = gone if usable == 0 else None
+    causes = {"new": 36, **({"checkpoint_evicted": 64} if lost else {})}
+    hit = m.HitBreakdown(100, 64, usable, causes, None, lost)
+    sent = m.TransferReport(1024, 2, 2, 0.1, 0.2, HANDED)
+    pulled = m.PullReport(64, 512, 0.3, PULLED)
+    told = m.Usage(100, 5, hit, sent, "prefill", False, 0.2, 1.0, pulled)
+    return m.Finished(m.RequestId(name), m.FinishReason.STOP, told)
+
+
+def write_recording(path: Path) -> None:
+    prompt = random_prompt(100, 1)
+    with RecordingWriter(path, {"node": "decode", "role": "decode"}) as kept:
+        for number, (name, usable) in enumerate((("first", 64), ("second", 0))):
+            asked = m.Submit(m.RequestId(name), prompt, SamplingParams(), session="session 1")
+            for later, message in ((0, asked), (5, usage(name, usable))):
+                event = event_of(message)
+                assert event is not None
+                kept.add({**event, "at": 1000.0 + 60 * number + later})
+
+
+@contextmanager
+def replaying(path: Path) -> Iterator[str]:
+    """HOST:PORT of `tasuki replay`."""
+    command = (*(sys.executable, "-m", "tasuki.cli.main"), "replay", str(path))
+    serving = subprocess.Popen(
+        [*command, "--bind", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    )
+    assert serving.stdout is not None
+    try:
+        yield serving.stdout.readline().strip().removeprefix("http://").removesuffix("/")
+    finally:
+        serving.terminate()
+        assert serving.wait(15) == 0
+        serving.stdout.close()
+
+
+def test_a_recording_is_drawn_as_its_node_was(tmp_path: Path) -> None:
+    write_recording(tmp_path / "kept.jsonl.gz")
+    with replaying(tmp_path / "kept.jsonl.gz") as address, opened(address, "/#handovers") as seen:
+        seen.page.click("#handover-rows tr[data-key=second]")
+        seen.page.wait_for_selector("#gantt [data-track=puller]")
+
+        def drawn(track: str) -> dict[str, int]:
+            bars = seen.page.locator(f"#gantt [data-track={track}] g rect")
+            kinds = [bars.nth(index).get_attribute("class") or "" for index in range(bars.count())]
+            return {kind: kinds.count(kind) for kind in kinds}
+
+        # The first window left while the second layer was computed, the second one after it.
+        assert drawn("sender") == {"hidden-time": 1, "exposed-time": 1, "tick": 2}
+        assert drawn("receiver") == {"landed": 2, "wait": 1}
+        assert drawn("giver") == {"exposed-time": 1} and drawn("puller") == {"landed": 1}
+        assert "waited for layer 1" in seen.page.content()
+        marks = seen.page.locator("#gantt [data-track=receiver] [data-phase]").all_text_contents()
+        assert marks == [phase.name.lower() for phase in (*ORDER, Phase.VERIFIED)]
+
+        seen.show("sessions")
+        seen.page.wait_for_selector("#session-rows [data-request]")
+        assert seen.page.locator("#session-rows text", has_text="▼").count() == 1
+        assert seen.page.locator("#session-rows [tabindex='0']").count() == 1
+        seen.page.focus("#session-rows [tabindex='0']")
+        for key, request in (("ArrowLeft", "first"), ("ArrowRight", "second")):
+            seen.page.keyboard.press(key)
+            assert seen.page.evaluate("document.activeElement.dataset.request") == request
+        seen.page.keyboard.press("Enter")
+        assert "thief took its place" in seen.text("#turn")
+        seen.show("tree")
+        seen.page.wait_for_selector("#icicle:has-text('a recording holds no tree')")
+        assert not seen.foreign

@@ -1,0 +1,213 @@
+"""What is shipped for Kubernetes and systemd: rendered, held against schemas, and its flags parsed.
+
+LeaderWorkerSet's own fields are checked against its published API (v1); its pods, as every other
+kind, against Kubernetes' own schemas.
+"""
+
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tasuki.decode_node.config import DecodeConfig
+from tasuki.engine.config import EngineConfig
+from tasuki.prefill_node.config import PrefillConfig
+from tasuki.server.config import FrontConfig
+from tasuki.utils.config.flags import parse_configs
+
+jsonschema = pytest.importorskip("jsonschema", reason="kubernetes-validate is not installed")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KUBERNETES, SYSTEMD = DEPLOY / "kubernetes", DEPLOY / "systemd"
+VERSION = "1.31"
+CONFIGS = {"prefill": PrefillConfig, "decode": DecodeConfig}
+COUNT = {"type": "integer", "minimum": 0}
+COUNT_OR_SHARE = {"oneOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]}
+LEADER_WORKER_SET = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "additionalProperties": False,
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "metadata": {"type": "object", "required": ["name"]},
+        "spec": {
+            "type": "object",
+            "required": ["leaderWorkerTemplate"],
+            "additionalProperties": False,
+            "properties": {
+                "replicas": COUNT,
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "networkConfig": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {"subdomainPolicy": {"enum": ["Shared", "UniquePerReplica"]}},
+                },
+                "rolloutStrategy": {
+                    "type": "object",
+                    "required": ["type"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "type": {"const": "RollingUpdate"},
+                        "rollingUpdateConfiguration": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "partition": COUNT,
+                                "maxUnavailable": COUNT_OR_SHARE,
+                                "maxSurge": COUNT_OR_SHARE,
+                            },
+                        },
+                    },
+                },
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "required": ["workerTemplate"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {
+                            "enum": [
+                                "Default",
+                                "RecreateGroupOnPodRestart",
+                                "RecreateGroupAfterStart",
+                                "None",
+                            ]
+                        },
+                        "leaderTemplate": {"type": "object"},
+                        "workerTemplate": {"type": "object"},
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+@cache
+def rendered() -> tuple[dict[str, Any], ...]:
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not installed: install Debian's kubernetes-client")
+    run = subprocess.run(
+        [program, "kustomize", str(KUBERNETES)], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    return tuple(yaml.safe_load_all(run.stdout))
+
+
+def of(kind: str, name: str) -> dict[str, Any]:
+    (found,) = [
+        item for item in rendered() if item["kind"] == kind and item["metadata"]["name"] == name
+    ]
+    return found
+
+
+def pod_of(role: str) -> dict[str, Any]:
+    template = of("LeaderWorkerSet", f"tasuki-{role}")["spec"]["leaderWorkerTemplate"]
+    pod: dict[str, Any] = template["workerTemplate"]
+    return pod
+
+
+def validate(item: dict[str, Any]) -> None:
+    kubernetes_validate.validate(item, VERSION, strict=True)
+
+
+def parsed(role: str, flags: Sequence[str]) -> tuple[Any, ...]:
+    """As the daemon reads them; exits where one is wrong."""
+    return parse_configs(f"tasuki {role}", "", flags, EngineConfig, FrontConfig, CONFIGS[role])
+
+
+def test_every_object_fits_its_schema() -> None:
+    kinds = sorted(item["kind"] for item in rendered())
+    assert kinds.count("LeaderWorkerSet") == kinds.count("PodDisruptionBudget") == 2
+    for item in rendered():
+        if item["kind"] != "LeaderWorkerSet":
+            validate(item)
+            continue
+        jsonschema.validate(item, LEADER_WORKER_SET)
+        pod = item["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+        name = {"name": item["metadata"]["name"]}
+        validate({"apiVersion": "v1", "kind": "PodTemplate", "metadata": name, "template": pod})
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    budget = of("PodDisruptionBudget", "tasuki-decode")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate({**budget, "spec": {**budget["spec"], "minAvailabel": 1}})
+    workers = of("LeaderWorkerSet", "tasuki-decode")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(
+            {**workers, "spec": {**workers["spec"], "replica": 1}}, LEADER_WORKER_SET
+        )
+
+
+@pytest.mark.parametrize("role", [*CONFIGS])
+def test_a_pod_starts_a_node_whose_flags_exist(role: str, tmp_path: Path) -> None:
+    pod = pod_of(role)
+    (container,) = pod["spec"]["containers"]
+    command, *flags = [argument.replace("$(POD_NAME)", "pod-0") for argument in container["args"]]
+    assert command == role
+    (volume,) = [v for v in pod["spec"]["volumes"] if v["name"] == "config"]
+    settings = of("ConfigMap", volume["configMap"]["name"])["data"][f"{role}.toml"]
+    (tmp_path / f"{role}.toml").write_text(settings, encoding="utf-8")
+    here = [flag.replace("/config", str(tmp_path)) for flag in flags]
+    engine, front, node = parsed(role, here)
+    assert engine.model == "/model" and node.name == "pod-0" and node.etcd.startswith("http://")
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert front.bind.endswith(f":{ports['grpc']}")
+    assert front.http_bind.endswith(f":{ports['http']}")
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["path"] in ("/health", "/ready") and asked["scheme"] == "HTTPS"
+    assert front.tls_cert and pod["spec"]["terminationGracePeriodSeconds"] > front.drain_timeout
+    mounted = {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == mounted
+
+
+def test_budgets_and_the_front_door_choose_pods_that_exist() -> None:
+    for role in CONFIGS:
+        labels = pod_of(role)["metadata"]["labels"]
+        budget = of("PodDisruptionBudget", f"tasuki-{role}")["spec"]
+        assert budget["selector"]["matchLabels"].items() <= labels.items()
+        workers = of("LeaderWorkerSet", f"tasuki-{role}")["spec"]
+        assert budget["minAvailable"] < workers["replicas"], "or no node could ever be drained"
+    door = of("Service", "tasuki")["spec"]
+    assert door["selector"].items() <= pod_of("decode")["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("role", [*CONFIGS])
+def test_a_unit_is_one_that_systemd_takes(role: str, tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    name = f"tasuki-{role}.service"
+    text = (SYSTEMD / name).read_text(encoding="utf-8")
+    # What it starts, and as whom, is not on this machine.
+    here = text.replace("/opt/tasuki/bin/tasuki", "/bin/true").replace("=tasuki\n", "=root\n")
+    (tmp_path / name).write_text(here, encoding="utf-8")
+    for command in (["verify", "--man=no"], ["security", "--offline=true", "--threshold=40"]):
+        run = subprocess.run(
+            [program, *command, str(tmp_path / name)], capture_output=True, text=True, timeout=60
+        )
+        assert run.returncode == 0 and "Unknown" not in run.stderr, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("role", [*CONFIGS])
+def test_a_unit_starts_a_node_whose_settings_exist(role: str) -> None:
+    unit = (SYSTEMD / f"tasuki-{role}.service").read_text(encoding="utf-8")
+    (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    _, command, *flags = line.removeprefix("ExecStart=").split()
+    assert command == role
+    here = [flag.replace("/etc/tasuki", str(SYSTEMD)) for flag in flags]
+    _, front, _ = parsed(role, here)
+    settings = tomllib.loads((SYSTEMD / f"{role}.toml").read_text(encoding="utf-8"))
+    assert front.bind == settings["bind"]
+    (stop,) = [line for line in unit.splitlines() if line.startswith("TimeoutStopSec=")]
+    assert int(stop.split("=")[1]) > front.drain_timeout

@@ -1,0 +1,54 @@
+"""The examples run as their first lines say, and show what they claim to show."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.daemons import Node, flags
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PAIR = re.compile(r"(\d+) prompt tokens, (\d+) cached")
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    running = Node("serve", *flags(), "--http-bind", "127.0.0.1:0").wait_ready()
+    yield running
+    assert running.stop() == 0
+
+
+def said(name: str, *words: str) -> str:
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def counted(text: str) -> list[tuple[int, int]]:
+    return [(int(prompt), int(cached)) for prompt, cached in PAIR.findall(text)]
+
+
+def test_the_tool_agent_finds_its_prefix_again(node: Node) -> None:
+    pytest.importorskip("openai", reason="the openai client is not installed")
+    rounds = counted(said("tool_agent.py", f"http://{node.http_address}/v1"))
+    assert len(rounds) >= 2
+    (prompt, cached) = rounds[len(rounds) // 2]
+    assert cached >= prompt - 64, "the second time only the end is computed"
+
+
+def test_forked_agents_share_what_came_before(node: Node) -> None:
+    parent, *children = counted(said("forked_agents.py", node.address))
+    assert len(children) == 3 and parent[1] < parent[0]
+    for prompt, cached in children:
+        assert prompt > parent[0] and cached >= parent[0]
+
+
+def test_the_benchmark_loop_tells_a_row_a_turn(node: Node) -> None:
+    rows = said("benchmark_loop.py", node.address, "2", "3").splitlines()[1:]
+    shares = [float(row.split()[-1].rstrip("%")) for row in rows]
+    assert len(shares) == 3 and shares[0] == 0 and min(shares[1:]) > 80

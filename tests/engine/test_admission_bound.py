@@ -1,0 +1,71 @@
+"""The longest request that is taken, to the token: one that just fits is answered, one longer is
+refused with the number that would fit, before it holds anything."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tasuki.engine import messages as m
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
+from tasuki.model.ops.sampling.params import SamplingParams
+
+from tests.harness.engine_pair import engine_pair
+from tests.harness.engines import Lone, submit, tiny_parts
+
+CONTEXT = 256
+
+
+def prompt(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(0, 128, length).tolist()
+
+
+def bounded(by: str, role: Role = Role.FUSED) -> Lone:
+    """An engine whose requests the model's context bounds, or the arena."""
+    if by == "context":
+        parts = tiny_parts()
+        parts = replace(parts, model_config=replace(parts.model_config, max_position=CONTEXT))
+    else:
+        parts = tiny_parts(arena_mib=8.5 * tiny_parts().arena.layout.slab_bytes / 2**20)
+    return Lone(EngineConfig(model="tiny", dtype="float32"), role, parts)
+
+
+@pytest.mark.parametrize("new", [1, 4])
+@pytest.mark.parametrize("by", ["context", "arena"])
+def test_the_bound_is_exact(by: str, new: int) -> None:
+    engine = bounded(by)
+    most = engine.engine.max_request_tokens
+    if by == "context":
+        assert most == CONTEXT
+    else:
+        assert 64 < most < 4096
+    # The answer's last token is never forwarded.
+    fits = most - new + 1
+    engine.post(submit("fits", prompt(fits), new))
+    engine.run()
+    assert len(engine.tokens("fits")) == new
+    for name, length, tokens in (("longer", fits + 1, new), ("more", fits, new + 1)):
+        engine.post(submit(name, prompt(length), tokens))
+        error = engine.rejected(name)
+        assert error.kind is m.ErrorKind.TOO_LONG
+        assert f"needs {most + 1}, but at most {most} fit" in error.message
+    engine.assert_at_rest()
+
+
+def test_a_room_s_bound_is_exact() -> None:
+    parts = tiny_parts()
+    short = replace(parts, model_config=replace(parts.model_config, max_position=CONTEXT))
+    with engine_pair(short, tiny_parts()) as pair:
+
+        def reserve(room: int, length: int) -> m.Outbox:
+            ticket = m.Ticket(m.RoomId(room), 1, 0, SamplingParams(), b"")
+            pair.prefill.post(m.PrefillReserve(ticket, np.array(prompt(length), np.int32)))
+            pair.prefill.step()
+            said = pair.prefill.said[-1]
+            pair.prefill.post(m.PrefillEnd(m.RoomId(room)))
+            return said
+
+        assert isinstance(reserve(1, CONTEXT), m.PrefillAccepted)
+        refused = reserve(2, CONTEXT + 1)
+        assert isinstance(refused, m.PrefillRefused)
+        assert refused.error.kind is m.ErrorKind.TOO_LONG

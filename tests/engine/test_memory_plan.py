@@ -1,0 +1,111 @@
+"""The memory plan counts what an engine would allocate, and `serve --dry-run` prints it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tasuki.cli import main as cli
+from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.weights.layers import ModelWeights
+from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.weights.weight_sizes import WeightSizes, tensors
+from tasuki.server.daemon.dry_run import GPUS
+
+from tests.harness.engines import TINY, tiny_parts
+from tests.harness.model_shapes import MOE
+
+H200 = GPUS["h200"] * MIB
+
+
+def plan(model: str = "9b", device: int = H200, **changes: int) -> MemoryPlan:
+    config = EngineConfig(arena_mib=64 * 1024, **changes)  # type: ignore[arg-type]
+    return MemoryPlan.of(published_or_folder(model), config, device, Role.FUSED)
+
+
+def allocated(weights: ModelWeights) -> int:
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors(weights)}.values())
+
+
+@pytest.mark.parametrize("shape", [ModelConfig.from_dict(TINY), MOE], ids=["tied", "moe"])
+def test_weights_are_counted_as_they_are_allocated(shape: ModelConfig) -> None:
+    weights = random_weights(shape, 1, torch.bfloat16)
+    assert WeightSizes.of(shape, torch.bfloat16).total == allocated(weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "active"),
+    [("4b", 8.4, 8.4), ("9b", 17.9, 15.9), ("35b-a3b", 69.3, 5.9), ("397b-a17b", 793, 32.6)],
+)
+def test_published_weights_have_their_published_bytes(
+    name: str, gigabytes: float, active: float
+) -> None:
+    sizes = WeightSizes.of(published_or_folder(name), torch.bfloat16)
+    assert sizes.total / 1e9 == pytest.approx(gigabytes, rel=0.01)
+    assert sizes.step_bytes(1) / 1e9 == pytest.approx(active, rel=0.01)
+    assert sizes.step_bytes(1) <= sizes.step_bytes(64) <= sizes.total
+
+
+def test_the_arena_is_counted_as_it_is_allocated() -> None:
+    arena = tiny_parts(arena_mib=4).arena
+    config = EngineConfig(arena_mib=4, dtype="float32")
+    counted = MemoryPlan.of(ModelConfig.from_dict(TINY), config, H200, Role.FUSED)
+    assert counted.arena == arena.bytes.nbytes
+    assert counted.slabs(counted.arena) == arena.slabs
+
+
+def test_everything_together_stays_within_the_gpu() -> None:
+    full = plan()
+    parts = (full.weights, full.workspace, full.graphs, full.context, full.fitting_arena)
+    assert 0.95 * H200 < sum(parts) <= H200
+    assert full.fits
+    assert not plan("35b-a3b", device=80_000 * MIB).fits
+    assert plan("397b-a17b").fitting_arena == 0
+
+
+def test_longer_chunks_and_more_requests_leave_less_for_the_arena() -> None:
+    assert plan(prefill_chunk_tokens=8192).fitting_arena < plan().fitting_arena
+    assert plan(max_batch=256).fitting_arena < plan(max_batch=1).fitting_arena
+
+
+def test_requests_that_run_at_a_time_fill_the_slabs() -> None:
+    full = plan()
+    running = full.requests(full.arena, 50_000)
+    pages_of_one = 782 + 2 * full.layout.pages_per_slab
+    assert running * pages_of_one <= full.pages(full.arena) < (running + 1) * pages_of_one
+    one_slot = replace(full, working_slots=1)
+    assert one_slot.requests(full.arena, 64) > full.requests(full.arena, 64)
+
+
+def test_the_dry_run_prints_the_plan_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--dry-run", "--model", "9b", "--gpu", "h200"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("weights", "arena", "slots", "pages", "graphs", "workspace", "the plan fits"):
+        assert word in printed
+    assert "17079 MiB" in printed
+
+
+def test_the_dry_run_says_what_would_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["serve", "--dry-run", "--model", "35b-a3b", "--gpu", "98304"]
+    assert cli.main([*flags, "--arena-mib", "60000"]) == 0
+    fitting = capsys.readouterr().out.split("--arena-mib ")[1].split()[0]
+    assert cli.main([*flags, "--arena-mib", fitting]) == 0
+    assert "the plan fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ([], "--model"),
+        (["--model", "12b", "--gpu", "h200"], next(iter(PUBLISHED))),
+        (["--model", "9b", "--gpu", "h2000"], "h200"),
+    ],
+)
+def test_the_dry_run_names_what_to_mend(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "--dry-run", *flags]) == 1
+    assert named in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""A request that is not begun in time ends with a typed error, wherever it waits; one that was
+begun never does."""
+
+import time
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+from tasuki.engine import messages as m
+from tasuki.engine.build import EngineParts, build_engine
+from tasuki.engine.config import EngineConfigError
+from tasuki.engine.request import Request
+from tasuki.engine.role import Role
+from tasuki.engine.scheduling.queue_limit import QueueLimit
+from tasuki.engine.thread import EngineThread
+from tasuki.model.ops.sampling.params import SamplingParams
+
+from tests.handover.test_pulls import prompt_of, reserve, sender_over
+from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+
+SOON = 0.05
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(name: str) -> Request:
+    return Request(m.RequestId(name), np.ones(3, dtype=np.int32), SamplingParams())
+
+
+def test_who_waits_too_long_is_due_once_and_in_order() -> None:
+    clock = Clock()
+    limit = QueueLimit(60.0, clock)
+    assert limit.idle_seconds is None
+    first, second = request("first"), request("second")
+    limit.entered(first)
+    clock.now += 30
+    limit.entered(second)
+    assert limit.idle_seconds == 30.0
+    assert limit.overdue([first, second]) == []
+    clock.now += 30
+    assert limit.idle_seconds == 0.0
+    assert limit.overdue([first, second]) == [first]
+    assert limit.idle_seconds == 30.0
+    clock.now += 30
+    assert limit.overdue([second]) == [second]
+    assert limit.idle_seconds is None
+
+
+def test_who_was_begun_once_waits_as_long_as_it_takes() -> None:
+    clock = Clock()
+    limit = QueueLimit(60.0, clock)
+    begun, answered = request("begun"), request("answered")
+    begun.started = (clock.now, 0)
+    answered.output.append(7)
+    for waiting in (begun, answered):
+        limit.entered(waiting)
+    clock.now += 1000
+    assert limit.overdue([begun, answered]) == []
+
+
+def test_who_comes_back_from_another_nodes_queue_waits_anew() -> None:
+    clock = Clock()
+    limit = QueueLimit(60.0, clock)
+    waiting = request("back")
+    limit.entered(waiting)
+    clock.now += 59
+    limit.entered(waiting)
+    clock.now += 59
+    assert limit.overdue([waiting]) == []
+    clock.now += 1
+    assert limit.overdue([waiting]) == [waiting]
+
+
+def test_a_request_that_is_never_begun_ends_and_the_running_one_goes_on(tmp_path: Path) -> None:
+    config = engine_config(tmp_path, max_batch=1, queue_timeout=SOON)
+    engine = Lone(config, Role.FUSED, tiny_parts())
+    prompt = prompt_of(40)
+    alone = Lone(engine_config(tmp_path, max_batch=1), Role.FUSED, tiny_parts())
+    alone.post(submit("runs", prompt, 12))
+    alone.run()
+    engine.post(submit("runs", prompt, 12))
+    engine.step()
+    engine.post(submit("waits", prompt_of(40, seed=2), 4))
+    time.sleep(2 * SOON)
+    engine.run()
+    assert engine.tokens("runs") == alone.tokens("runs") and len(engine.tokens("runs")) == 12
+    error = engine.rejected("waits")
+    assert error.kind is m.ErrorKind.QUEUE_TIMEOUT and "--queue-timeout" in error.message
+    assert not engine.tokens("waits")
+
+
+ROOMS = 40
+"""More than the arena has slots for: the last ones wait, and nothing runs until one is granted."""
+
+
+def rooms() -> list[m.PrefillReserve]:
+    return [reserve(prompt_of(100, seed=room), 0, m.RoomId(room)) for room in range(1, ROOMS + 1)]
+
+
+def few_slots() -> EngineParts:
+    return tiny_parts(arena_mib=0.5)
+
+
+def test_a_room_behind_those_that_hold_all_is_refused_for_its_queue(tmp_path: Path) -> None:
+    parts = few_slots()
+    config = engine_config(tmp_path, queue_timeout=SOON, max_batch=2 * ROOMS)
+    node = Lone(config, Role.PREFILL, parts, sender_over(parts))
+    for asked in rooms():
+        node.post(asked)
+    node.run()
+    held = [a.room for a in node.said if isinstance(a, m.PrefillAccepted)]
+    assert 0 < len(held) < ROOMS
+    time.sleep(2 * SOON)
+    node.run()
+    refused = [r for r in node.said if isinstance(r, m.PrefillRefused)]
+    assert {r.error.kind for r in refused} == {m.ErrorKind.QUEUE_TIMEOUT}
+    assert [r.room for r in refused] == [room for room in range(1, ROOMS + 1) if room not in held]
+    for room in range(1, ROOMS + 1):
+        node.post(m.PrefillEnd(m.RoomId(room)))
+    node.run()
+    assert len([e for e in node.said if isinstance(e, m.RoomEnded)]) == ROOMS
+
+
+def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -> None:
+    """No message comes and no forward runs while the last rooms wait."""
+    parts = few_slots()
+    config = engine_config(tmp_path, queue_timeout=0.3, max_batch=2 * ROOMS)
+    engine = build_engine(config, Role.PREFILL, parts, sender_over(parts))
+    said: SimpleQueue[m.Outbox] = SimpleQueue()
+    failures: list[str] = []
+    thread = EngineThread(engine, said.put, failures.append)
+    thread.start()
+    try:
+        for asked in rooms():
+            thread.post(asked)
+        # Empty where the engine sleeps on.
+        while not isinstance(message := said.get(timeout=10), m.PrefillRefused):
+            pass
+    finally:
+        thread.stop()
+    assert message.error.kind is m.ErrorKind.QUEUE_TIMEOUT and not failures
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_queue_timeout_that_is_none_is_refused(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(EngineConfigError, match="queue_timeout"):
+        engine_config(tmp_path, queue_timeout=seconds)

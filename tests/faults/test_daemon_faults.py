@@ -1,0 +1,267 @@
+"""Death, departure and disagreement of real daemons: a slower answer, the same tokens, nothing
+held."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tasuki.cli.embedded import embedded_model
+from tasuki.client.answer import AnswerStream
+from tasuki.client.errors import ClientError
+from tasuki.proto import inference_pb2 as pb
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from tests.harness.daemons import Node, Pair, Question, asked, flags, questions, until
+
+pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+
+LONG, MIDDLE, SHORT = range(3)
+LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
+REFUSED = pb.PREFILL_NODE_STATE_REFUSED
+LAYERS = 8
+ENDLESS = 5000
+"""Tokens of an answer that would outlast every deadline here, were it not ended."""
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[Question, ...]:
+    return questions((2000, 1000, 600))
+
+
+@pytest.fixture(scope="module")
+def standing(told: tuple[Question, ...]) -> Iterator[Pair]:
+    pair = Pair(told)
+    yield pair
+    pair.stop()
+
+
+@pytest.fixture
+def pair(standing: Pair) -> Iterator[Pair]:
+    """Both nodes alive, connected and at rest, before and after."""
+    standing.mend()
+    yield standing
+    standing.assert_at_rest()
+
+
+def read(stream: AnswerStream, tokens: int) -> None:
+    """Until so many tokens have reached the client."""
+    pieces = iter(stream)
+    while tokens > 0:
+        tokens -= len(next(pieces).token_ids)
+
+
+def kill_prefill(pair: Pair) -> None:
+    """And see that the decode node knows within a second."""
+    killed = pair.prefill.kill()
+    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 1.0)
+    assert time.monotonic() - killed < 1.0
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_prefill_dies_while_one_prompt_is_in_its_first_chunk_and_one_queues(pair: Pair) -> None:
+    first = pair.ask(LONG)
+    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
+    second = pair.ask(SHORT)
+    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
+    assert pair.decode.requests("AwaitingPrefill") == 1
+    kill_prefill(pair)
+    for number, stream in ((LONG, first), (SHORT, second)):
+        usage = pair.right(number, stream).usage
+        assert usage.local_fallback and usage.prefilled_on == "local" and usage.transfer is None
+    pair.decode.assert_at_rest()
+
+
+def test_prefill_dies_in_the_middle_of_the_transfer_and_is_found_again(pair: Pair) -> None:
+    before = pair.decode.landed()
+    stream = pair.ask(LONG)
+    until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
+    assert pair.decode.requests("Receiving") == 1
+    kill_prefill(pair)
+    assert pair.right(LONG, stream).usage.local_fallback
+    pair.decode.assert_at_rest()
+    # Nobody is there: no hand-over is tried, so none is lost.
+    alone = pair.right(SHORT, pair.ask(SHORT)).usage
+    assert alone.prefilled_on == "local" and not alone.local_fallback
+
+    pair.mend()
+    usage = pair.right(SHORT, pair.ask(SHORT)).usage
+    assert usage.prefilled_on == "prefill" and not usage.local_fallback
+    assert usage.transfer is not None and usage.transfer.bytes > 0
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_prefill_dies_after_the_first_token(pair: Pair, tokens: int) -> None:
+    stream = pair.ask(MIDDLE)
+    read(stream, tokens)
+    kill_prefill(pair)
+    usage = pair.right(MIDDLE, stream).usage
+    if tokens > 1:
+        # The second token comes after Done: everything needed is here.
+        assert usage.prefilled_on == "prefill" and not usage.local_fallback
+    pair.decode.assert_at_rest()
+
+
+def test_prefill_dies_under_many_requests(pair: Pair) -> None:
+    numbers = [MIDDLE, LONG, MIDDLE, SHORT, SHORT]
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        streams = [pair.ask(numbers[0])]
+        until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
+        # The first decodes while another is handed over and others queue.
+        streams += [pair.ask(number) for number in numbers[1:]]
+        answers = [pool.submit(pair.right, n, s) for n, s in zip(numbers, streams, strict=True)]
+        until(lambda: pair.decode.requests("Decoding") > 0, pair.decode.story)
+        until(lambda: pair.decode.requests("Receiving") > 0, pair.decode.story)
+        kill_prefill(pair)
+        lost = [answer.result().usage.local_fallback for answer in answers]
+    assert lost[0] is False and lost.count(True) >= 3
+    pair.decode.assert_at_rest()
+
+
+def test_a_frozen_prefill_node_is_fenced_by_its_lease_and_may_come_back(pair: Pair) -> None:
+    before = pair.decode.landed()
+    stream = pair.ask(LONG)
+    until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
+    os.kill(pair.prefill.pid, signal.SIGSTOP)
+    try:
+        # It lives, so only the end of its lease proves that it writes no more.
+        until(lambda: pair.decode.stats().pages["quarantined"] > 0, pair.decode.story)
+        assert pair.right(LONG, stream).usage.local_fallback
+        pair.decode.assert_at_rest(10.0)
+    finally:
+        os.kill(pair.prefill.pid, signal.SIGCONT)
+    until(lambda: pair.prefill_state() == CONNECTED, "not connected again")
+    pair.prefill.assert_at_rest()
+    assert pair.right(SHORT, pair.ask(SHORT)).usage.prefilled_on == "prefill"
+
+
+def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
+    before = pair.decode.landed()
+    streams = [pair.ask(LONG)]
+    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
+    streams.append(pair.ask(MIDDLE))
+    until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
+    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
+    pair.decode.kill()
+    for stream in streams:
+        with pytest.raises(ClientError):
+            stream.result()
+    pair.prefill.assert_at_rest()
+
+    pair.mend()
+    usage = pair.right(MIDDLE, pair.ask(MIDDLE)).usage
+    assert usage.prefilled_on == "prefill" and not usage.local_fallback
+
+
+def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
+    leased = pair.prefill.stats().tree["leased_requests"]
+    first = pair.ask(LONG)
+    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
+    second = pair.ask(MIDDLE, ENDLESS)
+    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
+    second.cancel()
+    until(lambda: pair.prefill.requests("Waiting") == 0, pair.prefill.story, 2.0)
+    until(lambda: pair.decode.requests("AwaitingPrefill") == 0, pair.decode.story, 2.0)
+    # Whoever was not cancelled is not disturbed.
+    assert not pair.right(LONG, first).usage.local_fallback
+    pair.assert_at_rest()
+    assert pair.prefill.stats().tree["leased_requests"] == leased + 1
+
+
+def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
+    before, kept = pair.decode.landed(), pair.prefill.stats().tree["checkpoints"]
+    stream = pair.ask(LONG, ENDLESS)
+    until(lambda: pair.decode.landed() > before + 2 * LAYERS, pair.decode.story)
+    assert pair.decode.requests("Receiving") == 1
+    stream.cancel()
+    until(pair.prefill.at_rest, pair.prefill.story, 2.0)
+    # It did not go on to the prompt's end.
+    assert pair.prefill.stats().tree["checkpoints"] == kept
+    until(pair.decode.at_rest, pair.decode.story, 2.0)
+
+
+def test_a_client_leaves_while_its_answer_is_made(pair: Pair) -> None:
+    stream = pair.ask(SHORT, ENDLESS)
+    read(stream, 3)
+    assert pair.decode.requests("Decoding") == 1
+    stream.cancel()
+    until(pair.decode.at_rest, pair.decode.story, 2.0)
+    pair.prefill.assert_at_rest()
+
+
+def test_clients_leave_at_many_moments(pair: Pair) -> None:
+    for moment in range(16):
+        stream = pair.ask(SHORT, ENDLESS)
+        time.sleep(0.004 * moment)
+        stream.cancel()
+    pair.assert_at_rest()
+    assert pair.right(SHORT, pair.ask(SHORT)).usage.prefilled_on == "prefill"
+
+
+def test_sigterm_lets_what_is_in_flight_end(pair: Pair) -> None:
+    stream = pair.ask(LONG)
+    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
+    pair.prefill.ask_to_stop()
+    late = pair.ask(SHORT)
+    usage = pair.right(LONG, stream).usage
+    assert usage.prefilled_on == "prefill" and not usage.local_fallback
+    # Whether it came before the signal or was refused after it, it is answered.
+    pair.right(SHORT, late)
+    assert pair.prefill.stop() == 0
+    assert gone(pair.prefill.pid)
+    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 1.0)
+
+    stream = pair.ask(SHORT)
+    read(stream, 1)
+    pair.decode.ask_to_stop()
+    assert pair.right(SHORT, stream).usage.prefilled_on == "local"
+    assert pair.decode.stop() == 0
+    assert gone(pair.decode.pid)
+
+
+def test_a_node_of_another_contract_is_refused_by_name(
+    told: tuple[Question, ...], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(embedded_model(), other)
+    weights = load_file(other / "model.safetensors")
+    name = min(weights)
+    weights[name].flatten()[0] += 1
+    save_file(weights, other / "model.safetensors")
+
+    prefills = [Node("prefill", *flags(other)), Node("prefill", *flags(dtype="bfloat16"))]
+    nodes = [*prefills]
+    try:
+        targets = ",".join(node.wait_ready().address for node in prefills)
+        nodes.append(Node("decode", *flags(), "--prefill", targets).wait_ready())
+        decode = nodes[-1]
+        question = told[SHORT]
+        answer = asked(decode, question.prompt, b"").result()
+        assert answer.token_ids == question.tokens
+        assert answer.usage.prefilled_on == "local" and not answer.usage.local_fallback
+        seen = decode.stats().prefill_nodes
+        assert [node.address for node in seen] == [node.address for node in prefills]
+        assert [node.state for node in seen] == [REFUSED, REFUSED]
+        differing = [{item.field for item in node.differences} for node in seen]
+        assert differing[0] == {"weights_digest"}
+        assert {"kv_dtype", "conv_dtype"} <= differing[1] and "weights_digest" not in differing[1]
+        assert all(item.ours != item.theirs for node in seen for item in node.differences)
+        for node in prefills:
+            assert node.stats().tree["leased_requests"] == 0
+            node.assert_at_rest()
+        decode.assert_at_rest()
+        assert not any(decode.stats().windows.values())
+    finally:
+        assert [node.stop() for node in nodes] == [0] * len(nodes)

@@ -1,0 +1,58 @@
+"""Logs that cannot be written stop nothing: both daemons serve with their stderr on a full disk."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from tests.harness.daemons import flags, random_prompt
+
+FULL_DISK = Path("/dev/full")
+
+
+@contextmanager
+def logging_to_a_full_disk(command: str, *more: str) -> Iterator[str]:
+    """Its HOST:PORT."""
+    arguments = [command, *flags(arena_mib=16), *more, "--bind", "127.0.0.1:0"]
+    with (
+        FULL_DISK.open("w") as full,
+        subprocess.Popen(
+            [sys.executable, "-m", "tasuki.cli.main", *arguments, "--exit-with-parent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["ready"]
+        finally:
+            process.terminate()
+            assert process.wait(15) == 0
+
+
+@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="needs /dev/full")
+def test_a_full_disk_for_logs_stops_nothing() -> None:
+    prompt = Prompt(token_ids=random_prompt(200, 0))
+    with (
+        logging_to_a_full_disk("prefill") as prefill,
+        # Both log each other's coming, and the loss at the end.
+        logging_to_a_full_disk("decode", "--prefill", prefill) as decode,
+        Client(decode) as client,
+    ):
+        answers = [
+            client.generate(prompt, max_new_tokens=8, ignore_eos=True, cache_salt=salt).result()
+            for salt in (b"a", b"b")
+        ]
+    assert len(answers[0].token_ids) == 8
+    assert answers[0].token_ids == answers[1].token_ids
+    assert [answer.usage.prefilled_on for answer in answers] == ["prefill", "prefill"]

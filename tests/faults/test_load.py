@@ -1,0 +1,116 @@
+"""Many streams at once, readers that do not read, storms of aborts, nodes that come and go.
+
+The long one is `make load`: 256 streams for five minutes.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from tasuki.client.prompt import Prompt
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from scripts.load.load import load
+from scripts.load.memory import MemoryTrail
+from scripts.load.nodes import Nodes
+from scripts.load.tally import Tally
+from tests.harness.daemons import random_prompt, until
+
+STORM = 500
+ENDLESS = 5000
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    if installed_package() is None:
+        pytest.skip("NIXL is not installed")
+    with Nodes(arena_mib=256) as running:
+        yield running
+
+
+def answer_seconds(nodes: Nodes) -> float:
+    begun = time.monotonic()
+    answer = nodes.decode.client.generate(
+        Prompt(token_ids=random_prompt(48, 3)), max_new_tokens=24, ignore_eos=True
+    ).result()
+    assert len(answer.token_ids) == 24
+    return time.monotonic() - begun
+
+
+def test_sixty_four_streams_at_once_lose_no_turn(nodes: Nodes) -> None:
+    tally = asyncio.run(load(nodes, streams=64, seconds=1.0))
+    assert tally.good and tally.again == 0, str(tally)
+    assert tally.turns >= 64 and tally.cached_tokens > 0, str(tally)
+    nodes.assert_at_rest()
+
+
+def test_a_reader_that_does_not_read_stalls_nobody(nodes: Nodes) -> None:
+    alone = min(answer_seconds(nodes) for _ in range(3))
+    host, port = nodes.decode.http_address.split(":")
+    body = '{"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": true, "stream": true}'
+    with socket.create_connection((host, int(port))) as deaf:
+        # A window that a few chunks fill.
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        deaf.sendall(
+            (
+                f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+            ).encode()
+        )
+        stream = nodes.decode.client.generate(
+            Prompt(token_ids=random_prompt(32, 5)), max_new_tokens=ENDLESS, ignore_eos=True
+        )
+        until(lambda: sum(nodes.decode.stats().requests.values()) == 2, nodes.decode.story)
+        beside = min(answer_seconds(nodes) for _ in range(3))
+        stream.cancel()
+    # Two more rows in a batch cost a little; waiting for a reader would cost for ever.
+    assert beside < 4 * alone + 1.0, (beside, alone)
+    nodes.assert_at_rest()
+
+
+def test_five_hundred_aborts_at_once_are_over_in_five_seconds(nodes: Nodes) -> None:
+    prompt = Prompt(token_ids=random_prompt(100, 1))
+    streams = [
+        nodes.decode.client.generate(
+            prompt, max_new_tokens=ENDLESS, ignore_eos=True, cache_salt=b"storm %d" % number
+        )
+        for number in range(STORM)
+    ]
+    until(lambda: sum(nodes.decode.stats().requests.values()) == STORM, nodes.decode.story, 30.0)
+    for stream in streams:
+        stream.cancel()
+    nodes.assert_at_rest(5.0)
+    assert answer_seconds(nodes) < 5.0
+
+
+def test_nodes_that_are_killed_or_restarted_under_load_lose_no_turn(nodes: Nodes) -> None:
+    async def meanwhile() -> None:
+        for disturb, node in (
+            (nodes.kill, nodes.prefill),
+            (nodes.restart, nodes.prefill),
+            (nodes.restart, nodes.decode),
+            (nodes.kill, nodes.decode),
+        ):
+            await asyncio.sleep(1.0)
+            await asyncio.to_thread(disturb, node)
+            await asyncio.to_thread(nodes.meet)
+
+    tally = asyncio.run(load(nodes, streams=16, seconds=3.0, meanwhile=meanwhile))
+    assert tally.good, str(tally)
+    assert len(tally.memory) == 6, "two nodes, and four more lives"
+    nodes.assert_at_rest()
+
+
+def test_what_grows_is_not_flat_and_what_is_lost_is_not_good() -> None:
+    flat, growing = MemoryTrail(), MemoryTrail()
+    for step in range(100):
+        flat.add(400 + min(step, 30))
+        growing.add(400 + step)
+    assert flat.is_flat() and flat.growth == 0
+    assert not growing.is_flat() and growing.growth == 40
+    tally = Tally(turns=1)
+    assert tally.good
+    tally.lost["UNAVAILABLE"] += 1
+    assert not tally.good

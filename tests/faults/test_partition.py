@@ -1,0 +1,206 @@
+"""The control channel between real daemons cut, half-open, slow: a slower answer, the same tokens,
+and nothing that was granted is used again before its writer is fenced.
+
+The bytes of a hand-over do not lead through the proxy: a sender that is cut off can still write,
+which is what the lease is for.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tasuki.client.answer import AnswerStream
+from tasuki.proto import inference_pb2 as pb
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from tests.harness.daemons import Node, Pair, Question, questions, until
+from tests.harness.tcp_proxy import TcpProxy
+
+pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+
+VERY_LONG, MIDDLE, SHORT = range(3)
+LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
+LAYERS = 8
+LEASE = 2.0
+ENDLESS = 5000
+STORM = 500
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[Question, ...]:
+    return questions((6000, 1000, 600))
+
+
+@pytest.fixture(scope="module")
+def link(told: tuple[Question, ...]) -> Iterator[tuple[Pair, TcpProxy]]:
+    proxies: list[TcpProxy] = []
+
+    def between(address: str) -> str:
+        proxies.append(TcpProxy(address))
+        return proxies[0].address
+
+    pair = Pair(told, between)
+    yield pair, proxies[0]
+    pair.stop()
+    proxies[0].close()
+
+
+@pytest.fixture
+def proxy(link: tuple[Pair, TcpProxy]) -> TcpProxy:
+    return link[1]
+
+
+@pytest.fixture
+def pair(link: tuple[Pair, TcpProxy]) -> Iterator[Pair]:
+    """Connected and at rest, before and after."""
+    standing, proxy = link
+    proxy.heal()
+    standing.mend()
+    yield standing
+    proxy.heal()
+    standing.assert_at_rest()
+
+
+def read(stream: AnswerStream, tokens: int) -> None:
+    pieces = iter(stream)
+    while tokens > 0:
+        tokens -= len(next(pieces).token_ids)
+
+
+def streaming(pair: Pair, windows: int = 5 * LAYERS) -> AnswerStream:
+    """An answer whose prompt is in the middle of its hand-over."""
+    before = pair.decode.landed()
+    stream = pair.ask(VERY_LONG)
+    until(lambda: pair.decode.landed() > before + windows, pair.decode.story)
+    assert pair.decode.requests("Receiving") == 1
+    return stream
+
+
+def notifications(node: Node) -> int:
+    """Windows that were written to this node, whatever it made of them."""
+    return sum(node.stats().windows.values())
+
+
+def handed_over(pair: Pair, number: int = SHORT) -> None:
+    """A prompt goes the whole way."""
+    usage = pair.right(number, pair.ask(number)).usage
+    assert usage.prefilled_on == "prefill" and not usage.local_fallback
+
+
+def in_first_chunk(pair: Pair) -> AnswerStream:
+    stream = pair.ask(VERY_LONG)
+    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
+    return stream
+
+
+def after_first_token(pair: Pair) -> AnswerStream:
+    stream = pair.ask(VERY_LONG)
+    read(stream, 1)
+    return stream
+
+
+@pytest.mark.parametrize("phase", [in_first_chunk, streaming, after_first_token])
+def test_a_cut_in_any_phase_costs_time_only(
+    pair: Pair, proxy: TcpProxy, phase: Callable[[Pair], AnswerStream]
+) -> None:
+    stream = phase(pair)
+    proxy.cut()
+    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 1.0)
+    usage = pair.right(VERY_LONG, stream).usage
+    # After the first token, Done may have come before the cut.
+    assert usage.local_fallback or phase is after_first_token
+    pair.assert_at_rest()
+    proxy.heal()
+    until(lambda: pair.prefill_state() == CONNECTED, "not connected again")
+    handed_over(pair)
+
+
+def test_a_cut_while_one_prompt_is_computed_and_one_queues(pair: Pair, proxy: TcpProxy) -> None:
+    first = in_first_chunk(pair)
+    second = pair.ask(MIDDLE)
+    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
+    proxy.cut()
+    proxy.heal()
+    for number, stream in ((VERY_LONG, first), (MIDDLE, second)):
+        assert pair.right(number, stream).usage.local_fallback
+    pair.assert_at_rest()
+
+
+def test_a_cut_after_done_changes_nothing(pair: Pair, proxy: TcpProxy) -> None:
+    stream = pair.ask(MIDDLE)
+    read(stream, 3)
+    proxy.cut()
+    usage = pair.right(MIDDLE, stream).usage
+    assert usage.prefilled_on == "prefill" and not usage.local_fallback
+
+
+def test_a_half_open_link_is_noticed_and_fenced_by_the_lease(pair: Pair, proxy: TcpProxy) -> None:
+    leased = pair.prefill.stats().tree["leased_requests"]
+    stream = streaming(pair)
+    # Read behind the lease, which may have evicted some.
+    kept = pair.prefill.stats().tree["checkpoints"]
+    proxy.black_hole()
+    begun = time.monotonic()
+    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 5.0)
+    # The prefill node lives and writes where no drain can be asked for: only its lease counts.
+    until(lambda: pair.decode.stats().pages["quarantined"] > 0, pair.decode.story, 1.0)
+    until(pair.prefill.at_rest, pair.prefill.story, LEASE + 1.0 - (time.monotonic() - begun))
+    written = notifications(pair.decode)
+    # It did not go on to the prompt's end.
+    assert pair.prefill.stats().tree["checkpoints"] == kept
+    until(lambda: pair.decode.stats().pages["quarantined"] == 0, pair.decode.story, 5.0)
+    # The last beat was answered at most 0.2 s before the hole.
+    assert time.monotonic() - begun > LEASE - 0.5
+    assert pair.right(VERY_LONG, stream).usage.local_fallback
+    pair.decode.assert_at_rest()
+    assert notifications(pair.decode) == written
+
+    # What either side said into the hole arrives now, for a room that is over.
+    proxy.heal()
+    until(lambda: pair.prefill_state() == CONNECTED, "not connected again")
+    time.sleep(0.5)
+    pair.assert_at_rest()
+    assert notifications(pair.decode) == written
+    assert pair.prefill.stats().tree["leased_requests"] == leased + 1
+    handed_over(pair)
+
+
+def test_a_short_silence_is_not_a_death(pair: Pair, proxy: TcpProxy) -> None:
+    stream = streaming(pair)
+    proxy.black_hole()
+    time.sleep(0.5)
+    proxy.heal()
+    usage = pair.right(VERY_LONG, stream).usage
+    assert usage.prefilled_on == "prefill" and not usage.local_fallback
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [lambda proxy: proxy.delay(0.2), lambda proxy: proxy.throttle(50_000)],
+    ids=["delay-200ms", "throttle-50KB/s"],
+)
+def test_a_slow_link_is_not_a_dead_one(
+    pair: Pair, proxy: TcpProxy, slow: Callable[[TcpProxy], None]
+) -> None:
+    slow(proxy)
+    with ThreadPoolExecutor(3) as pool:
+        # One is computed while the others queue: queued is not dead.
+        numbers = (MIDDLE, SHORT, SHORT)
+        streams = [pair.ask(number) for number in numbers]
+        asked = [pool.submit(pair.right, n, s) for n, s in zip(numbers, streams, strict=True)]
+        usages = [answer.result().usage for answer in asked]
+    assert [usage.prefilled_on for usage in usages] == ["prefill"] * 3
+    assert not any(usage.local_fallback for usage in usages)
+    assert pair.prefill_state() == CONNECTED
+
+
+def test_a_storm_of_aborts_is_over_soon(pair: Pair) -> None:
+    streams = [pair.ask(SHORT, ENDLESS) for _ in range(STORM)]
+    until(lambda: sum(pair.decode.stats().requests.values()) > STORM * 0.9, pair.decode.story, 30.0)
+    for stream in streams:
+        stream.cancel()
+    begun = time.monotonic()
+    pair.decode.assert_at_rest(5.0)
+    pair.prefill.assert_at_rest(5.0 - (time.monotonic() - begun))
+    handed_over(pair, MIDDLE)

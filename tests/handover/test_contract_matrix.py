@@ -1,0 +1,83 @@
+"""Every field of the contract, one at a time, differing, absent or unknown: refused at connect, by
+name, before any room is opened or any transport connected."""
+
+import asyncio
+from dataclasses import fields, replace
+
+import grpc
+import pytest
+from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.protocol.messages import node_to_wire
+
+from tests.harness.handover_nodes import Nodes, nodes
+from tests.harness.loopback_pair import FULL, GDN, small_layout
+
+OURS = Contract("weights", small_layout())
+
+
+def other(value: object) -> object:
+    """Another value of the same kind."""
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, tuple):
+        return tuple({FULL: GDN, GDN: FULL}[kind] for kind in value)
+    return f"not {value}"
+
+
+def mismatches() -> dict[str, Contract]:
+    """By the field that differs, a contract like OURS in all others."""
+    made = {
+        field.name: replace(OURS, **{field.name: other(getattr(OURS, field.name))})
+        for field in fields(Contract)
+        if field.name != "layout"
+    }
+    for field in fields(CacheLayout):
+        changed = replace(OURS.layout, **{field.name: other(getattr(OURS.layout, field.name))})
+        made[field.name] = replace(OURS, layout=changed)
+    return made
+
+
+async def differing(both: Nodes, contract: dict[str, str], transport: str = "loopback") -> set[str]:
+    """Fields that the prefill node names; empty where it connects."""
+    node = node_to_wire(both.client.links[0]._node)
+    node.transport = transport
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{both.port}") as channel:
+        stub = handover_pb2_grpc.HandoverStub(channel)
+        request = pb.ConnectRequest(node=node, contract=contract)
+        answer: pb.ConnectResponse = await stub.Connect(request, timeout=5)
+    assert all(item.ours != item.theirs for item in answer.refused.differences)
+    return {item.field for item in answer.refused.differences}
+
+
+def test_the_matrix_has_every_field_of_the_contract() -> None:
+    assert set(mismatches()) == set(OURS.flat())
+    assert {"wire_version", "weights_digest", "page_tokens", "ssm_dtype"} <= set(OURS.flat())
+
+
+@pytest.mark.parametrize("field", sorted(OURS.flat()))
+def test_a_field_that_differs_is_named_alone(field: str) -> None:
+    ours, theirs = OURS.flat(), mismatches()[field].flat()
+    assert {name for name in ours if ours[name] != theirs[name]} == {field}
+
+
+def test_every_mismatch_is_refused_at_connect_by_name() -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await both.connected()
+            ours = both.client.links[0]._contract.flat()
+            before = list(both.service.receivers)
+            for field, theirs in mismatches().items():
+                assert await differing(both, theirs.flat()) == {field}
+                absent = {name: value for name, value in ours.items() if name != field}
+                assert await differing(both, absent) == {field}, "an older version lacks it"
+            newer = {**ours, "wire_compression": "zstd"}
+            assert await differing(both, newer) == {"wire_compression"}
+            assert await differing(both, ours, transport="carrier pigeon") == {"transport"}
+            assert await differing(both, {}) == set(ours)
+            assert both.service.receivers == before, "a refused node was connected"
+            assert await differing(both, ours) == set()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

@@ -1,0 +1,181 @@
+"""A prefill process over NIXL: the whole way, and SIGKILL in each phase with the fence by proof of
+death."""
+
+import asyncio
+import importlib.util
+import multiprocessing as mp
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from multiprocessing.process import BaseProcess
+
+import numpy as np
+import pytest
+from tasuki.decode_node.handover_client import HandoverClient
+from tasuki.engine import messages as m
+from tasuki.server.discovery.membership import FixedMembership
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.nixl.transport import NixlTransport
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
+
+from tests.harness.handover_nodes import SLABS, Inbound, grant_of, wanted
+from tests.harness.loopback_pair import POISON, small_layout
+from tests.harness.prefill_process import Script, main, source_ids, source_memory
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu13") is None and importlib.util.find_spec("nixl_cu12") is None,
+    reason="NIXL is not installed",
+)
+
+ROOM = 3
+LAYERS = len(small_layout().layer_kinds)
+
+
+class Decode:
+    def __init__(self, process: BaseProcess, memory: np.ndarray, receiver: Receiver) -> None:
+        self.process = process
+        self.memory = memory
+        self.receiver = receiver
+        self.inbound = Inbound()
+        self.client: HandoverClient
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    async def landed(self, windows: int) -> None:
+        async with asyncio.timeout(10):
+            while self.receiver.windows_landed(ROOM) < windows:
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def decode_node(script: Script) -> AsyncIterator[Decode]:
+    context = mp.get_context("spawn")
+    channel, theirs = context.Pipe()
+    process = context.Process(target=main, args=(theirs, script))
+    process.start()
+    layout = small_layout()
+    memory = np.full(SLABS * layout.slab_bytes, POISON, dtype=np.uint8)
+    transport = NixlTransport("decode")
+    transport.register(memory.ctypes.data, memory.size)
+    receiver = Receiver(layout, transport, WindowDigester(memory, layout), SLABS)
+    sender = Sender(layout, transport, WindowDigester(memory, layout), StepCounter(), SLABS)
+    receiver.start()
+    sender.start()
+    node = Decode(process, memory, receiver)
+    try:
+        port = await asyncio.wait_for(asyncio.to_thread(channel.recv), 60)
+        node.client = HandoverClient(
+            node.inbound.post,
+            receiver,
+            sender,
+            transport,
+            Contract("weights", layout),
+            NodeIdentity.new("decode-0", "nixl", transport, SLABS),
+            FixedMembership([f"127.0.0.1:{port}"]),
+            asyncio.get_running_loop(),
+        )
+        await node.client.start()
+        await node.inbound.wait(m.PeersChanged, timeout=20)
+        yield node
+        await node.client.stop()
+    finally:
+        if process.is_alive():
+            channel.send("stop")
+        process.join(10)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        sender.stop()
+        receiver.stop()
+        transport.close()
+        channel.close()
+        theirs.close()
+
+
+async def granted(node: Decode) -> m.Grant:
+    node.client.deliver(wanted(ROOM))
+    await node.inbound.wait(m.GrantWanted)
+    grant = grant_of(ROOM, small_layout())
+    node.client.deliver(m.HandoverGranted(grant))
+    return grant
+
+
+def test_a_room_over_nixl_between_two_processes() -> None:
+    async def scenario() -> None:
+        async with decode_node(Script(accepts=True, layers=LAYERS, token=True)) as node:
+            grant = await granted(node)
+            await node.inbound.wait(m.RemoteDone, timeout=20)
+            layout, source = small_layout(), source_memory()
+            pages, slot = source_ids()
+            for layer, kind in enumerate(layout.layer_kinds):
+                if kind.name == "FULL":
+                    pairs = [
+                        (layout.page_span(layer, ours), layout.page_span(layer, theirs))
+                        for ours, theirs in zip(grant.pages, pages, strict=True)
+                    ]
+                else:
+                    spans = layout.state_span(layer, grant.slot), layout.state_span(layer, slot)
+                    pairs = [spans]
+                for ours, theirs in pairs:
+                    landed = node.memory[ours.offset : ours.offset + ours.length]
+                    sent = source[theirs.offset : theirs.offset + theirs.length]
+                    assert (landed == sent).all()
+        assert node.process.exitcode == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+@pytest.mark.parametrize(
+    ("phase", "script"),
+    [
+        ("queued", Script(accepts=False, layers=0, token=False)),
+        ("granted", Script(accepts=True, layers=0, token=False)),
+        ("half", Script(accepts=True, layers=LAYERS // 2, token=False)),
+        ("ready", Script(accepts=True, layers=LAYERS // 2, token=True)),
+    ],
+)
+def test_a_killed_prefill_process_is_noticed_and_fenced(phase: str, script: Script) -> None:
+    async def scenario() -> None:
+        async with decode_node(script) as node:
+            if phase == "queued":
+                node.client.deliver(wanted(ROOM))
+                await asyncio.sleep(0.2)
+            else:
+                await granted(node)
+                await node.landed(script.layers)
+            if phase == "ready":
+                await node.inbound.wait(m.RemoteReady)
+            killed = time.monotonic()
+            node.kill()
+            await node.inbound.wait(m.HandoverLost, timeout=1.0)
+            if phase != "queued":
+                # Proof of death, not the lease, which would take two seconds and more.
+                await node.inbound.wait(m.WriterFenced, timeout=1.5)
+            assert time.monotonic() - killed < 1.5
+            async with asyncio.timeout(1.0):
+                while node.inbound.of(m.PeersChanged)[-1] != m.PeersChanged(False):
+                    await asyncio.sleep(0.005)
+            assert not node.inbound.of(m.RemoteDone)
+            assert len(node.inbound.of(m.WriterFenced)) == (phase != "queued")
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+def test_death_after_done_does_not_matter() -> None:
+    async def scenario() -> None:
+        async with decode_node(Script(accepts=True, layers=LAYERS, token=True)) as node:
+            await granted(node)
+            await node.inbound.wait(m.RemoteDone, timeout=20)
+            node.kill()
+            await asyncio.sleep(0.5)
+            assert not node.inbound.of(m.HandoverLost)
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))

@@ -1,0 +1,151 @@
+"""A prefill and a decode daemon as separate processes: the same tokens as one process, and nothing
+left behind."""
+
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tasuki.cli.demo.token_comparison import TIE_MARGIN, TIE_SHARE
+from tasuki.client.answer import Answer
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
+
+from tests.harness.daemons import Node, flags
+from tests.harness.goldens import MODELS, reference_dir
+from tests.harness.random_checkpoint import write_random_model
+
+
+@contextmanager
+def running(node: Node) -> Iterator[Node]:
+    try:
+        yield node.wait_ready()
+    finally:
+        assert node.stop() == 0
+
+
+@contextmanager
+def pair(model: Path, arena_mib: int, *decode_flags: str) -> Iterator[tuple[Node, Node]]:
+    """A prefill and a decode node; at the end neither holds anything."""
+    shared = flags(model, arena_mib=arena_mib)
+    with ExitStack() as stack:
+        prefill = stack.enter_context(
+            running(Node("prefill", *shared, "--prefill-chunk-tokens", "128"))
+        )
+        decode = stack.enter_context(
+            running(Node("decode", *shared, "--prefill", prefill.address, *decode_flags))
+        )
+        yield prefill, decode
+        prefill.assert_at_rest()
+        decode.assert_at_rest()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_golden_through_two_daemons(model: str) -> None:
+    folder = reference_dir(model)
+    cases = json.loads((folder / "golden.json").read_text())["cases"]
+    # Nothing is short enough to stay.
+    with pair(folder, 64, "--local-prefill-tokens", "0") as (_, decode):
+
+        def answer(case: dict[str, list[int]]) -> Answer:
+            return decode.client.generate(
+                Prompt(token_ids=case["prompt"]),
+                max_new_tokens=len(case["greedy"]),
+                ignore_eos=True,
+            ).result()
+
+        with ThreadPoolExecutor(len(cases)) as pool:
+            answers = [*pool.map(answer, cases)]
+        again = [answer(case) for case in cases]
+    for got in (answers, again):
+        for case, found in zip(cases, got, strict=True):
+            assert list(found.token_ids) == case["greedy"], case["name"]
+            assert found.usage.prefilled_on == "prefill" and found.usage.transfer is not None
+    for case, found in zip(cases, again, strict=True):
+        assert found.usage.hit is not None
+        assert found.usage.hit.usable_tokens == (len(case["prompt"]) - 1) // 64 * 64
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One of the 200: its prompt, and after how many tokens its client leaves, if it does."""
+
+    prompt: tuple[int, ...]
+    new_tokens: int
+    leaves_after: int | None
+
+
+def ask(client: Client, turn: Turn) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Tokens and margins that the client saw."""
+    stream = client.generate(
+        Prompt(token_ids=turn.prompt), max_new_tokens=turn.new_tokens, ignore_eos=True
+    )
+    if turn.leaves_after is None:
+        answer = stream.result()
+        return answer.token_ids, answer.margins
+    seen: list[int] = []
+    for piece in stream:
+        seen.extend(piece.token_ids)
+        if len(seen) >= turn.leaves_after:
+            stream.cancel()
+            break
+    return tuple(seen), ()
+
+
+def conversation(number: int, client: Client) -> list[tuple[Turn, tuple[int, ...], list[float]]]:
+    """Four turns that share a beginning with other conversations, each appending to the last."""
+    rng = random.Random(number)
+    shared = random.Random(number % 5)
+    log = [shared.randrange(1024) for _ in range(shared.randrange(100, 400))]
+    turns = []
+    for _ in range(4):
+        log += [rng.randrange(1024) for _ in range(rng.randrange(3, 260))]
+        leaves = rng.randrange(1, 4) if rng.random() < 0.2 else None
+        turn = Turn(tuple(log), rng.randrange(4, 10), leaves)
+        tokens, margins = ask(client, turn)
+        turns.append((turn, tokens, list(margins)))
+        log += tokens
+    return turns
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("model")
+    write_random_model(folder)
+    yield folder
+
+
+def test_200_mixed_requests_give_equal_tokens_fused_and_disaggregated(random_model: Path) -> None:
+    with running(Node("serve", *flags(random_model, arena_mib=96))) as oracle:
+        with ThreadPoolExecutor(6) as pool:
+            expected = [*pool.map(lambda n: conversation(n, oracle.client), range(50))]
+        oracle.assert_at_rest()
+    turns = [turn for turns in expected for turn in turns]
+    assert len(turns) == 200
+    assert sum(turn.leaves_after is not None for turn, _, _ in turns) > 20
+    with pair(random_model, 96) as (prefill, decode):
+
+        def replay(turns: list[tuple[Turn, tuple[int, ...], list[float]]]) -> list[tuple[int, ...]]:
+            return [ask(decode.client, turn)[0] for turn, _, _ in turns]
+
+        with ThreadPoolExecutor(6) as pool:
+            replayed = [tokens for each in pool.map(replay, expected) for tokens in each]
+        leased = prefill.stats().tree["leased_requests"]
+    assert leased > 50, "too few went through the prefill node"
+    ties = 0
+    compared = 0
+    for (turn, want, margins), got in zip(turns, replayed, strict=True):
+        both = min(len(want), len(got))
+        if turn.leaves_after is None:
+            assert len(got) == len(want) == turn.new_tokens
+        for position in range(both):
+            compared += 1
+            if got[position] != want[position]:
+                assert margins and margins[position] < TIE_MARGIN, (turn, position)
+                ties += 1
+                break
+    assert ties <= TIE_SHARE * compared, f"{ties} near ties in {compared} tokens"

@@ -1,0 +1,270 @@
+"""The return path as the engines see it: what is pinned, granted, published, quarantined, and when
+it is free again."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tasuki.engine import messages as m
+from tasuki.engine.build import EngineParts
+from tasuki.engine.role import Role
+from tasuki.engine.routing.cost_learner import LEAST
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from tasuki.transfer.windows.digest import WindowDigester
+
+from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+
+ROOM = m.RoomId(9)
+REPORT = m.PullReport(0, 1, 0.1)
+
+
+def prompt_of(length: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 128, length, dtype=np.int32)
+
+
+def sender_over(parts: EngineParts) -> Sender:
+    arena = parts.arena
+    transport = LoopbackTransport(LoopbackFabric(), "prefill")
+    transport.register(arena.address, arena.size)
+    digester = WindowDigester(arena.bytes.numpy(), arena.layout)
+    return Sender(arena.layout, transport, digester, parts.steps, arena.slabs)
+
+
+@pytest.fixture
+def prefill(tmp_path: object) -> Iterator[Lone]:
+    parts = tiny_parts()
+    yield Lone(engine_config(tmp_path), Role.PREFILL, parts, sender_over(parts))
+
+
+@pytest.fixture
+def decode(tmp_path: object) -> Iterator[Lone]:
+    yield Lone(engine_config(tmp_path, local_prefill_tokens=64), Role.DECODE, tiny_parts())
+
+
+def reserve(prompt: np.ndarray, offered: int, room: m.RoomId = ROOM) -> m.PrefillReserve:
+    ticket = m.Ticket(room, 1, 0, SamplingParams(max_new_tokens=4), b"", offered=offered)
+    return m.PrefillReserve(ticket, prompt)
+
+
+def said(node: Lone, kind: type) -> list:
+    return [message for message in node.said if isinstance(message, kind)]
+
+
+def copy(source: Lone, pages: tuple[int, ...], slot: int, target: Lone, grant: m.PullGrant) -> None:
+    """What the wire does."""
+    theirs, ours = source.parts.arena, target.parts.arena
+    for layer, kv in enumerate(ours.kv):
+        kv[list(grant.pages)] = theirs.kv[layer][list(pages)]
+    for layer in range(len(ours.conv)):
+        ours.conv[layer][grant.slot] = theirs.conv[layer][slot]
+        ours.ssm[layer][grant.slot] = theirs.ssm[layer][slot]
+
+
+def answered(node: Lone, prompt: np.ndarray, tokens: int = 5) -> np.ndarray:
+    """The prompt and its answer, whose turn end the node's tree then holds."""
+    node.post(submit("turn", prompt, tokens))
+    node.run()
+    return np.concatenate([prompt, np.asarray(node.tokens("turn"), dtype=np.int32)])
+
+
+def next_turn(node: Lone, log: np.ndarray, more: int = 100) -> m.HandoverWanted:
+    """The ticket of a turn that goes to a prefill node."""
+    node.post(m.PeersChanged(True))
+    node.post(submit("next", np.concatenate([log, prompt_of(more, 7)]), 4))
+    node.run()
+    (wanted,) = said(node, m.HandoverWanted)
+    return wanted
+
+
+def test_a_pull_makes_the_answer_usable_at_its_exact_token(decode: Lone, prefill: Lone) -> None:
+    wanted = next_turn(decode, answered(decode, prompt_of(150)))
+    offered = wanted.ticket.offered
+    assert offered == 154 and offered % PAGE_TOKENS
+    prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
+    prefill.run()
+    (pull,) = said(prefill, m.PullWanted)
+    grant = pull.grant
+    assert (grant.tokens, grant.first_page, len(grant.pages)) == (offered, 0, 3)
+    decode.post(m.PullAsked(grant.room, grant.tokens, grant.first_page))
+    (pinned,) = said(decode, m.PullPinned)
+    copy(decode, pinned.source.pages, pinned.source.slot, prefill, grant)
+    prefill.post(m.PullCommitted(grant.room, m.PullReport(offered, 1, 0.1)))
+    prefill.run()
+    assert said(prefill, m.PrefillAccepted)
+    stats = prefill.stats()
+    assert stats.integrity == "ok" and stats.pages["granted"] == 0
+    assert stats.tree["usable_tokens"] == offered and stats.tree["leased_requests"] == 1
+    prefill.post(m.PrefillEnd(grant.room))
+    prefill.assert_at_rest()
+    decode.post(m.PullEnd(grant.room))
+    decode.post(m.Abort(m.RequestId("next")))
+    decode.assert_at_rest()
+
+
+def test_the_tokens_after_a_pull_are_those_of_one_process(
+    decode: Lone, prefill: Lone, tmp_path: object
+) -> None:
+    log = answered(decode, prompt_of(150))
+    wanted = next_turn(decode, log)
+    prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
+    prefill.run()
+    grant = said(prefill, m.PullWanted)[0].grant
+    decode.post(m.PullAsked(grant.room, grant.tokens, grant.first_page))
+    source = said(decode, m.PullPinned)[0].source
+    copy(decode, source.pages, source.slot, prefill, grant)
+    prefill.post(m.PullCommitted(grant.room, REPORT))
+    prefill.run()
+    prefill.post(m.PrefillStart(m.Grant(grant.room, 1, 0, (), 0)))
+    prefill.run()
+    (token,) = said(prefill, m.PrefillToken)
+    assert token.hit.usable_tokens == grant.tokens and token.pulled == REPORT
+    fused = Lone(engine_config(tmp_path), parts=tiny_parts())
+    fused.post(submit("whole", wanted.prompt, 1))
+    fused.run()
+    assert [token.token] == fused.tokens("whole")
+
+
+def test_a_lost_pull_is_quarantined_and_the_prompt_is_computed(prefill: Lone) -> None:
+    prefill.post(reserve(prompt_of(300), 200))
+    prefill.run()
+    prefill.post(m.PullLost(ROOM))
+    prefill.run()
+    assert said(prefill, m.PrefillAccepted), "computed without it"
+    stats = prefill.stats()
+    assert stats.pages["quarantined"] == 4 and stats.slots["quarantined"] == 1
+    assert len(said(prefill, m.PullWanted)) == 1, "pulled once only"
+    prefill.post(m.PrefillEnd(ROOM))
+    prefill.post(m.PullFenced(ROOM))
+    prefill.assert_at_rest()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_room_that_ends_leaves_its_pull_to_end_by_itself(prefill: Lone, lost: bool) -> None:
+    prefill.post(reserve(prompt_of(300), 200))
+    prefill.run()
+    prefill.post(m.PrefillEnd(ROOM))
+    stats = prefill.stats()
+    assert stats.requests == {} and stats.pages["granted"] == 4
+    if lost:
+        prefill.post(m.PullLost(ROOM))
+        prefill.post(m.PullFenced(ROOM))
+    else:
+        prefill.post(m.PullCommitted(ROOM, REPORT))
+    prefill.run()
+    prefill.assert_at_rest()
+    assert prefill.stats().pages["tree"] == (0 if lost else 4)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["live", "quarantined"])
+def test_a_number_whose_pull_is_not_over_is_not_pulled_for_again(prefill: Lone, lost: bool) -> None:
+    """Else a peer that names its rooms alike would leave what the first was granted held for ever,
+    or have one pull's pages published by the other's word."""
+    first, second = prompt_of(300, 1), prompt_of(300, 2)
+    prefill.post(reserve(first, 200))
+    prefill.run()
+    prefill.post(m.PrefillEnd(ROOM))
+    if lost:
+        prefill.post(m.PullLost(ROOM))
+    prefill.post(reserve(second, 200))
+    prefill.run()
+    assert len(said(prefill, m.PullWanted)) == 1
+    assert len(said(prefill, m.PrefillAccepted)) == 1, "it is computed instead"
+    if not lost:
+        prefill.post(m.PullLost(ROOM))
+    assert prefill.stats().pages["quarantined"] == 4
+    prefill.post(m.PullFenced(ROOM))
+    assert prefill.stats().pages["quarantined"] == 0
+    prefill.post(m.PrefillEnd(ROOM))
+    prefill.assert_at_rest()
+    # The number is good again.
+    prefill.post(reserve(prompt_of(300, 3), 200))
+    prefill.run()
+    assert len(said(prefill, m.PullWanted)) == 2
+
+
+def test_too_little_to_gain_is_not_pulled(prefill: Lone) -> None:
+    prefill.post(reserve(prompt_of(300), 31))
+    prefill.run()
+    assert said(prefill, m.PrefillAccepted) and not said(prefill, m.PullWanted)
+
+
+def test_an_offer_is_pinned_until_it_was_sent(decode: Lone) -> None:
+    wanted = next_turn(decode, answered(decode, prompt_of(150)))
+    ticket = wanted.ticket
+    decode.post(m.PullAsked(ticket.room, ticket.offered, 1))
+    (pinned,) = said(decode, m.PullPinned)
+    assert len(pinned.source.pages) == 2
+    before = decode.parts.arena.bytes.clone()
+    decode.post(m.FlushCache(1))
+    stats = decode.stats()
+    assert stats.integrity == "ok" and stats.tree["leases"] == 1 and stats.slots["tree"] == 1
+    assert (decode.parts.arena.bytes == before).all()
+    decode.post(m.HandoverLost(ticket.room, "cut"))
+    decode.post(m.PullEnd(ticket.room))
+    decode.run()
+    decode.assert_at_rest()
+
+
+def test_what_was_evicted_or_is_another_rooms_is_refused(decode: Lone) -> None:
+    wanted = next_turn(decode, answered(decode, prompt_of(150)))
+    ticket = wanted.ticket
+    decode.post(m.PullAsked(m.RoomId(1), ticket.offered, 0))
+    decode.post(m.PullAsked(ticket.room, ticket.offered - 1, 0))
+    decode.post(m.FlushCache(1))
+    decode.post(m.PullAsked(ticket.room, ticket.offered, 0))
+    assert [message.room for message in said(decode, m.PullRefused)] == [
+        1,
+        ticket.room,
+        ticket.room,
+    ]
+    decode.post(m.Abort(m.RequestId("next")))
+    decode.assert_at_rest()
+
+
+def teach(node: Lone, here: float, there: float) -> None:
+    """Seconds a token on this node, and over there."""
+    meter = node.engine._meter
+    for tokens in range(100, 100 * (LEAST + 1), 100):
+        meter.here.add(tokens, here * tokens)
+        meter.there.add(tokens, there * tokens)
+        meter.sent.add(1000 * tokens, 1e-9 * tokens)
+
+
+@pytest.mark.parametrize(("here", "there", "stays"), [(1e-4, 1e-2, True), (1e-2, 1e-4, False)])
+def test_measured_rates_decide_and_are_told(
+    decode: Lone, here: float, there: float, stays: bool
+) -> None:
+    teach(decode, here, there)
+    decode.post(m.PeersChanged(True))
+    decode.post(submit("asked", prompt_of(400 if stays else 40), 2))
+    decode.run()
+    assert bool(said(decode, m.HandoverWanted)) is not stays
+    if not stays:
+        decode.post(m.Abort(m.RequestId("asked")))
+    route = decode.finished("asked").usage.route
+    assert route is not None and route.choice == ("here" if stays else "there")
+    assert (route.estimates["here"] <= route.estimates["there"]) is stays
+
+
+def test_a_fixed_route_is_not_moved_by_rates(tmp_path: object) -> None:
+    config = engine_config(tmp_path, local_prefill_tokens=64, route="fixed")
+    node = Lone(config, Role.DECODE, tiny_parts())
+    teach(node, here=1e-9, there=1.0)
+    node.post(m.PeersChanged(True))
+    node.post(submit("asked", prompt_of(400), 2))
+    node.run()
+    assert said(node, m.HandoverWanted)
+    node.post(m.Abort(m.RequestId("asked")))
+    assert node.finished("asked").usage.route == m.RouteReport("there", {})
+
+
+def test_a_pull_that_takes_longer_than_the_forward_is_not_begun(prefill: Lone) -> None:
+    teach(prefill, here=1e-6, there=1.0)
+    for size in range(1, LEAST + 1):
+        prefill.engine._meter.pulled.add(size, 1.0)
+    prefill.post(reserve(prompt_of(300), 200))
+    prefill.run()
+    assert said(prefill, m.PrefillAccepted) and not said(prefill, m.PullWanted)

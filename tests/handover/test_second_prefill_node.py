@@ -1,0 +1,105 @@
+"""A hand-over that is lost is asked of another prefill node before the prompt is prefilled here."""
+
+from collections.abc import Iterator
+
+import pytest
+from tasuki.client.answer import AnswerStream
+from tasuki.proto import inference_pb2 as pb
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, questions, until
+
+pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+
+LAYERS = 8
+CONNECTED = pb.PREFILL_NODE_STATE_CONNECTED
+
+
+class Trio:
+    """Two slow prefill nodes and a decode node; each question has a salt of its own."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._salts = 0
+        slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS)
+        self.prefill = {
+            name: Node("prefill", *flags(), "--name", name, *slow).wait_ready()
+            for name in ("p1", "p2")
+        }
+        targets = ",".join(node.address for node in self.prefill.values())
+        self.decode = Node("decode", *flags(), "--prefill", targets).wait_ready()
+
+    def ask(self) -> AnswerStream:
+        self._salts += 1
+        return asked(self.decode, self._question.prompt, str(self._salts).encode())
+
+    def busy(self) -> str:
+        """The name of the node that prefills, once one does."""
+        found: list[str] = []
+
+        def one() -> bool:
+            found[:] = [
+                name
+                for name, node in self.prefill.items()
+                if node.running and node.requests("Prefilling")
+            ]
+            return bool(found)
+
+        until(one, "no node prefills")
+        return found[0]
+
+    def mend(self) -> None:
+        for node in self.prefill.values():
+            if not node.running:
+                node.start_again()
+
+        def states() -> list[int]:
+            return [peer.state for peer in self.decode.stats().prefill_nodes]
+
+        until(lambda: states() == [CONNECTED] * 2, states)
+
+    def stop(self) -> None:
+        for node in (self.decode, *self.prefill.values()):
+            assert node.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def question() -> Question:
+    return questions((2000,))[0]
+
+
+@pytest.fixture(scope="module")
+def standing(question: Question) -> Iterator[Trio]:
+    trio = Trio(question)
+    yield trio
+    trio.stop()
+
+
+@pytest.fixture
+def trio(standing: Trio) -> Iterator[Trio]:
+    standing.mend()
+    yield standing
+    standing.decode.assert_at_rest()
+
+
+def test_a_node_that_dies_in_the_middle_is_replaced(trio: Trio, question: Question) -> None:
+    before = trio.decode.landed()
+    stream = trio.ask()
+    name = trio.busy()
+    until(lambda: trio.decode.landed() > before + 5 * LAYERS, trio.decode.story)
+    trio.prefill[name].kill()
+    answer = stream.result()
+    assert answer.token_ids == question.tokens
+    assert answer.usage.prefilled_on == ({"p1", "p2"} - {name}).pop()
+    assert not answer.usage.local_fallback and answer.usage.transfer is not None
+
+
+def test_after_the_second_node_the_prompt_is_prefilled_here(trio: Trio, question: Question) -> None:
+    stream = trio.ask()
+    first = trio.busy()
+    trio.prefill[first].kill()
+    second = trio.busy()
+    trio.prefill[second].kill()
+    answer = stream.result()
+    assert answer.token_ids == question.tokens
+    assert answer.usage.local_fallback and answer.usage.prefilled_on == "local"

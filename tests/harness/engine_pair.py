@@ -1,0 +1,167 @@
+"""A prefill and a decode engine of one process, driven by hand: real engines, sender and receiver
+over a loopback wire whose speed a test chooses."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+
+from tasuki.engine import messages as m
+from tasuki.engine.build import EngineParts, build_early_start
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.handover.early_start import EarlyStart
+from tasuki.engine.role import Role
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.errors import TransferError
+from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.outgoing_room import RoomSent
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
+from tasuki.transfer.windows.destination import Destination
+
+from tests.harness.engines import Lone
+from tests.harness.loopback_pair import Ends
+
+PEER = "peer"
+
+
+@dataclass
+class Room:
+    """One hand-over under way."""
+
+    request: str
+    ticket: m.Ticket
+    token: m.PrefillToken
+
+
+@dataclass
+class EnginePair:
+    prefill: Lone
+    decode: Lone
+    sender: Sender
+    receiver: Receiver
+    link: LoopbackTransport
+    fabric: LoopbackFabric
+    early: EarlyStart
+    said_by_steps: "SimpleQueue[m.EarlyStepEnded]"
+    ends: Ends = field(default_factory=Ends)
+
+    def hand_over(self, submit: m.Submit) -> Room:
+        """Up to the first token at the prefill engine; windows may be in flight."""
+        self.decode.post(submit)
+        self.decode.step()
+        wanted = self._last(self.decode, m.HandoverWanted)
+        self.prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
+        self.prefill.step()
+        room = self._last(self.prefill, m.PrefillAccepted).room
+        self.decode.post(m.GrantWanted(room))
+        self.decode.step()
+        grant = self._last(self.decode, m.HandoverGranted).grant
+        assert grant.room == room == wanted.ticket.room
+        granted = Destination(grant.first_page, grant.pages, grant.slot)
+        self.receiver.expect(room, grant.generation, granted)
+        self.sender.open(room, grant.generation, PEER, granted, self.ends)
+        self.prefill.post(m.PrefillStart(grant))
+        self.prefill.run()
+        return Room(submit.request_id, wanted.ticket, self._last(self.prefill, m.PrefillToken))
+
+    @staticmethod
+    def _last(engine: Lone, kind: type) -> m.Outbox:
+        return [said for said in engine.said if isinstance(said, kind)][-1]
+
+    def ready(self, room: Room, tail_seconds: float | None) -> None:
+        token = room.token
+        self.decode.post(
+            m.RemoteReady(
+                token.room,
+                token.token,
+                token.logprob,
+                token.margin,
+                token.hit,
+                "prefill",
+                tail_seconds=tail_seconds,
+            )
+        )
+
+    def flushed(self, room: Room) -> RoomSent:
+        end = self.ends.wait(room.ticket.room, timeout=30)
+        assert isinstance(end, RoomSent), end
+        return end
+
+    def done(self, room: Room) -> m.RemoteDone | m.HandoverLost:
+        """What Done leads to, as the decode node does it; the room is over after it."""
+        end, number = self.flushed(room), room.ticket.room
+        try:
+            self.receiver.verify(number, room.ticket.generation, end.report.digests, 5.0)
+        except TransferError as error:
+            message: m.RemoteDone | m.HandoverLost = m.HandoverLost(number, str(error))
+        else:
+            report = end.report
+            message = m.RemoteDone(
+                number, m.TransferReport(report.bytes, report.windows, report.pages, 0.0, 0.0)
+            )
+        self.decode.post(message)
+        self.receiver.forget(number)
+        self.prefill.post(m.PrefillEnd(number))
+        return message
+
+    def step_ended(self, timeout: float = 30.0) -> None:
+        """Wait for the step and tell the engine, as its node does."""
+        self.decode.post(self.said_by_steps.get(timeout=timeout))
+
+
+@contextmanager
+def engine_pair(
+    prefill_parts: EngineParts,
+    decode_parts: EngineParts,
+    faults: Faults = no_faults,
+    chunk_tokens: int = 64,
+    wire: WireSettings | None = None,
+) -> Iterator[EnginePair]:
+    """REQUIRES: the two have equal weights and layouts."""
+    fabric = LoopbackFabric()
+    link = LoopbackTransport(fabric, "prefill", faults)
+    target = LoopbackTransport(fabric, "decode")
+    source, landing = (
+        DataPlane.over(parts.arena.bytes, parts.layout, "w", transport, "loopback", "node", wire)
+        for parts, transport in ((prefill_parts, link), (decode_parts, target))
+    )
+    prefill_parts = replace(prefill_parts, slabs=source.slabs)
+    decode_parts = replace(decode_parts, slabs=landing.slabs)
+    layout = prefill_parts.layout
+    never = SenderSettings(lease_seconds=1e9, stall_seconds=1e9)
+    sender = Sender(
+        layout,
+        link,
+        source.digester,
+        prefill_parts.steps,
+        source.slabs,
+        never,
+        outlet=source.outlet,
+    )
+    receiver = Receiver(layout, target, landing.digester, landing.slabs, inlet=landing.inlet)
+    sender.connect(PEER, target.metadata(), landing.slabs)
+    config = EngineConfig(
+        model="tiny",
+        dtype="float32",
+        prefill_chunk_tokens=chunk_tokens,
+        local_prefill_tokens=0,
+    )
+    said: SimpleQueue[m.EarlyStepEnded] = SimpleQueue()
+    early = build_early_start(decode_parts, receiver.barrier, lambda: said.put(m.EarlyStepEnded()))
+    prefill = Lone(config, Role.PREFILL, prefill_parts, sender)
+    decode = Lone(config, Role.DECODE, decode_parts, early=early)
+    decode.post(m.PeersChanged(True))
+    sender.start()
+    receiver.start()
+    try:
+        yield EnginePair(prefill, decode, sender, receiver, link, fabric, early, said)
+    finally:
+        fabric.let_go()
+        link.bytes_per_second = None
+        early.close()
+        sender.stop()
+        receiver.stop()
+        link.close()
+        target.close()

@@ -1,0 +1,170 @@
+"""Checkpoints with golden outputs, and how to run a model against them.
+
+Those of this folder are made by `make goldens` and always there; larger ones may lie beside the
+repository, and then every test that is of all MODELS has them too.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.config import ModelConfig
+from tasuki.model.hooks import LayerHooks, NullHooks
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import PAGE_TOKENS
+
+OWN = Path(__file__).resolve().parents[1] / "golden_models"
+BESIDE = Path(__file__).resolve().parents[3] / "shared" / "reference"
+OWN_MODELS = ("small-dense", "small-moe")
+MODELS = OWN_MODELS + tuple(
+    name for name in ("tiny-dense", "tiny-dense-d128", "tiny-moe") if (BESIDE / name).is_dir()
+)
+
+
+def reference_dir(model: str) -> Path:
+    """The folder of one of MODELS."""
+    return (OWN if model in OWN_MODELS else BESIDE) / model
+
+
+def model_cases(array: str = "") -> list[tuple[str, str]]:
+    """(model, case) of every golden with an array of a name that begins so, for parametrize."""
+    cases = []
+    for model in MODELS:
+        folder = reference_dir(model)
+        document = json.loads((folder / "golden.json").read_text())
+        with np.load(folder / "golden.npz") as arrays:
+            for case in document["cases"]:
+                wanted = f"{case['name']}.{array}"
+                if any(name.startswith(wanted) for name in arrays.files):
+                    cases.append((model, case["name"]))
+    return cases
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One case: prompt and expected greedy tokens, and its float32 arrays by name."""
+
+    prompt: list[int]
+    greedy: list[int]
+    tolerance: dict[str, Any]
+    arrays: dict[str, NDArray[np.float32]]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(self.arrays[name])
+
+    def states(self) -> list[tuple[str, int, int]]:
+        """(array name, tokens, layer) of each GDN state after prompt tokens."""
+        found = []
+        for name in self.arrays:
+            parts = name.split(".")
+            if parts[0].startswith("at") and parts[-1] == "recurrent":
+                found.append((name, int(parts[0][2:]), int(parts[1].removeprefix("layer"))))
+        return found
+
+
+def golden(model: str, case: str) -> Golden:
+    folder = reference_dir(model)
+    document = json.loads((folder / "golden.json").read_text())
+    entry = next(item for item in document["cases"] if item["name"] == case)
+    with np.load(folder / "golden.npz") as arrays:
+        mine = {
+            name.removeprefix(f"{case}."): arrays[name]
+            for name in arrays.files
+            if name.startswith(f"{case}.")
+        }
+    return Golden(entry["prompt"], entry["greedy"], document["tolerance"], mine)
+
+
+def cases_of(model: str) -> dict[str, Golden]:
+    """Its goldens by case."""
+    return {case: golden(model, case) for owner, case in model_cases() if owner == model}
+
+
+def load_model(model: str, dtype: torch.dtype = torch.float32) -> Qwen35Model:
+    folder = reference_dir(model)
+    config = ModelConfig.load(folder)
+    return Qwen35Model(config, load_weights(folder, config, dtype))
+
+
+class Workspace:
+    """An arena full of NaN and a bump allocator over it: what the cache would do, without a cache.
+
+    A fresh slot is zeroed, as the cache does for a request without a checkpoint. Nothing is freed.
+    """
+
+    def __init__(self, model: Qwen35Model, slabs: int = 48, cache_dtype: str | None = None) -> None:
+        # Models this small only lose by threads, the more so when several tests share the cores.
+        torch.set_num_threads(1)
+        self.model = model
+        name = cache_dtype or str(model.weights.dtype).removeprefix("torch.")
+        self.arena = Arena(model.config.cache_layout(name, name, "float32"), slabs)
+        self.arena.bytes.fill_(0xFF)
+        assert self.arena.kv[0].isnan().all() and self.arena.ssm[0].isnan().all()
+        self._next_slab = 0
+
+    def dirty_slot(self) -> int:
+        self._next_slab += 1
+        return self._next_slab - 1
+
+    def zero_slot(self) -> int:
+        slot = self.dirty_slot()
+        for view in (*self.arena.conv, *self.arena.ssm):
+            view[slot] = 0
+        return slot
+
+    def pages(self, tokens: int) -> list[int]:
+        """Page ids for that many tokens; the last of each slab first, so that none is
+        contiguous."""
+        layout = self.arena.layout
+        pages: list[int] = []
+        while len(pages) * PAGE_TOKENS < tokens:
+            base = self.dirty_slot() * layout.blocks_per_slab
+            pages.extend(range(base + layout.pages_per_slab - 1, base - 1, -1))
+        return pages[: -(-tokens // PAGE_TOKENS)]
+
+    def forward(self, *slices: SequenceSlice, hooks: LayerHooks | None = None) -> torch.Tensor:
+        """Logits [sequences, vocab] float32."""
+        return self.model.forward(Batch.pack(slices), self.arena, hooks or NullHooks())
+
+
+class Request:
+    """One sequence over a workspace: pages for all it may hold and two working slots."""
+
+    def __init__(self, workspace: Workspace, capacity: int) -> None:
+        self.workspace = workspace
+        self.pages = workspace.pages(capacity)
+        self.slots = [workspace.zero_slot(), workspace.dirty_slot()]
+        self.tokens = 0
+
+    def slice(
+        self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
+    ) -> SequenceSlice:
+        """The next tokens: reads one slot, writes the other, and swaps them."""
+        item = SequenceSlice(
+            token_ids, self.tokens, self.pages, self.slots[0], self.slots[1], checkpoints
+        )
+        self.slots.reverse()
+        self.tokens += len(token_ids)
+        return item
+
+    def forward(
+        self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
+    ) -> torch.Tensor:
+        """Logits [vocab] after the last of the tokens."""
+        return self.workspace.forward(self.slice(token_ids, checkpoints))[0]
+
+    def greedy(self, logits: torch.Tensor, steps: int) -> list[int]:
+        """The token that logits choose, then the next ones, `steps` in all; the last is forwarded
+        too."""
+        tokens = []
+        for _ in range(steps):
+            tokens.append(int(logits.argmax()))
+            logits = self.forward([tokens[-1]])
+        return tokens

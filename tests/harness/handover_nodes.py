@@ -1,0 +1,190 @@
+"""A prefill and a decode node of the hand-over alone: real gRPC, sender and receiver, scripted
+engines."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import grpc
+import numpy as np
+from tasuki.decode_node.handover_client import HandoverClient
+from tasuki.decode_node.handover_settings import HandoverSettings
+from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.prefill_node.handover_service import HandoverService, HandoverServiceSettings
+from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.layout import CacheLayout
+from tasuki.server.discovery.membership import FixedMembership
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.transports.loopback import Faults, no_faults
+
+from tests.harness.loopback_pair import Pair, loopback_pair, plans, random_ids
+
+GENERATION = 11
+PAGES = 4
+SLABS_OF_ROOM = 3
+SLABS = 8 * SLABS_OF_ROOM
+HIT = m.HitBreakdown(256, 128, 64, {"new": 128, "alignment": 64}, "turn_end")
+LIMITS = HandoverSettings(silence=0.8, retry_first=0.05, landing=0.5, acknowledge=1.0, patience=1.0)
+
+SERVICE_LIMITS = HandoverServiceSettings(
+    beat_seconds=0.1, silence_seconds=0.8, progress_seconds=0.1
+)
+
+
+def grant_of(room: int, layout: CacheLayout) -> m.Grant:
+    """Ids that rooms next to each other do not share: three slabs of the arena each."""
+    slot = room * SLABS_OF_ROOM % SLABS
+    ids = [
+        slab * layout.blocks_per_slab + k
+        for slab in range(slot + 1, slot + SLABS_OF_ROOM)
+        for k in range(layout.pages_per_slab)
+    ]
+    return m.Grant(m.RoomId(room), GENERATION, 0, tuple(reversed(ids[:PAGES])), slot)
+
+
+def wanted(room: int) -> m.HandoverWanted:
+    sampling = SamplingParams(max_new_tokens=5, temperature=0.5, top_p=0.9, stop_token_ids=(3,))
+    ticket = m.Ticket(m.RoomId(room), GENERATION, 64, sampling, b"salt", (10, 20))
+    return m.HandoverWanted(m.RequestId(f"r{room}"), ticket, np.arange(250, dtype=np.int32))
+
+
+@dataclass
+class Inbound:
+    """What an engine was told, to be awaited by kind."""
+
+    messages: list[m.Inbox] = field(default_factory=list)
+    _came: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def post(self, message: m.Inbox) -> None:
+        self.messages.append(message)
+
+    def of(self, kind: type, room: int | None = None) -> list:
+        return [
+            message
+            for message in self.messages
+            if isinstance(message, kind) and (room is None or room_of(message) == room)
+        ]
+
+    async def wait(self, kind: type, room: int | None = None, timeout: float = 5.0) -> m.Inbox:
+        async with asyncio.timeout(timeout):
+            while not (found := self.of(kind, room)):
+                await asyncio.sleep(0.002)
+        return found[0]
+
+
+def room_of(message: object) -> int | None:
+    if isinstance(message, m.PrefillReserve):
+        return message.ticket.room
+    if isinstance(message, m.PrefillStart):
+        return message.grant.room
+    return getattr(message, "room", None)
+
+
+@dataclass
+class Nodes:
+    pair: Pair
+    service: HandoverService
+    client: HandoverClient
+    server: grpc.aio.Server
+    port: int
+    prefill: Inbound
+    decode: Inbound
+
+    async def connected(self) -> None:
+        await self.decode.wait(m.PeersChanged)
+
+    async def reserve(self, room: int) -> m.HandoverWanted:
+        """Up to the prompt in the prefill engine's queue."""
+        asked = wanted(room)
+        self.client.deliver(asked)
+        await self.prefill.wait(m.PrefillReserve, room)
+        return asked
+
+    async def accept(self, room: int) -> None:
+        await self.reserve(room)
+        self.service.deliver(m.PrefillQueued(m.RoomId(room), 0))
+        self.service.deliver(m.PrefillAccepted(m.RoomId(room)))
+        await self.decode.wait(m.GrantWanted, room)
+
+    async def grant(self, room: int) -> m.Grant:
+        await self.accept(room)
+        granted = grant_of(room, self.pair.target.layout)
+        self.client.deliver(m.HandoverGranted(granted))
+        await self.prefill.wait(m.PrefillStart, room)
+        return granted
+
+    def compute(self, room: int) -> tuple[tuple[int, ...], int]:
+        """Run the forwards; the sender's own page ids and slot."""
+        layout, slabs = self.pair.source.layout, self.pair.source.slabs
+        local, slot = random_ids(layout, slabs, PAGES, np.random.default_rng(room + 100))
+        self.pair.run(room, plans(local, slot, 3))
+        return local, slot
+
+    def say_token(self, room: int, pulled: m.PullReport | None = None) -> None:
+        self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT, pulled))
+
+
+@asynccontextmanager
+async def nodes(
+    faults: Faults = no_faults,
+    sender: SenderSettings | None = None,
+    limits: HandoverSettings = LIMITS,
+    decode_contract: Callable[[Contract], Contract] = lambda contract: contract,
+    back_faults: Faults = no_faults,
+    precision: WirePrecision | None = None,
+    service_limits: HandoverServiceSettings = SERVICE_LIMITS,
+) -> AsyncIterator[Nodes]:
+    loop = asyncio.get_running_loop()
+    settings = sender or SenderSettings(lease_seconds=1.0)
+    with loopback_pair(
+        slabs=SLABS,
+        faults=faults,
+        settings=settings,
+        back_faults=back_faults,
+        precision=precision,
+        kept_back=0 if precision is None else 1,
+    ) as pair:
+        contract = Contract("weights", pair.source.layout)
+        prefill, decode = Inbound(), Inbound()
+        service = HandoverService(
+            prefill.post,
+            pair.sender,
+            pair.back_receiver,
+            pair.source.transport,
+            contract,
+            NodeIdentity.new("prefill-0", "loopback", pair.source.transport, pair.source.slabs),
+            loop,
+            service_limits,
+        )
+        server = grpc.aio.server()
+        handover_pb2_grpc.add_HandoverServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        client = HandoverClient(
+            decode.post,
+            pair.receiver,
+            pair.back_sender,
+            pair.target.transport,
+            decode_contract(contract),
+            NodeIdentity.new("decode-0", "loopback", pair.target.transport, pair.target.slabs),
+            FixedMembership([f"127.0.0.1:{port}"]),
+            loop,
+            limits,
+        )
+        await client.start()
+        try:
+            yield Nodes(pair, service, client, server, port, prefill, decode)
+        finally:
+            pair.fabric.let_go()
+            await client.stop()
+            await service.stop()
+            await server.stop(0)
+
+
+def other_weights(contract: Contract) -> Contract:
+    return replace(contract, weights_digest="others", tensor_parallel=2)

@@ -1,0 +1,94 @@
+"""A prefill node of the hand-over alone, as a process that can be killed: NIXL, gRPC, a scripted
+engine."""
+
+import asyncio
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import grpc
+import numpy as np
+from tasuki.engine import messages as m
+from tasuki.prefill_node.handover_service import HandoverService
+from tasuki.proto import handover_pb2_grpc
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.nixl.transport import NixlTransport
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan
+
+from tests.harness.handover_nodes import HIT, PAGES, SLABS
+from tests.harness.loopback_pair import random_ids, small_layout
+
+SEED = 9
+
+
+@dataclass(frozen=True)
+class Script:
+    """How far the engine goes: accept or not, how many layers, the token or not."""
+
+    accepts: bool
+    layers: int
+    token: bool
+
+
+def source_memory() -> np.ndarray:
+    size = SLABS * small_layout().slab_bytes
+    return np.random.default_rng(SEED).integers(0, 256, size, dtype=np.uint8)
+
+
+def source_ids() -> tuple[tuple[int, ...], int]:
+    return random_ids(small_layout(), SLABS, PAGES, np.random.default_rng(SEED))
+
+
+def main(channel: Connection, script: Script) -> None:
+    """Sends its port, then the name of every inbox message; runs until told to stop, or killed."""
+    asyncio.run(serve(channel, script))
+
+
+async def serve(channel: Connection, script: Script) -> None:
+    loop = asyncio.get_running_loop()
+    layout, memory = small_layout(), source_memory()
+    transport = NixlTransport("prefill")
+    transport.register(memory.ctypes.data, memory.size)
+    steps = StepCounter()
+    sender = Sender(layout, transport, WindowDigester(memory, layout), steps, SLABS)
+    receiver = Receiver(layout, transport, WindowDigester(memory, layout), SLABS)
+    sender.start()
+    receiver.start()
+
+    def engine(message: m.Inbox) -> None:
+        channel.send(type(message).__name__)
+        match message:
+            case m.PrefillReserve(ticket=ticket) if script.accepts:
+                service.deliver(m.PrefillAccepted(ticket.room))
+            case m.PrefillStart(grant=grant):
+                pages, slot = source_ids()
+                sender.plan_forward(grant.room, ForwardPlan(steps.value, 0, pages, slot))
+                for _ in range(script.layers):
+                    steps.tick()
+                if script.token:
+                    service.deliver(m.PrefillToken(grant.room, 1, 0.0, 1.0, HIT))
+
+    service = HandoverService(
+        engine,
+        sender,
+        receiver,
+        transport,
+        Contract("weights", layout),
+        NodeIdentity.new("prefill-0", "nixl", transport, SLABS),
+        loop,
+    )
+    server = grpc.aio.server()
+    handover_pb2_grpc.add_HandoverServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel.send(port)
+    await asyncio.to_thread(channel.recv)
+    await service.stop()
+    await server.stop(0)
+    sender.stop()
+    receiver.stop()
+    transport.close()

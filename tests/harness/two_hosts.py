@@ -1,0 +1,90 @@
+"""A prefill and a decode node on two hosts, as a program that runs on the decode node's host.
+
+`python -m tests.harness.two_hosts PREFILL_NAMESPACE DECODE_NAMESPACE SCENARIO`; test_two_hosts.py
+starts it. A process of its own, because gRPC's threads stay in the namespace where they began.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from tasuki.proto import inference_pb2 as pb
+
+from tests.harness.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions, until
+from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, inside, ip
+
+LONG, SHORT = range(2)
+LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
+LAYERS = 8
+OFF_LOOPBACK = ("--insecure", "--api-key", "a-key-of-this-test")
+
+
+class TwoHosts(Pair):
+    def __init__(self, prefill_space: str, decode_space: str) -> None:
+        self.decode_space = decode_space
+        self._questions = questions((4000, 600))
+        self._salts = 0
+        os.environ["UCX_NET_DEVICES"] = DEVICE
+        small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", *OFF_LOOPBACK]
+        with inside(prefill_space):
+            self.prefill = Node(
+                "prefill", *flags(), *small, *COUNTED_WINDOWS, bind=f"{PREFILL_ADDRESS}:0"
+            )
+        self.prefill.wait_ready()
+        self._target = self.prefill.address
+        self.decode = Node(
+            *("decode", *flags(), *OFF_LOOPBACK, "--prefill", self._target),
+            bind=f"{DECODE_ADDRESS}:0",
+        ).wait_ready()
+        self.mend()
+
+    def link(self, state: str) -> None:
+        ip("-n", self.decode_space, "link", "set", DEVICE, state)
+
+    def handed_over(self) -> None:
+        usage = self.right(SHORT, self.ask(SHORT)).usage
+        assert usage.prefilled_on == "prefill" and not usage.local_fallback
+        assert usage.transfer is not None and usage.transfer.bytes > 0
+
+
+def works(pair: TwoHosts) -> None:
+    pair.handed_over()
+    pair.assert_at_rest()
+
+
+def link_goes_down_and_up(pair: TwoHosts) -> None:
+    before = pair.decode.landed()
+    stream = pair.ask(LONG)
+    until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
+    pair.link("down")
+    until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed", 5.0)
+    assert pair.right(LONG, stream).usage.local_fallback
+    pair.decode.assert_at_rest(10.0)
+    written = dict(pair.decode.stats().windows)
+    pair.link("up")
+    until(lambda: pair.prefill_state() == CONNECTED, "not found again", 30.0)
+    time.sleep(2.0)
+    now = dict(pair.decode.stats().windows)
+    # What was granted is free by now: nothing of the old room may land any more.
+    assert now == written, (written, now)
+    pair.assert_at_rest()
+    pair.handed_over()
+
+
+SCENARIOS: dict[str, Callable[[TwoHosts], None]] = {
+    scenario.__name__: scenario for scenario in (works, link_goes_down_and_up)
+}
+
+
+def main(prefill_space: str, decode_space: str, scenario: str) -> None:
+    pair = TwoHosts(prefill_space, decode_space)
+    try:
+        SCENARIOS[scenario](pair)
+    finally:
+        pair.link("up")
+        pair.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,194 @@
+"""Checkpoint folders: name layouts, shards, experts, digests, and damage that is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tasuki.model.config import ModelConfig
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.layers import ModelWeights, WeightsError, assemble
+from tasuki.model.weights.random_weights import RandomSource, random_weights
+from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
+from torch import Tensor
+
+from tests.harness.goldens import Request, Workspace
+from tests.harness.model_shapes import DENSE, MOE
+
+FILE = "model.safetensors"
+
+
+class Recorder:
+    """A source that keeps what it gave, as a checkpoint would name it."""
+
+    def __init__(self, prefix: str, fused: bool) -> None:
+        self._source = RandomSource(3)
+        self._prefix = prefix
+        self._fused = fused
+        self.tensors: dict[str, Tensor] = {}
+
+    def has(self, name: str) -> bool:
+        return self._fused
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        tensor = self._source.read(name, shape, dtype)
+        full = name if name == "lm_head.weight" else self._prefix + name
+        self.tensors[full] = tensor.clone()
+        return tensor
+
+
+def published(config: ModelConfig, prefix: str = "model.", fused: bool = True) -> dict[str, Tensor]:
+    recorder = Recorder(prefix, fused)
+    assemble(config, recorder, torch.float32)
+    return recorder.tensors
+
+
+def logits(config: ModelConfig, weights: ModelWeights) -> Tensor:
+    return Request(Workspace(Qwen35Model(config, weights)), 64).forward([3, 1, 4, 1, 5, 9])
+
+
+def load(folder: Path, config: ModelConfig) -> ModelWeights:
+    return load_weights(folder, config, torch.float32)
+
+
+@pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
+def test_both_name_layouts(config: ModelConfig, prefix: str, tmp_path: Path) -> None:
+    extra = {"model.visual.patch.weight": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
+    save_file(published(config, prefix) | extra, tmp_path / FILE)
+    want = logits(config, random_weights(config, 3, torch.float32))
+    torch.testing.assert_close(logits(config, load(tmp_path, config)), want, atol=1e-3, rtol=0)
+
+
+def test_split_experts_equal_fused(tmp_path: Path) -> None:
+    split = published(MOE, fused=False)
+    fused = {name: tensor for name, tensor in split.items() if ".experts." not in name}
+    for layer in range(MOE.layers):
+        base = f"model.layers.{layer}.mlp.experts"
+
+        def stack(name: str, base: str = base) -> Tensor:
+            return torch.stack([split[f"{base}.{i}.{name}_proj.weight"] for i in range(6)])
+
+        fused[f"{base}.gate_up_proj"] = torch.cat([stack("gate"), stack("up")], dim=1)
+        fused[f"{base}.down_proj"] = stack("down")
+    results = []
+    for name, tensors in (("split", split), ("fused", fused)):
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / FILE)
+        results.append(logits(MOE, load(tmp_path / name, MOE)))
+    torch.testing.assert_close(*results, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_shards(indexed: bool, tmp_path: Path) -> None:
+    tensors = published(DENSE)
+    names = sorted(tensors)
+    where: dict[str, str] = {}
+    for shard in range(3):
+        mine = names[shard::3]
+        file = f"model-0000{shard + 1}-of-00003.safetensors"
+        save_file({name: tensors[name] for name in mine}, tmp_path / file)
+        where.update(dict.fromkeys(mine, file))
+    if indexed:
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    want = logits(DENSE, random_weights(DENSE, 3, torch.float32))
+    torch.testing.assert_close(logits(DENSE, load(tmp_path, DENSE)), want, atol=1e-3, rtol=0)
+
+
+def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
+    config = ModelConfig(**{**vars(DENSE), "tied": True})
+    tensors = published(config)
+    assert "lm_head.weight" not in tensors
+    save_file(tensors, tmp_path / FILE)
+    weights = load(tmp_path, config)
+    assert weights.head is weights.embedding
+
+
+def test_decay_and_norms_stay_float32(tmp_path: Path) -> None:
+    save_file(published(DENSE), tmp_path / FILE)
+    weights = load_weights(tmp_path, DENSE, torch.bfloat16)
+    mixer = weights.layers[0].mixer
+    assert weights.dtype is mixer.in_proj.dtype is torch.bfloat16
+    exact = load(tmp_path, DENSE).layers[0]
+    assert torch.equal(vars(mixer)["decay_rate"], vars(exact.mixer)["decay_rate"])
+    assert torch.equal(weights.layers[0].mixer_norm, exact.mixer_norm)
+
+
+def test_random_weights_follow_the_seed() -> None:
+    first, again, other = (random_weights(DENSE, seed, torch.float32) for seed in (1, 1, 2))
+    assert torch.equal(first.embedding, again.embedding)
+    assert not torch.equal(first.embedding, other.embedding)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.layers.1.self_attn.k_norm.weight", None, "k_norm.weight is missing"),
+        ("lm_head.weight", None, "lm_head.weight is missing"),
+        ("model.embed_tokens.weight", None, "embed_tokens.weight is missing"),
+        (
+            "model.layers.0.linear_attn.conv1d.weight",
+            torch.zeros(208, 4),
+            r"conv1d.weight has shape \[208, 4\], config.json wants \[208, 1, 4\]",
+        ),
+        (
+            "model.layers.0.mlp.up_proj.weight",
+            torch.zeros(80, 48, dtype=torch.float8_e4m3fn),
+            "up_proj.weight has dtype F8_E4M3",
+        ),
+    ],
+)
+def test_misfits_name_the_tensor(
+    name: str, tensor: Tensor | None, message: str, tmp_path: Path
+) -> None:
+    tensors = published(DENSE)
+    del tensors[name]
+    save_file(tensors | ({} if tensor is None else {name: tensor}), tmp_path / FILE)
+    with pytest.raises(WeightsError, match=message):
+        load(tmp_path, DENSE)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 300, -8])
+def test_truncated_file(keep: int, tmp_path: Path) -> None:
+    save_file(published(DENSE), tmp_path / FILE)
+    content = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(content[:keep])
+    with pytest.raises(WeightsError, match=r"model.safetensors: is truncated or corrupt"):
+        load(tmp_path, DENSE)
+
+
+def test_corrupt_header(tmp_path: Path) -> None:
+    save_file(published(DENSE), tmp_path / FILE)
+    content = bytearray((tmp_path / FILE).read_bytes())
+    content[8:20] = b"x" * 12
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(WeightsError, match="is truncated or corrupt"):
+        Checkpoint(tmp_path)
+
+
+def test_absent_files(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"holds no \*.safetensors file"):
+        load(tmp_path, DENSE)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("{}")
+    with pytest.raises(WeightsError, match="has no readable weight_map"):
+        load(tmp_path, DENSE)
+    index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    with pytest.raises(WeightsError, match=r"gone\.safetensors: cannot be read"):
+        load(tmp_path, DENSE)
+
+
+def test_digest_follows_content(tmp_path: Path) -> None:
+    tensors = published(DENSE)
+    digests = []
+    for name, change in (("a", 0.0), ("b", 0.0), ("c", 1e-3)):
+        (tmp_path / name).mkdir()
+        tensors["model.norm.weight"][0] += change
+        save_file(tensors, tmp_path / name / FILE)
+        digests.append(weights_digest(tmp_path / name))
+    assert digests[0] == digests[1] != digests[2]
+    assert len(digests[0]) == 64
+    with pytest.raises(WeightsError, match="holds no"):
+        weights_digest(tmp_path)

@@ -1,0 +1,164 @@
+"""Imports point downward, between rooms and inside them; see docs/design.md, "Folders".
+
+A room is a top-level folder. Inside every folder the things that lie in it, files and subfolders,
+import each other without a circle. A folder that a reader opens has at most MOST_FILES files.
+Between two processes stands one package of messages.
+"""
+
+import ast
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEVEL = {
+    "cli": 9,
+    "bench": 8,
+    "client": 7,
+    "prefill_node": 7,
+    "decode_node": 7,
+    "server": 6,
+    "dashboard": 5,
+    "engine": 4,
+    "model": 3,
+    "transfer": 3,
+    "pycache": 2,
+    "utils": 1,
+    "proto": 0,
+}
+SCRIPTS = {ROOT / "bench" / "cache", ROOT / "bench" / "traces"}
+SOURCES = sorted(
+    path
+    for room in LEVEL
+    for path in (ROOT / room).rglob("*.py")
+    if not SCRIPTS.intersection(path.parents)
+)
+MOST_FILES = 16
+COUNTED = {".py", ".cpp", ".h", ".js"}
+
+Name = tuple[str, ...]
+
+
+def name_of(path: Path) -> Name:
+    """A module's, its package's own file included as __init__."""
+    return path.relative_to(ROOT).with_suffix("").parts
+
+
+MODULES = frozenset(map(name_of, SOURCES))
+
+
+def module_of(name: Name) -> Name | None:
+    """The module that holds this name; None where it is no room's."""
+    for known in (name, (*name, "__init__"), name[:-1], (*name[:-1], "__init__")):
+        if known in MODULES:
+            return known
+    return None
+
+
+@cache
+def imports(path: Path) -> frozenset[Name]:
+    """Modules of rooms that a file names in any import, relative or absolute, at any depth."""
+    package = path.relative_to(ROOT).parts[:-1]
+    names: set[Name] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = (*base, *(node.module or "").split(".")) if node.module else base
+            if not node.level:
+                if module[0] != "tasuki":
+                    continue
+                module = module[1:]
+            names |= {(*module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            parts = (tuple(alias.name.split(".")) for alias in node.names)
+            names |= {name[1:] for name in parts if name[0] == "tasuki"}
+    found = {module_of(name) for name in names}
+    return frozenset(name for name in found if name is not None and name != name_of(path))
+
+
+def siblings() -> dict[Name, dict[str, set[str]]]:
+    """By folder: which thing in it imports which other."""
+    found: dict[Name, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in SOURCES:
+        own = name_of(path)
+        for other in imports(path):
+            depth = next(at for at, (a, b) in enumerate(zip(own, other, strict=False)) if a != b)
+            found[own[:depth]][own[depth]].add(other[depth])
+    return found
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """Things that import each other in a circle, in order; empty where there is none."""
+    done: set[str] = set()
+
+    def walk(at: str, way: list[str]) -> list[str]:
+        if at in way:
+            return [*way[way.index(at) :], at]
+        if at not in done:
+            for following in sorted(edges.get(at, ())):
+                if found := walk(following, [*way, at]):
+                    return found
+            done.add(at)
+        return []
+
+    return next((found for start in sorted(edges) if (found := walk(start, []))), [])
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_downward(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    rooms = {name[0] for name in imports(path)} - {room}
+    upward = {other for other in rooms if LEVEL[other] >= LEVEL[room]}
+    assert not upward, f"{path.relative_to(ROOT)} imports {sorted(upward)}, which stand above it"
+
+
+def test_no_folder_has_a_circle() -> None:
+    circles = {"/".join(folder): circle(edges) for folder, edges in siblings().items()}
+    assert not {folder: found for folder, found in circles.items() if found}
+
+
+def test_a_folder_shows_its_design_at_a_glance() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    counts: dict[str, int] = defaultdict(int)
+    for path in map(Path, listed):
+        if path.suffix in COUNTED and path.parts[0] not in ("tests", "docs"):
+            counts[str(path.parent)] += 1
+    assert not {folder: count for folder, count in counts.items() if count > MOST_FILES}
+
+
+# What another process will be: only its package of messages, and what describes it, may be named
+# from outside. The assembly of a daemon is excepted, which builds the engine that it runs.
+ENGINE_SURFACE = {("engine", "messages"), ("engine", "config"), ("engine", "role")}
+ASSEMBLY = {("server", "daemon"), ("prefill_node", "node"), ("decode_node", "node")}
+
+
+def outside_the_engine() -> Iterator[tuple[Path, Name]]:
+    for path in SOURCES:
+        own = name_of(path)
+        if own[0] in ("engine", "bench", "cli") or own[:2] in ASSEMBLY or own[-1] == "main":
+            continue
+        for other in imports(path):
+            if other[0] == "engine" and other[:2] not in ENGINE_SURFACE:
+                yield path.relative_to(ROOT), other
+
+
+def test_the_engine_is_reached_by_messages() -> None:
+    assert not list(outside_the_engine())
+
+
+def test_the_check_sees_relative_and_absolute_imports() -> None:
+    seen = imports(ROOT / "engine" / "engine.py")
+    assert ("engine", "scheduling", "scheduler") in seen
+    assert ("pycache", "prefix_cache") in seen
+    assert len(SOURCES) > 40
+
+
+def test_the_check_finds_a_circle() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == []

@@ -1,0 +1,137 @@
+"""The mutants of `make mutate`: where they are, how they are named, and that a trial tells."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from scripts.mutate import cpp_source, python_source
+from scripts.mutate.campaign import drawn
+from scripts.mutate.equivalents import equivalents
+from scripts.mutate.mutant import Mutant, Status
+from scripts.mutate.results import Results, Verdict, digest_of_tests
+from scripts.mutate.targets import Target, aims
+from scripts.mutate.workshop import Workshop
+from scripts.package_copy import CPP_TESTS
+
+ROOT = Path(__file__).parents[2]
+
+PYTHON = b'''
+LIMIT = 7
+class Book:
+    def has(self, number: int) -> bool:
+        """Not code: 1 < 2."""
+        if number < 3:
+            raise ValueError(f"{number} < 3")
+        log.info("asked for %d", number + 1)
+        self.asked()
+        return number in self.numbers
+'''
+CPP = b"""namespace tasuki::cache {
+bool Book::has(std::int64_t number) const {
+  if (number < 3) throw InvalidArgument("1 < 2");
+  asked();
+  return !closed_ && numbers_.contains(number);  // a < b
+}
+int Book::size() const { return static_cast<int>(numbers_.size()) + 1; }
+}  // namespace tasuki::cache
+"""
+
+
+def changes(source: bytes, mutants: list[Mutant]) -> dict[str, str]:
+    return {mutant.key: mutant.edit.shown(source) for mutant in mutants}
+
+
+def test_python_is_mutated_inside_functions_and_not_in_texts() -> None:
+    assert changes(PYTHON, python_source.mutants_of(PYTHON, "book")) == {
+        "book.Book.has < 0": "number < 3 -> (number <= 3)",
+        "book.Book.has guard 0": "number < 3 -> (False)",
+        "book.Book.has if 0": "number < 3 -> (not number < 3)",
+        "book.Book.has number 0": "3 -> (4)",
+        "book.Book.has statement 0": "self.asked() -> pass",
+        "book.Book.has in 0": "number in self.numbers -> (number not in self.numbers)",
+        "book.Book.has return 0": "number in self.numbers -> (not number in self.numbers)",
+    }
+
+
+def test_cpp_is_mutated_inside_functions_and_not_in_texts() -> None:
+    assert changes(CPP, cpp_source.mutants_of(CPP, "book")) == {
+        "book.Book.has guard 0": 'if (number < 3) throw InvalidArgument("1 < 2"); -> ;',
+        "book.Book.has < 0": "< -> <=",
+        "book.Book.has number 0": "3 -> 4",
+        "book.Book.has statement 0": "asked(); -> ;",
+        "book.Book.has not 0": "! -> nothing",
+        "book.Book.has && 0": "&& -> ||",
+        "book.Book.size + 0": "+ -> -",
+        "book.Book.size number 0": "1 -> 2",
+    }
+
+
+def test_a_key_outlives_what_stands_before_its_symbol() -> None:
+    moved = b"import os\n\ndef first() -> int:\n    return 1 + 2\n" + PYTHON
+    before = {mutant.key: mutant for mutant in python_source.mutants_of(PYTHON, "book")}
+    after = {mutant.key: mutant for mutant in python_source.mutants_of(moved, "book")}
+    for key, mutant in before.items():
+        assert after[key].scope_digest == mutant.scope_digest
+        assert after[key].edit.start > mutant.edit.start
+
+
+def test_every_target_stands_for_mutants_and_for_tests_that_are_there() -> None:
+    found = aims(ROOT)
+    keys = [aim.mutant.key for aim in found]
+    assert len(set(keys)) == len(keys) > 1000
+    for aim in found:
+        source = (ROOT / aim.path).read_bytes()
+        assert aim.mutant.edit.applied(source) != source
+        assert all((ROOT / run).exists() for run in aim.target.runs), aim.target
+        assert (CPP_TESTS in aim.target.tests) <= aim.is_cpp
+    assert {aim.target.area for aim in found} == {
+        *("fences", "digests", "allocation", "admission", "auth", "sampling")
+    }
+
+
+def test_every_mutant_that_is_called_equivalent_is_one() -> None:
+    known = {aim.mutant.key for aim in aims(ROOT)}
+    assert set(equivalents(ROOT / "docs" / "testing.md")) <= known
+
+
+def test_a_sample_is_its_seeds_and_takes_the_areas_in_turn() -> None:
+    found = aims(ROOT)
+    first, again, other = (list(drawn(found, seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len({aim.target.area for aim in first[:6]}) == 6
+    assert sorted(aim.mutant.key for aim in first) == sorted(aim.mutant.key for aim in found)
+
+
+def test_what_is_known_of_a_mutant_holds_for_its_symbols_text_only(tmp_path: Path) -> None:
+    aim = aims(ROOT)[0]
+    tests = digest_of_tests(ROOT, aim)
+
+    def verdict(status: Status) -> Verdict:
+        return Verdict(
+            *(aim.mutant.key, aim.target.area, "a -> b", status.value, 1.0),
+            *(aim.mutant.scope_digest, tests),
+        )
+
+    file = tmp_path / "results.jsonl"
+    Results(file).add(verdict(Status.CAUGHT))
+    known = Results(file)
+    assert known.known(aim, tests) is Status.CAUGHT
+    assert known.known(aim, "other tests") is Status.CAUGHT, "more tests catch no less"
+    edit = replace(aim.mutant.edit, scope="another text")
+    assert known.known(replace(aim, mutant=Mutant(aim.mutant.key, edit)), tests) is None
+    known.add(verdict(Status.SURVIVED))
+    assert known.known(aim, tests) is Status.SURVIVED
+    assert known.known(aim, "other tests") is None
+
+
+def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path) -> None:
+    (aim,) = [
+        aim for aim in aims(ROOT) if aim.mutant.key == "fence.DrainAcknowledged.acknowledge True 0"
+    ]
+    aim = replace(aim, target=Target("fences", "fence", ("test_fence",)))
+    blind = replace(aim, target=Target("fences", "fence", ("test_unserved",)))
+    before = (ROOT / aim.path).read_bytes()
+    workshop = Workshop(ROOT, tmp_path)
+    assert workshop.try_out(aim)[0] is Status.CAUGHT
+    assert (workshop.place / aim.path).read_bytes() == before
+    assert workshop.try_out(blind)[0] is Status.SURVIVED
+    assert (ROOT / aim.path).read_bytes() == before

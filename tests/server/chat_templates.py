@@ -1,0 +1,190 @@
+"""Chat templates of many shapes, and how marks were found before: by rendering every part."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
+from tasuki.server.text.chat_template import ChatTemplate, RenderedPrompt
+from tasuki.server.text.special_token_guard import SpecialTokenGuard
+from tasuki.server.text.tokenizer import Tokenizer
+
+from tests.harness.front_fixtures import TEMPLATE
+
+# The logic of Qwen3's own: what was thought is told in the last turn alone, answers of tools share
+# a user's turn, and the loop looks ahead.
+THINKING = r"""{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- "# Tools\n\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools><|im_end|>\n" }}
+{%- else %}
+    {%- if messages[0].role == 'system' %}
+        {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and
+        not(message.content.startswith('<tool_response>') and
+            message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- else %}
+            {%- if '</think>' in content %}
+                {%- set reasoning_content = content.split('</think>')[0].rstrip('\n') %}
+                {%- set reasoning_content = reasoning_content.split('<think>')[-1].lstrip('\n') %}
+                {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+            {%- endif %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query_index %}
+            {%- if loop.last or (not loop.last and reasoning_content) %}
+                {{- '<|im_start|>' + message.role + '\n<think>\n' }}
+                {{- reasoning_content.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+            {%- else %}
+                {{- '<|im_start|>' + message.role + '\n' + content }}
+            {%- endif %}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\n' + content }}
+        {%- endif %}
+        {%- if message.tool_calls %}
+            {%- for tool_call in message.tool_calls %}
+                {%- if (loop.first and content) or (not loop.first) %}
+                    {{- '\n' }}
+                {%- endif %}
+                {%- if tool_call.function %}
+                    {%- set tool_call = tool_call.function %}
+                {%- endif %}
+                {{- '<tool_call>\n{"name": "' }}
+                {{- tool_call.name }}
+                {{- '", "arguments": ' }}
+                {%- if tool_call.arguments is string %}
+                    {{- tool_call.arguments }}
+                {%- else %}
+                    {{- tool_call.arguments | tojson }}
+                {%- endif %}
+                {{- '}\n</tool_call>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' }}
+        {{- content }}
+        {{- '\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+TRIMMING = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role | trim }}\n{{ message.content | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+ALTERNATING = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}"
+    "{% set first = messages[0].content %}{% set rest = messages[1:] %}"
+    "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
+    "{% for message in rest %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if loop.first %}[{{ first }}]{% endif %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content.strip() }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+# Its loop writes into a macro, where no place can be marked.
+IN_A_MACRO = (
+    "{% macro turns(messages) %}{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% endmacro %}{{ turns(messages) | trim }}\n"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+BY_NUMBER = (
+    "{% for number in range(messages | length) %}"
+    "<|im_start|>{{ messages[number].role }}\n{{ messages[number].content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+# What a user said last stands first, too.
+REORDERING = (
+    "<|im_start|>system\n{{ messages[-1].content }}<|im_end|>\n"
+    "{% for message in messages if message.role != 'tool' %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% for message in messages if message.role == 'tool' %}"
+    "<|im_start|>tool\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+# The last message is written in another way than those before.
+LAST_IS_SPECIAL = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% if loop.last and message.role == 'user' %} /end{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+TEMPLATES = {
+    "chatml": TEMPLATE,
+    "thinking": THINKING,
+    "trimming": TRIMMING,
+    "alternating": ALTERNATING,
+    "in a macro": IN_A_MACRO,
+    "by number": BY_NUMBER,
+    "reordering": REORDERING,
+    "last is special": LAST_IS_SPECIAL,
+}
+
+
+def rendered_part_by_part(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[ChatMessage],
+    *,
+    open_answer: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> RenderedPrompt:
+    """The naive twin of ChatTemplate.prompt: as many renderings as messages."""
+    guard = SpecialTokenGuard(messages, tools, tokenizer)
+    text = template._render(guard.messages, open_answer, guard.tools)
+    ends = set()
+    for count in range(1, len(messages) + 1):
+        try:
+            part = template._render(guard.messages[:count], False, guard.tools)
+        except ChatTemplateError:
+            continue
+        if text.startswith(part):
+            ends.add(len(part))
+    return template._encode(text, ends, guard)

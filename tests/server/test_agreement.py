@@ -1,0 +1,185 @@
+"""After kills and aborts, Prometheus, the page's data, `explain` and clients tell the same numbers,
+to the token."""
+
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tasuki.cli.explain import main as explain
+from tasuki.cli.top import main as top
+from tasuki.client.answer import AnswerStream, read_usage
+from tasuki.client.prompt import Prompt
+from tasuki.engine.messages import Usage
+from tasuki.proto import inference_pb2 as pb
+
+from tests.harness.daemons import Node, flags, random_prompt, until
+
+HTTP = ("--http-bind", "127.0.0.1:0")
+CHUNKS = ("--prefill-chunk-tokens", "64", "--max-batch", "2")
+PREFIX = random_prompt(320, 1)
+
+
+class Traffic:
+    """Requests to a decode node, by id."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.streams: dict[str, AnswerStream] = {}
+
+    def ask(self, name: str, length: int, new_tokens: int = 6) -> AnswerStream:
+        prompt = (*PREFIX, *random_prompt(length, len(self.streams)))
+        stream = self.node.client.generate(
+            Prompt(token_ids=prompt),
+            request_id=name,
+            max_new_tokens=new_tokens,
+            ignore_eos=True,
+        )
+        self.streams[name] = stream
+        return stream
+
+    def explained(self, name: str) -> Usage:
+        return read_usage(self.node.client.explain(name).finished.usage)
+
+
+@pytest.fixture(scope="module")
+def traffic() -> Iterator[Traffic]:
+    """Twelve requests, a prefill node killed under two of them, three given up by their
+    clients."""
+    prefill = Node("prefill", *flags(arena_mib=24), *CHUNKS).wait_ready()
+    target = ("--prefill", prefill.address)
+    decode = Node("decode", *flags(arena_mib=24), *CHUNKS, *HTTP, *target).wait_ready()
+    try:
+        traffic = Traffic(decode)
+        for number in range(4):
+            traffic.ask(f"plain-{number}", 200 + 70 * number).result()
+        hit = [traffic.ask(f"killed-{number}", 900) for number in range(2)]
+        until(lambda: decode.requests("Receiving") > 0, decode.story)
+        prefill.kill()
+        for stream in hit:
+            stream.result()
+        given_up = [traffic.ask(f"aborted-{number}", 300, 800) for number in range(3)]
+        next(iter(given_up[0]))
+        for stream in given_up:
+            stream.cancel()
+        prefill.start_again()
+        connected = pb.PREFILL_NODE_STATE_CONNECTED
+        until(lambda: decode.stats().prefill_nodes[0].state == connected, decode.story)
+        for number in range(3):
+            traffic.ask(f"later-{number}", 260).result()
+        until(lambda: not decode.stats().requests, decode.story)
+        yield traffic
+    finally:
+        assert [decode.stop(), prefill.stop()] == [0, 0]
+
+
+def asked(traffic: Traffic, path: str) -> str:
+    with urllib.request.urlopen(f"http://{traffic.node.http_address}{path}", timeout=5) as reply:
+        return str(reply.read().decode())
+
+
+def counted(traffic: Traffic) -> Counter[str]:
+    """From /metrics, under the names of the page's totals."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(asked(traffic, "/metrics")):
+        for sample in family.samples:
+            value = int(sample.value)
+            match sample.name, sample.labels:
+                case "tasuki_request_prompt_tokens_total", _:
+                    found["prompt"] += value
+                case "tasuki_request_usable_tokens_total", _:
+                    found["usable"] += value
+                case "tasuki_request_lost_tokens_total", {"cause": cause}:
+                    found[f"lost.{cause}"] += value
+                case "tasuki_generated_tokens_total", _:
+                    found["generated"] += value
+                case "tasuki_requests_finished_total", _:
+                    found["requests"] += value
+                case "tasuki_handover_bytes_total", _:
+                    found["bytes"] += value
+                case "tasuki_local_fallbacks_total", _:
+                    found["fallbacks"] += value
+    return found
+
+
+def summed(usages: list[Usage]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for usage in usages:
+        found.update(requests=1, prompt=usage.prompt_tokens, generated=usage.completion_tokens)
+        found.update(fallbacks=int(usage.local_fallback))
+        if usage.transfer is not None:
+            found["bytes"] += usage.transfer.bytes
+        if usage.hit is None:
+            found["lost.unscheduled"] += usage.prompt_tokens
+            continue
+        found["usable"] += usage.hit.usable_tokens
+        found.update({f"lost.{cause}": tokens for cause, tokens in usage.hit.causes.items()})
+    return found
+
+
+def page(traffic: Traffic) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(asked(traffic, "/debug/overview"))
+    return told
+
+
+def test_explain_tells_what_the_client_was_told(traffic: Traffic) -> None:
+    finished = [name for name in traffic.streams if not name.startswith("aborted")]
+    assert len(finished) == 9
+    for name in finished:
+        assert traffic.explained(name) == traffic.streams[name].result().usage
+
+
+def test_counters_and_page_are_the_sum_of_what_was_told(traffic: Traffic) -> None:
+    told = +summed([traffic.explained(name) for name in traffic.streams])
+    assert told["requests"] == 12 and told["usable"] > 0 and told["fallbacks"] >= 1
+    assert told["prompt"] == told["usable"] + sum(
+        tokens for name, tokens in told.items() if name.startswith("lost.")
+    )
+    assert +counted(traffic) == told
+    shown = Counter(page(traffic)["totals"])
+    for name in ("requests", "prompt", "usable", *(name for name in told if "lost." in name)):
+        assert shown[name] == told[name], name
+
+
+def test_the_intervals_of_the_waterfall_are_its_totals(traffic: Traffic) -> None:
+    shown = json.loads(asked(traffic, "/debug/overview?seconds=3600&points=60"))
+    for name, values in shown["hits"]["columns"].items():
+        assert sum(values) == shown["totals"].get(name, 0), name
+
+
+def test_the_ledger_tells_of_the_kill_and_of_the_aborts(traffic: Traffic) -> None:
+    faults = json.loads(asked(traffic, "/debug/faults"))
+    counts = faults["counts"]
+    assert counts["aborted"] == 3
+    assert counts["peers_down"] == 1 and counts["peers_up"] == 2
+    lost = sum(times for kind, times in counts.items() if kind.startswith("lost."))
+    assert lost >= 1 and counts["fenced"] >= 1
+    assert faults["entries"][0]["at"] >= faults["entries"][-1]["at"]
+
+
+def test_the_terminal_shows_the_page_s_numbers(
+    traffic: Traffic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert top(["--http", traffic.node.http_address, "--screens", "1"]) == 0
+    shown = capsys.readouterr().out
+    totals = page(traffic)["totals"]
+    for name in ("prompt", "usable", "new"):
+        value = totals.get(name, totals.get(f"lost.{name}"))
+        assert any(line.split()[:2] == [name, str(value)] for line in shown.splitlines()), shown
+    assert "aborted 3" in shown and "decode (decode)" in shown
+
+
+def test_a_story_has_its_hand_over_drawn(
+    traffic: Traffic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert explain(["plain-3", "--target", traffic.node.address]) == 0
+    said = capsys.readouterr().out
+    transfer = traffic.streams["plain-3"].result().usage.transfer
+    assert transfer is not None and f"in {transfer.windows} windows" in said
+    rows = [line for line in said.splitlines() if "layers " in line]
+    assert len(rows) == min(12, transfer.windows) and all("|" in row for row in rows)
+    assert "sender   accepted" in said and "verified" in said
+    assert "Receiving" in said and "Decoding" in said

@@ -1,0 +1,217 @@
+"""Services on one event loop, their gRPC server on another: calls are what they were, and a loop
+that stands is nobody's but its own callers' affair."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2, handover_pb2_grpc
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.config import FrontConfig
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.grpc.loop_bridge import Bridge
+from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.server.grpc.services import front_services
+from tasuki.utils.loops.loop_thread import LoopThread, run_on
+
+from tests.harness.front_fixtures import ScriptedEngine, text_codec
+
+KEY = "secret"
+BEARING = (("authorization", f"Bearer {KEY}"),)
+
+
+class Guest(handover_pb2_grpc.HandoverServicer):
+    """Stays on the server's loop."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    async def Abort(
+        self,
+        request: handover_pb2.AbortRequest,
+        context: "grpc.aio.ServicerContext[handover_pb2.AbortRequest, handover_pb2.AbortResponse]",
+    ) -> handover_pb2.AbortResponse:
+        self.threads.add(threading.get_ident())
+        return handover_pb2.AbortResponse()
+
+
+@dataclass
+class Bridged:
+    engine: ScriptedEngine
+    front: asyncio.AbstractEventLoop
+    host: LoopThread
+    guest: Guest
+    channel: grpc.Channel
+    seen: set[int]
+    """Threads on which the front's requests arrived."""
+    lost: list[str]
+
+
+@contextmanager
+def bridged(
+    folder: Path, engine: ScriptedEngine | None = None, patience: float = 30.0
+) -> Iterator[Bridged]:
+    config = FrontConfig(api_key=KEY)
+    engine = engine or ScriptedEngine()
+    lost: list[str] = []
+    front, host = LoopThread("front", lost.append), LoopThread("host", lost.append)
+    front.start()
+    host.start()
+    seen: set[int] = set()
+
+    def begin(request: m.RequestId, request_context: object) -> None:
+        seen.add(threading.get_ident())
+
+    client = EngineClient(engine.post, front.loop, limits=config.limits, begin=begin)
+    engine.deliver = client.deliver
+    engine.start()
+    guest = Guest()
+    services = [
+        *front_services(client, text_codec(folder), config),
+        Service(
+            "tasuki.handover.v1.Handover",
+            partial(handover_pb2_grpc.add_HandoverServicer_to_server, guest),
+        ),
+    ]
+    bridge = Bridge(front.loop, ["tasuki.handover.v1.Handover"], patience)
+
+    async def start() -> Server:
+        return await start_server("127.0.0.1:0", services, config.access, bridge)
+
+    server = asyncio.run(run_on(host.loop, start()))
+    channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+    try:
+        yield Bridged(engine, front.loop, host, guest, channel, seen, lost)
+        assert not lost
+    finally:
+        channel.close()
+        asyncio.run(server.drain(0))
+        engine.stop()
+        for loop in (host, front):
+            loop.stop(10)
+            loop.close()
+
+
+def ask(both: Bridged, request_id: str = "r") -> "Iterator[pb.GenerateResponse]":
+    request = pb.GenerateRequest(request_id=request_id, token_ids=pb.TokenIds(ids=[5, 6]))
+    stub = pb_grpc.InferenceStub(both.channel)
+    call: Iterator[pb.GenerateResponse] = stub.Generate(request, metadata=BEARING, timeout=30)
+    return call
+
+
+def test_a_stream_and_a_unary_call_cross_and_run_on_the_fronts_loop(tmp_path: Path) -> None:
+    with bridged(tmp_path) as both:
+        call = ask(both)
+        said = list(call)
+        assert [said.WhichOneof("event") for said in said[-1:]] == ["finished"]
+        tokens = [token for message in said for token in message.chunk.token_ids]
+        assert tokens == [7, 8, 9]
+        headers = dict(call.initial_metadata())  # type: ignore[attr-defined]
+        assert headers["tasuki-request-id"] == "r"
+        stats = pb_grpc.CacheAdminStub(both.channel).Stats(
+            pb.StatsRequest(), metadata=BEARING, timeout=30
+        )
+        assert stats.pages["total"] == 9
+        handover_pb2_grpc.HandoverStub(both.channel).Abort(  # type: ignore[no-untyped-call]
+            handover_pb2.AbortRequest(), timeout=30
+        )
+        (front,), (host,) = both.seen, both.guest.threads
+        assert front != host
+
+
+def test_a_refusal_keeps_its_status_its_words_and_its_trailer(tmp_path: Path) -> None:
+    with bridged(tmp_path) as both:
+        stub = pb_grpc.InferenceStub(both.channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Abort(pb.AbortRequest(), metadata=BEARING, timeout=30)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "request_id is empty" in refused.value.details()
+        assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "invalid"
+        with pytest.raises(grpc.RpcError) as refused:
+            list(stub.Generate(pb.GenerateRequest(), metadata=BEARING, timeout=30))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert dict(refused.value.trailing_metadata())["tasuki-retry"] == "never"
+
+
+@pytest.mark.parametrize("method", ["Generate", "Abort"])
+def test_bytes_that_are_no_message_are_refused(tmp_path: Path, method: str) -> None:
+    with bridged(tmp_path) as both:
+        path = f"/tasuki.v1.Inference/{method}"
+        call = both.channel.unary_stream(path)(b"\xff\xff\xff", metadata=BEARING, timeout=30)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "not the expected message" in refused.value.details()
+
+
+def test_a_key_is_asked_for_and_what_is_not_served_is_named(tmp_path: Path) -> None:
+    with bridged(tmp_path) as both:
+        with pytest.raises(grpc.RpcError) as refused:
+            pb_grpc.CacheAdminStub(both.channel).Stats(pb.StatsRequest(), timeout=30)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        unknown = both.channel.unary_unary("/tasuki.v1.Nothing/Ask")
+        with pytest.raises(grpc.RpcError) as refused:
+            unknown(b"", metadata=BEARING, timeout=30)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "not_served_here"
+
+
+def test_a_client_that_leaves_aborts_its_request_on_the_other_loop(tmp_path: Path) -> None:
+    with bridged(tmp_path, ScriptedEngine(hold=True)) as both:
+        call = ask(both, "leaving")
+        assert next(call).chunk.token_ids == [7]
+        call.cancel()  # type: ignore[attr-defined]
+        (aborted,) = both.engine.wait_for(m.Abort)
+        assert aborted.request_id == "leaving"
+
+
+def test_a_front_that_stands_delays_no_guest_and_no_health(tmp_path: Path) -> None:
+    with bridged(tmp_path) as both:
+        standing, go_on = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            standing.set()
+            go_on.wait(30)
+
+        both.front.call_soon_threadsafe(stand)
+        assert standing.wait(10)
+        try:
+            guest = handover_pb2_grpc.HandoverStub(both.channel)  # type: ignore[no-untyped-call]
+            guest.Abort(handover_pb2.AbortRequest(), timeout=10)
+            health = health_pb2_grpc.HealthStub(both.channel)
+            serving = health.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert serving.status == health_pb2.HealthCheckResponse.SERVING
+            stats = pb_grpc.CacheAdminStub(both.channel).Stats.future(
+                pb.StatsRequest(), metadata=BEARING, timeout=30
+            )
+            time.sleep(0.1)
+            assert not stats.done()
+        finally:
+            go_on.set()
+        # Who waited is answered.
+        assert stats.result().pages["total"] == 9
+
+
+def test_a_front_that_never_comes_round_costs_a_typed_error(tmp_path: Path) -> None:
+    with bridged(tmp_path, patience=0.2) as both:
+        go_on = threading.Event()
+        both.front.call_soon_threadsafe(go_on.wait, 30)
+        try:
+            with pytest.raises(grpc.RpcError) as refused:
+                pb_grpc.CacheAdminStub(both.channel).Stats(
+                    pb.StatsRequest(), metadata=BEARING, timeout=30
+                )
+        finally:
+            go_on.set()
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "behind"

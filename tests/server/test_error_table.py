@@ -1,0 +1,92 @@
+"""The error table is the code's, and what a caller is told is the table's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from tasuki.cli.role import change_role
+from tasuki.client.channel import open_channel
+from tasuki.client.errors import ClientError
+from tasuki.client.retry import is_transient
+from tasuki.engine import messages as m
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.error_reference import rows
+from tasuki.server.errors import RETRY_KEY, Retry
+from tasuki.server.text.text_codec import TextCodec
+
+from tests.harness.front_fixtures import running_front
+
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+CODEC = TextCodec(320, 4096, None, None)
+
+
+def test_the_page_is_written_by_the_code() -> None:
+    command = [sys.executable, "-m", "tasuki.server.error_reference"]
+    written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert written == PAGE.read_text(), (
+        "run: python -m tasuki.server.error_reference > docs/errors.md"
+    )
+
+
+def test_every_kind_says_when_it_comes() -> None:
+    table = rows()
+    assert len(table) > 12
+    assert all(row.meaning.endswith(".") for row in table)
+
+
+def test_the_client_retries_exactly_what_the_table_says() -> None:
+    for row in rows():
+        error = ClientError("", grpc.StatusCode[row.status], row.kind)
+        # How long to wait for a limit's next minute is the caller's to decide.
+        retried = row.retry is not Retry.NEVER and row.kind != "rate_limited"
+        assert is_transient(error) is retried, row
+
+
+@pytest.mark.parametrize("kind", m.ErrorKind)
+def test_a_refused_answer_carries_status_kind_and_hint(kind: m.ErrorKind) -> None:
+    (row,) = [row for row in rows() if row.kind == kind.value]
+    with running_front(CODEC) as front, grpc.insecure_channel(front.address) as channel:
+        front.engine.reject = m.RequestError(kind, "no")
+        stub = pb_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(stub.Generate(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]))))
+    trailing = dict(refused.value.trailing_metadata())
+    assert refused.value.code().name == row.status
+    assert trailing["tasuki-error-kind"] == row.kind
+    assert trailing[RETRY_KEY] == row.retry.value
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "kind"),
+    [
+        ("Explain", pb.ExplainRequest(request_id="nobody"), "unknown_request"),
+        ("Tree", pb.TreeRequest(under="1.1"), "unknown_node"),
+        ("Tree", pb.TreeRequest(under="one"), "invalid"),
+        ("ChangeRole", pb.ChangeRoleRequest(role=pb.NODE_ROLE_DECODE), "role_fixed"),
+    ],
+)
+def test_an_operator_s_refusal_is_in_the_table(
+    method: str, request_message: object, kind: str
+) -> None:
+    (row,) = [row for row in rows() if row.kind == kind]
+    with (
+        running_front(CODEC) as front,
+        grpc.insecure_channel(front.address) as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        getattr(pb_grpc.CacheAdminStub(channel), method)(request_message, timeout=5)
+    assert refused.value.code().name == row.status
+    assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == kind
+
+
+def test_a_node_of_both_roles_says_what_to_start_in_its_place() -> None:
+    with (
+        running_front(CODEC) as front,
+        open_channel(front.address, None) as channel,
+        pytest.raises(ClientError, match="start tasuki prefill or tasuki decode") as refused,
+    ):
+        change_role(channel, "decode", {}, wait_seconds=5)
+    assert refused.value.kind == "role_fixed"

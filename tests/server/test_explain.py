@@ -1,0 +1,94 @@
+"""`explain` tells again what the client was told, and says so where nothing is known."""
+
+import pytest
+from tasuki.cli.explain import main, story
+from tasuki.client.errors import ClientError
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
+from tasuki.engine import messages as m
+from tasuki.engine.messages import Eviction, LostState
+from tasuki.proto import inference_pb2 as pb
+from tasuki.server.grpc.cache_messages import eviction_message
+from tasuki.server.grpc.response_stream import finished_message
+from tasuki.server.request_log import RequestLog
+from tasuki.server.text.text_codec import TextCodec
+
+from tests.harness.front_fixtures import running_front, usage
+
+CODEC = TextCodec(320, 4096, None, None)
+
+
+def test_a_finished_request_is_told_as_its_client_was(capsys: pytest.CaptureFixture[str]) -> None:
+    with running_front(CODEC) as front, Client(front.address) as client:
+        answer = client.generate(Prompt(token_ids=[5, 6, 7, 8]), request_id="r1").result()
+        told = client.explain("r1")
+        assert told.finished.usage.hit.usable_tokens == answer.usage.hit.usable_tokens == 2
+        assert 0 <= told.ended_seconds_ago < 10
+        assert main(["r1", "--target", front.address]) == 0
+    said = capsys.readouterr().out
+    for part in ("request r1", ": stop", "4 tokens, 3 with KV", "2 usable", "turn_end", "new"):
+        assert part in said
+    assert "75% hidden" in said and "prefill  p0" in said
+
+
+def test_a_refused_request_is_told_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    with running_front(CODEC) as front, Client(front.address) as client:
+        front.engine.reject = m.RequestError(m.ErrorKind.TOO_LONG, "shorten the prompt")
+        with pytest.raises(ClientError):
+            client.generate(Prompt(token_ids=[5]), request_id="r2").result()
+        assert main(["r2", "--target", front.address]) == 0
+    assert "refused\n  shorten the prompt" in capsys.readouterr().out
+
+
+def test_a_request_nobody_remembers_is_a_typed_error() -> None:
+    with (
+        running_front(CODEC) as front,
+        Client(front.address) as client,
+        pytest.raises(ClientError, match="not among the requests") as refused,
+    ):
+        client.explain("nobody")
+    assert refused.value.kind == "unknown_request"
+
+
+def test_the_log_forgets_the_oldest_and_keeps_the_last_of_an_id() -> None:
+    now = [0.0]
+    log = RequestLog(lambda: now[0], capacity=2)
+    for second, name in enumerate(("a", "b", "a", "c")):
+        now[0] = float(second)
+        log.add(m.Finished(m.RequestId(name), m.FinishReason.STOP, usage(4, second)))
+    now[0] = 10.0
+    assert log.find("b") is None
+    found = log.find("a")
+    assert found is not None and found[1] == 8.0
+    assert isinstance(found[0].end, m.Finished) and found[0].end.usage.completion_tokens == 2
+
+
+def test_what_was_lost_to_whom_and_what_was_given_up_for_it() -> None:
+    thief = Eviction(9, "checkpoint", "turn_end", 640, 1.0, 0.25, "thief")
+    victims = [Eviction(n, "pages", None, 64 * n, 0.5, None, "me") for n in range(12)]
+    hit = m.HitBreakdown(
+        900, 700, 128, {"checkpoint_evicted": 512, "new": 260}, None, LostState(640, 3.5, thief)
+    )
+    usage = m.Usage(900, 5, hit, None, "local", False, 0.2, 1.0)
+    end = m.Finished(m.RequestId("me"), m.FinishReason.STOP, usage)
+    told = pb.ExplainResponse(
+        request_id="me",
+        finished=finished_message(end),
+        life=[pb.LifeMark(state="Prefilling", at_seconds=0.1)],
+        took=[eviction_message(victim) for victim in victims],
+    )
+    said = "\n".join(story(told))
+    assert "a state of 640 tokens, taken by thief, held to be worth 2.50e-01 a page" in said
+    assert "3.5 slots were given up since" in said
+    assert "took     12 places" in said and "and 2 more" in said
+    assert "pages at 64 tokens, 0.50 slots\n" in said
+    assert "life     Waiting 100.0 ms" in said
+
+
+def test_the_log_remembers_for_whom_room_was_made() -> None:
+    log = RequestLog(lambda: 0.0, capacity=1)
+    log.evicted(m.Evicted((Eviction(1, "tail", None, 70, 1.0, None, "a"),)))
+    log.evicted(m.Evicted((Eviction(2, "tail", None, 71, 1.0, None, None),)))
+    assert [eviction.sequence for eviction in log.took("a")] == [1] and log.took("b") == ()
+    log.evicted(m.Evicted((Eviction(3, "tail", None, 72, 1.0, None, "b"),)))
+    assert log.took("a") == ()

@@ -1,0 +1,226 @@
+"""The HTTP server and what every route shares: probes, keys, refusals, clients that leave."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tasuki.engine import messages as m
+from tasuki.server.auth.caller import ANYBODY
+from tasuki.server.bind import BindError
+from tasuki.server.http.log import HttpLog
+from tasuki.server.http.server import start_http_server
+from tasuki.server.text.text_codec import TextCodec
+
+from tests.harness.front_fixtures import text_codec
+from tests.harness.http_fixtures import JSON, HttpFront, running_http
+
+KEY = "a-key-of-this-test"
+
+
+@pytest.fixture
+def codec(tmp_path: Path) -> TextCodec:
+    return text_codec(tmp_path)
+
+
+@pytest.fixture
+def http(codec: TextCodec) -> Iterator[HttpFront]:
+    with running_http(codec) as running:
+        yield running
+
+
+def test_probes_and_version(http: HttpFront) -> None:
+    assert [http.ask("GET", path).status for path in ("/health", "/ready", "/version")] == [200] * 3
+    assert set(http.ask("GET", "/version").json) == {"version"}
+
+
+def test_a_draining_node_is_alive_but_not_ready(http: HttpFront) -> None:
+    http.server.refuse_traffic()
+    reply = http.ask("GET", "/ready")
+    assert (reply.status, reply.json["error"]["code"]) == (503, "draining")
+    assert http.ask("GET", "/health").status == 200
+
+
+def test_a_dead_engine_is_neither(http: HttpFront) -> None:
+    http.front.loop.call_soon_threadsafe(http.front.client.engine_lost, "out of luck")
+    for path in ("/health", "/ready"):
+        reply = http.ask("GET", path)
+        assert reply.status == 503 and "out of luck" in reply.json["error"]["message"]
+    assert http.complete().status == 500
+
+
+def test_models_are_told_with_their_length(http: HttpFront) -> None:
+    (card,) = http.ask("GET", "/v1/models").json["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 1000)
+    assert http.ask("GET", "/v1/models/tiny").json == card
+    reply = http.ask("GET", "/v1/models/huge")
+    assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+
+
+def test_tokenize_reads_text_and_chats(http: HttpFront, codec: TextCodec) -> None:
+    text = "it was<|im_end|>"
+    told = http.post("/tokenize", {"prompt": text}).json
+    assert told["tokens"] == codec.require_tokenizer().encode(text)
+    assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 1000)
+    messages = [{"role": "user", "content": text}]
+    opened = http.post("/tokenize", {"messages": messages}).json["tokens"]
+    closed = http.post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json
+    assert opened[: closed["count"]] == closed["tokens"] and len(opened) > closed["count"]
+
+
+def test_a_key_is_asked_for_and_never_logged(
+    codec: TextCodec, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    with running_http(codec, api_key=KEY) as http:
+        for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": KEY}):
+            reply = http.complete(headers)
+            assert (reply.status, reply.json["error"]["code"]) == (401, "invalid_api_key")
+            assert KEY not in reply.body.decode()
+        assert http.ask("GET", "/v1/models").status == 401
+        assert http.ask("GET", "/ready").status == 200
+        assert http.complete({"Authorization": f"Bearer {KEY}"}).status == 200
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status", "code"),
+    [
+        ("GET", "/nowhere", None, {}, 404, "not_found"),
+        ("GET", "/v1/completions", None, {}, 405, "method_not_allowed"),
+        ("POST", "/v1/completions", b"{", {}, 400, "invalid"),
+        ("POST", "/v1/completions", b"\xff", {}, 400, "invalid"),
+        ("POST", "/v1/completions", b"[]", {}, 400, "invalid"),
+        ("POST", "/v1/completions", b'{"prompt": "\\ud800"}', {}, 400, "invalid"),
+        ("POST", "/v1/completions", b'{"temperature": NaN}', {}, 400, "invalid"),
+        (
+            "POST",
+            "/v1/completions",
+            b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}",
+            {},
+            400,
+            "invalid",
+        ),
+        ("POST", "/v1/completions", b'{"a":' + b"[" * 99 + b"]" * 99 + b"}", {}, 400, "invalid"),
+        ("POST", "/v1/completions", b"{}", {"Content-Type": "text/plain"}, 415, "not_json"),
+        ("POST", "/v1/completions", b" " * (33 * 2**20), {}, 413, "body_too_large"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_is_no_request_is_refused_in_openais_shape(
+    http: HttpFront,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: dict[str, str],
+    status: int,
+    code: str,
+) -> None:
+    reply = http.ask(method, path, body, headers)
+    error = reply.json["error"]
+    assert (reply.status, error["code"]) == (status, code)
+    assert error["type"] == "invalid_request_error" and error["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "retry"),
+    [
+        (m.ErrorKind.INVALID, 400, "invalid", None),
+        (m.ErrorKind.TOO_LONG, 400, "context_length_exceeded", None),
+        (m.ErrorKind.DRAINING, 503, "draining", "1"),
+        (m.ErrorKind.QUEUE_TIMEOUT, 503, "queue_timeout", "1"),
+        (m.ErrorKind.INTERNAL, 500, "internal", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_has_a_status(
+    http: HttpFront, kind: m.ErrorKind, status: int, code: str, retry: str | None, stream: bool
+) -> None:
+    http.engine.reject = m.RequestError(kind, "no, thank you")
+    reply = http.complete(stream=stream)
+    assert (reply.status, reply.json["error"]["code"]) == (status, code)
+    assert reply.json["error"]["message"] == "no, thank you"
+    assert reply.headers.get("Retry-After") == retry
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_aborts_its_request(http: HttpFront, stream: bool) -> None:
+    http.engine.hold = True
+    connection = http.connect()
+    body = b'{"prompt": [5], "stream": %s}' % (b"true" if stream else b"false")
+    connection.request("POST", "/v1/completions", body, {**JSON, "x-request-id": "r"})
+    if stream:
+        assert connection.getresponse().readline()
+    http.engine.wait_for(m.Submit)
+    connection.close()
+    assert http.engine.wait_for(m.Abort)[0].request_id == "r"
+
+
+def test_an_abort_from_elsewhere_is_an_error(http: HttpFront) -> None:
+    http.engine.hold = True
+    connection = http.connect()
+    connection.request(
+        "POST",
+        "/v1/completions",
+        b'{"prompt": [5], "stream": true}',
+        {**JSON, "x-request-id": "r"},
+    )
+    response = connection.getresponse()
+    assert response.status == 200
+    http.front.loop.call_soon_threadsafe(http.front.client.abort, m.RequestId("r"), ANYBODY)
+    *_, last, done, _ = response.read().decode().split("\n\n")
+    assert '"code":"aborted"' in last and done == "data: [DONE]"
+    connection.close()
+
+
+def test_an_id_in_flight_is_refused(http: HttpFront) -> None:
+    http.engine.hold = True
+    connection = http.connect()
+    connection.request("POST", "/v1/completions", b'{"prompt": [5]}', {**JSON, "x-request-id": "r"})
+    http.engine.wait_for(m.Submit)
+    reply = http.complete({"x-request-id": "r"})
+    assert (reply.status, reply.json["error"]["code"]) == (409, "duplicate_request")
+    connection.close()
+
+
+def test_a_reader_that_falls_behind_is_cut_off(codec: TextCodec) -> None:
+    with running_http(codec, queue_limit=16) as http:
+        http.engine.hold = True
+        http.engine.answer = lambda submit: [7] * 20_000
+        error = http.complete(stream=True).events[-1]["error"]
+        assert (error["code"], error["type"]) == ("slow_reader", "rate_limit_error")
+        reply = http.complete()
+        assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
+        assert len(http.engine.wait_for(m.Abort, 2)) >= 2
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", "example.test:0", "127.0.0.1"])
+def test_bad_binds_are_refused(bind: str) -> None:
+    with pytest.raises(BindError):
+        asyncio.run(start_http_server(bind, (), lambda: None))
+
+
+def test_a_port_that_is_taken_is_refused(http: HttpFront) -> None:
+    with pytest.raises(BindError, match="is the port taken"):
+        asyncio.run(start_http_server(http.server.address, (), lambda: None))
+
+
+def test_a_stranger_cannot_fill_the_log_with_heads_that_are_no_http(
+    http: HttpFront, caplog: pytest.LogCaptureFixture
+) -> None:
+    heads = (
+        b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nBad Header: \x00\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+    )
+    with caplog.at_level("INFO"):
+        for head in heads:
+            with socket.create_connection(("127.0.0.1", http.server.port), timeout=10) as client:
+                client.sendall(head)
+                assert client.recv(12)[9:] == b"400"
+    assert not caplog.records, caplog.text
+    with caplog.at_level("INFO"):
+        HttpLog().exception("ours", exc_info=ValueError("a defect"))
+    assert "a defect" in caplog.text

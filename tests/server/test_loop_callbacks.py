@@ -1,0 +1,175 @@
+"""No request holds the event loop: the longest callback, in processor time, under the worst bodies.
+
+Beats, streams and probes share that loop.
+"""
+
+import gc
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.config import FrontConfig
+from tasuki.server.text.text_codec import TextCodec
+
+from tests.harness.daemons import Node, asked, flags, random_prompt
+from tests.harness.front_fixtures import text_codec
+from tests.harness.http_fixtures import JSON, HttpFront, running_http
+from tests.harness.loop_watch import LoopWatch, watched_loops
+
+LONGEST_SECONDS = 0.020
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    """Of a context so long that length alone refuses none of these bodies."""
+    return replace(text_codec(tmp_path_factory.mktemp("codec")), max_tokens=2**20)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWatch]:
+    # What this process has loaded is no front's to look through.
+    gc.collect()
+    gc.freeze()
+    with watched_loops(monkeypatch) as watching:
+        yield watching
+    gc.unfreeze()
+
+
+@pytest.fixture
+def front(codec: TextCodec, watch: LoopWatch) -> Iterator[HttpFront]:
+    with running_http(codec) as running:
+        running.ask("GET", "/health")
+        yield running
+
+
+def chat(*contents: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content} for content in contents]}
+
+
+def body(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+BODIES: dict[str, tuple[str, Callable[[], bytes], tuple[int, ...]]] = {
+    "2,000 messages": ("/tokenize", lambda: body(chat(*["hi"] * 2000)), (200,)),
+    "too many messages": ("/tokenize", lambda: body(chat(*["hi"] * 100_000)), (400,)),
+    "numbers of marks": (
+        "/tokenize",
+        lambda: body(chat("".join(f"\ue000{n}:" for n in range(64_000)))),
+        (200, 400),
+    ),
+    "8 MB of text": ("/v1/completions", lambda: body({"prompt": "so it was " * 800_000}), (400,)),
+    "30 MB of text": ("/tokenize", lambda: body({"prompt": "it was " * 4_400_000}), (400,)),
+    "8 MB in a chat": (
+        "/v1/chat/completions",
+        lambda: body(chat("so it was " * 800_000)),
+        (400,),
+    ),
+    "30 MB of lists": (
+        "/v1/completions",
+        lambda: b'{"prompt": [5], "x": [' + b"[]," * (10 * MIB) + b"[]]}",
+        (400,),
+    ),
+    "30 MB of token ids": (
+        "/v1/completions",
+        lambda: b'{"prompt": [' + b"5," * (15 * MIB) + b"5]}",
+        (400,),
+    ),
+    "a million token ids": (
+        "/v1/completions",
+        lambda: b'{"prompt": [' + b"5," * 1_000_000 + b"5]}",
+        (200,),
+    ),
+    "4 MB of surrogates": (
+        "/tokenize",
+        lambda: b'{"prompt": "' + b"\\ud83d" * 700_000 + b'"}',
+        (400,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_no_body_holds_the_loop(front: HttpFront, watch: LoopWatch, name: str) -> None:
+    path, build, statuses = BODIES[name]
+    sent = build()
+    connection = front.connect()
+    connection.timeout = 120
+    watch.forget()
+    connection.request("POST", path, sent, {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    told = reply.read()
+    connection.close()
+    assert reply.status in statuses, told[:200]
+    assert watch.callbacks > 0
+    assert watch.longest[0] <= LONGEST_SECONDS, watch.longest
+
+
+@pytest.mark.parametrize("kind", ["text", "messages", "append"])
+def test_no_message_holds_the_loop(codec: TextCodec, watch: LoopWatch, kind: str) -> None:
+    options = [("grpc.max_send_message_length", -1)]
+    with (
+        running_http(codec, config=FrontConfig()) as running,
+        grpc.insecure_channel(running.front.address, options) as channel,
+    ):
+        watch.forget()
+        messages = pb.Messages(items=[pb.Message(role="user", content="hi")] * 2000)
+        text = "it was " * 600_000
+        if kind == "append":
+            sessions = pb_grpc.SessionStub(channel)
+            opened = sessions.Open(pb.SessionOpenRequest(), timeout=30)
+            watch.forget()
+            with pytest.raises(grpc.RpcError) as refused:
+                sessions.Append(
+                    pb.SessionAppendRequest(session_id=opened.session_id, text=text), timeout=120
+                )
+            assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "too_long"
+        elif kind == "text":
+            with pytest.raises(grpc.RpcError) as refused:
+                list(
+                    pb_grpc.InferenceStub(channel).Generate(
+                        pb.GenerateRequest(text=text), timeout=120
+                    )
+                )
+            assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "too_long"
+        else:
+            request = pb.GenerateRequest(messages=messages)
+            assert list(pb_grpc.InferenceStub(channel).Generate(request, timeout=120))
+    assert watch.callbacks > 0
+    assert watch.longest[0] <= LONGEST_SECONDS, watch.longest
+
+
+def test_the_watch_sees_a_callback_that_is_too_long(front: HttpFront, watch: LoopWatch) -> None:
+    def long() -> None:
+        sum(range(3_000_000))
+
+    watch.forget()
+    front.front.loop.call_soon_threadsafe(long)
+    front.ask("GET", "/health")
+    assert watch.longest[0] > LONGEST_SECONDS and "long" in watch.longest[1]
+
+
+def test_no_hand_over_is_lost_while_a_long_conversation_is_read() -> None:
+    """Beats go over the decode node's loop; rendering that for every message held it for half a
+    minute."""
+    prefill = Node("prefill", *flags(), "--prefill-chunk-tokens", "64").wait_ready()
+    more = ("--prefill", prefill.address, "--http-bind", "127.0.0.1:0")
+    decode = Node("decode", *flags(), *more).wait_ready()
+    host, port = decode.http_address.rsplit(":", 1)
+    worst = http.client.HTTPConnection(host, int(port), timeout=120)
+    try:
+        asked(decode, random_prompt(70, 1), b"a hand-over to begin with", 2).result()
+        answer = asked(decode, random_prompt(3000, 2), b"the one under way", 2)
+        worst.request("POST", "/tokenize", body(chat(*["hi"] * 4000)), JSON)
+        assert worst.getresponse().status == 200
+        assert answer.result().usage.local_fallback is False
+        decode.assert_at_rest()
+    finally:
+        worst.close()
+        assert [decode.stop(), prefill.stop()] == [0, 0]

@@ -1,0 +1,241 @@
+"""What a caller may ask for in a minute, how it is told that it was too much, and who it is."""
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tasuki.client.errors import ClientError
+from tasuki.client.prompt import Prompt
+from tasuki.client.session import Client
+from tasuki.engine import messages as m
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.auth.api_keys import ApiKeyError, ApiKeys
+from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
+from tasuki.server.auth.rate_limits import RateLimits, no_limits
+from tasuki.server.config import FrontConfig
+from tasuki.server.errors import PromptTooLong, RateLimited
+
+from tests.harness.daemons import Node, flags
+from tests.harness.front_fixtures import running_front, text_codec
+from tests.harness.http_fixtures import running_http
+
+ANN, BEN = Caller("ann"), Caller("ben")
+SECRETS = ("ann-has-this-key", "ben-has-that-key")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_limits_nothing_is_too_much() -> None:
+    limits = no_limits()
+    for _ in range(100):
+        limits.admit_request(ANN)
+    limits.admit_prompt(ANN, 2**40)
+
+
+def test_requests_refill_evenly_and_each_caller_has_its_own() -> None:
+    clock = Clock()
+    limits = RateLimits(2, 0, clock)
+    limits.admit_request(ANN)
+    limits.admit_request(ANN)
+    with pytest.raises(RateLimited, match="ann has used its 2 requests a minute") as caught:
+        limits.admit_request(ANN)
+    assert caught.value.retry_after == pytest.approx(30.0)
+    limits.admit_request(BEN)
+    clock.now += 29.9
+    with pytest.raises(RateLimited):
+        limits.admit_request(ANN)
+    clock.now += 0.2
+    limits.admit_request(ANN)
+
+
+def test_an_answer_is_paid_for_too_and_leaves_a_debt() -> None:
+    clock = Clock()
+    limits = RateLimits(0, 600, clock)
+    limits.admit_prompt(ANN, 500)
+    for _ in range(200):
+        limits.answered(ANN)
+    with pytest.raises(RateLimited) as caught:
+        limits.admit_prompt(ANN, 100)
+    assert caught.value.retry_after == pytest.approx(20.0)
+    clock.now += caught.value.retry_after
+    limits.admit_prompt(ANN, 100)
+
+
+def test_what_no_minute_can_hold_is_not_worth_a_retry() -> None:
+    with pytest.raises(PromptTooLong, match="601 tokens, and 600 are allowed a minute"):
+        RateLimits(0, 600, Clock()).admit_prompt(ANN, 601)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 100)), max_size=60))
+def test_no_minute_ever_admits_more_than_two_allowances(asked: list[tuple[float, int]]) -> None:
+    """One that stood full and one that refilled meanwhile; and the time told is the time needed."""
+    clock, limit = Clock(), 100
+    limits = RateLimits(0, limit, clock)
+    admitted: list[tuple[float, int]] = []
+    for pause, tokens in asked:
+        clock.now += pause
+        try:
+            limits.admit_prompt(ANN, tokens)
+        except RateLimited as error:
+            clock.now += error.retry_after + 1e-6
+            limits.admit_prompt(ANN, tokens)
+        admitted.append((clock.now, tokens))
+    for at, _ in admitted:
+        within = sum(tokens for when, tokens in admitted if at <= when < at + 60.0)
+        assert within <= 2 * limit
+
+
+def test_a_call_over_the_limit_is_told_when_to_come_back(tmp_path: Path) -> None:
+    config = FrontConfig(requests_per_minute=1)
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]))
+    with (
+        running_front(text_codec(tmp_path), config) as front,
+        grpc.insecure_channel(front.address) as channel,
+    ):
+        stub = pb_grpc.InferenceStub(channel)
+        assert len(list(stub.Generate(request))) > 1
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.Generate(request))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailing = dict(caught.value.trailing_metadata())
+        assert trailing["tasuki-error-kind"] == "rate_limited"
+        assert 55_000 < int(trailing["grpc-retry-pushback-ms"]) <= 60_000
+        assert len(front.engine.of(m.Submit)) == 1, "what is refused reaches no engine"
+
+
+def test_a_session_pays_as_well(tmp_path: Path) -> None:
+    config = FrontConfig(tokens_per_minute=60)
+    with (
+        running_front(text_codec(tmp_path), config) as front,
+        Client(front.address) as client,
+        client.open_session() as session,
+    ):
+        session.append(Prompt(token_ids=range(50)))
+        session.generate().result()
+        with pytest.raises(ClientError) as caught:
+            session.generate().result()
+        assert caught.value.kind == "rate_limited"
+        assert caught.value.retry_after is not None and 0 < caught.value.retry_after <= 60
+
+
+def test_http_says_429_with_retry_after(tmp_path: Path) -> None:
+    config = FrontConfig(requests_per_minute=2)
+    with running_http(text_codec(tmp_path), config=config) as http:
+        assert [http.complete().status, http.chat().status] == [200, 200]
+        for refused in (http.complete(), http.complete(stream=True)):
+            assert refused.status == 429
+            assert refused.json["error"]["code"] == "rate_limited"
+            assert refused.json["error"]["type"] == "rate_limit_error"
+            assert 25 < int(refused.headers["Retry-After"]) <= 30
+        assert http.ask("GET", "/health").status == 200
+
+
+def test_each_key_of_a_file_has_a_minute_of_its_own(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"ann {SECRETS[0]}\n\nben {SECRETS[1]}  # a comment\n", encoding="utf-8")
+    config = FrontConfig(requests_per_minute=1, api_keys=str(keys), api_key="a-third")
+    assert not any(secret in repr((config, config.access)) for secret in (*SECRETS, "a-third"))
+    with running_http(text_codec(tmp_path), config=config) as http:
+
+        def ask(key: str) -> int:
+            return http.complete({"Authorization": f"Bearer {key}"}).status
+
+        assert [ask(SECRETS[0]), ask(SECRETS[0]), ask(SECRETS[1]), ask("a-third")] == [
+            *(200, 429, 200, 200)
+        ]
+        assert ask("nobody's") == 401 and http.complete().status == 401
+
+
+def test_a_message_over_the_size_is_refused(tmp_path: Path) -> None:
+    config = FrontConfig(max_message_mib=1)
+    with running_http(text_codec(tmp_path), config=config) as http:
+        body = json.dumps({"prompt": "a" * 2**20}).encode()
+        refused = http.ask("POST", "/v1/completions", body)
+        assert (refused.status, refused.json["error"]["code"]) == (413, "body_too_large")
+        with Client(http.front.address) as client, pytest.raises(ClientError) as caught:
+            client.generate(Prompt(text="a" * 2**20)).result()
+        assert caught.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "has none"),
+        ("ann", ":1: write a name and a key"),
+        ("ann k-1 caller two", ":1: write a name and a key"),
+        ("ann k-1 root", ":1: ann's scopes must be some of caller,metrics,gateway,operator"),
+        ("default k-1", ":1: the name default is taken"),
+        ("anybody k-1", ":1: the name anybody is taken"),
+        ("nobody k-1", ":1: the name nobody is taken"),
+        ("certified k-1", ":1: the name certified is taken"),
+        ("ann k-1\nann two", ":2: ann has a key already"),
+        ("ann k-1\nben k-1", ":2: ben's key is another's too"),
+    ],
+)
+def test_a_bad_file_of_keys_is_named_without_its_keys(tmp_path: Path, text: str, part: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ApiKeyError) as caught:
+        FrontConfig(api_keys=str(path)).access  # noqa: B018
+    assert part in str(caught.value) and "k-1" not in str(caught.value)
+
+
+def test_no_keys_let_everybody_in_and_some_keys_nobody_without() -> None:
+    assert ApiKeys({}).caller([]) == ANYBODY
+    assert ApiKeys({}, keyless=CERTIFIED).caller([]) == CERTIFIED
+    keys = ApiKeys({ANN: SECRETS[0]}, keyless=ANYBODY)
+    right = f"Bearer {SECRETS[0]}"
+    assert keys.caller([right]) == keys.caller([right.encode()]) == ANN
+    wrong = (f"bearer {SECRETS[0]}", f"{right} ", f" {right}", f"Bearer  {SECRETS[0]}", SECRETS[0])
+    for borne in ([], [""], [right, right], [right, "Bearer a-guess"], *([word] for word in wrong)):
+        assert keys.caller(borne) is None, borne
+    assert SECRETS[0] not in repr(keys) + str(keys)
+
+
+def test_a_daemon_never_logs_its_secrets(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"ann {SECRETS[0]}\n", encoding="utf-8")
+    more = ("--api-key", SECRETS[1], "--api-keys", str(keys), "--http-bind", "127.0.0.1:0")
+    node = Node("serve", *flags(), *more, "--requests-per-minute", "1").wait_ready()
+    salt = b"a-salt-that-is-nobody-elses"
+    try:
+        for key in (*SECRETS, *SECRETS, "a-guess"):
+            with Client(node.address, api_key=key) as client:
+                try:
+                    client.generate(
+                        Prompt(token_ids=[1, 2, 3]), cache_salt=salt, max_new_tokens=2
+                    ).result()
+                except ClientError as error:
+                    assert error.kind in ("rate_limited", "invalid_api_key")
+                    assert not any(secret in str(error) for secret in SECRETS)
+    finally:
+        assert node.stop() == 0
+    told = "\n".join(node.last_words)
+    for secret in (*SECRETS, salt.decode(), "a-guess"):
+        assert secret not in told, told
+
+
+def test_a_line_of_keys_may_list_scopes(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("ann k-1\nprom k-2 metrics\nroot k-3 caller,operator\n", encoding="utf-8")
+    keys = FrontConfig(api_keys=str(path)).access.keys
+    scopes = {}
+    for key in ("k-1", "k-2", "k-3"):
+        caller = keys.caller([f"Bearer {key}"])
+        assert caller is not None
+        scopes[caller.name] = caller.scopes
+    assert scopes == {
+        "ann": {Scope.CALLER},
+        "prom": {Scope.METRICS},
+        "root": {Scope.CALLER, Scope.OPERATOR},
+    }

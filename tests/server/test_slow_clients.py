@@ -1,0 +1,186 @@
+"""Connections that say nothing, or say it slowly, end by themselves; those over a cap at once."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.config import FrontConfig
+from tasuki.server.http import body as http_body
+from tasuki.server.http import server as http_server
+from tasuki.server.text.text_codec import TextCodec
+
+from tests.harness.front_fixtures import running_front, text_codec
+from tests.harness.http_fixtures import HttpFront, running_http
+
+KEY = "a-key-of-this-test"
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Authorization: Bearer " + KEY.encode() + b"\r\nContent-Length: 100\r\n\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    return text_codec(tmp_path_factory.mktemp("codec"))
+
+
+@contextmanager
+def front(codec: TextCodec, **settings: object) -> Iterator[HttpFront]:
+    with running_http(codec, config=FrontConfig(api_key=KEY, **settings)) as running:
+        yield running
+
+
+def connect(http: HttpFront) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", http.server.port), timeout=30)
+
+
+def ended(connection: socket.socket) -> bytes:
+    """What came until the server closed the connection."""
+    told = b""
+    try:
+        while piece := connection.recv(1 << 16):
+            told += piece
+    except ConnectionError:
+        pass
+    return told
+
+
+def open_connections(http: HttpFront, expected: int) -> int:
+    """Once it is `expected`, or after some seconds."""
+
+    async def count() -> int:
+        return len(http.server.connections)
+
+    found = -1
+    for _ in range(200):
+        found = asyncio.run_coroutine_threadsafe(count(), http.front.loop).result(30)
+        if found == expected:
+            break
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: lo", b"\r\n"])
+def test_a_header_has_a_deadline(codec: TextCodec, said: bytes) -> None:
+    with front(codec) as http:
+        http.server.connections.header_seconds = 0.2
+        with connect(http) as connection:
+            connection.sendall(said)
+            assert ended(connection) == b""
+        assert open_connections(http, 0) == 0
+        assert http.ask("GET", "/health").status == 200
+
+
+def test_a_whole_header_in_pieces_is_in_time(codec: TextCodec) -> None:
+    with front(codec) as http:
+        http.server.connections.header_seconds = 2.0
+        with connect(http) as connection:
+            for piece in (b"GET /health HTTP/1.1\r", b"\nHost: localhost\r\n", b"\r", b"\n"):
+                connection.sendall(piece)
+                time.sleep(0.05)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            time.sleep(2.5)
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200"), "it was kept"
+
+
+def test_a_body_has_a_deadline_that_its_drops_do_not_move(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_body, "_GRACE_SECONDS", 0.5)
+    with front(codec) as http, connect(http) as connection:
+        connection.sendall(HEAD)
+        connection.settimeout(0.1)
+        told = b""
+        for _ in range(99):
+            try:
+                connection.sendall(b" ")
+                told += connection.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+            if told:
+                break
+        connection.settimeout(30)
+        assert told.startswith(b"HTTP/1.1 408") and b"slow_body" in told + ended(connection)
+
+
+def test_an_idle_connection_is_closed(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_KEEP_ALIVE_SECONDS", 0.3)
+    with front(codec) as http, connect(http) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert ended(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_strangers_of_one_address_are_capped_and_callers_are_not(codec: TextCodec) -> None:
+    with front(codec, max_connections=20) as http:
+        # Callers of the same address first: they leave the strangers' places to others.
+        callers = [http.connect() for _ in range(8)]
+        for caller in callers:
+            caller.request("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+            reply = caller.getresponse()
+            assert reply.status == 200 and reply.read()
+        strangers = [connect(http) for _ in range(5)]
+        assert open_connections(http, 13) == 13
+        with connect(http) as one_too_many:
+            told = ended(one_too_many)
+            assert told.startswith(b"HTTP/1.1 503")
+            assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
+        callers[0].request("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+        assert callers[0].getresponse().status == 200
+        for connection in strangers:
+            connection.close()
+        assert open_connections(http, 8) == 8
+        assert http.ask("GET", "/health").status == 200
+        for caller in callers:
+            caller.close()
+        assert open_connections(http, 0) == 0
+
+
+def test_connections_are_capped_in_all(codec: TextCodec) -> None:
+    with front(codec, max_connections=3) as http:
+        callers = [http.connect() for _ in range(3)]
+        for caller in callers:
+            caller.request("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+            assert caller.getresponse().read()
+        with connect(http) as one_too_many:
+            assert ended(one_too_many).startswith(b"HTTP/1.1 503")
+        for caller in callers:
+            caller.close()
+        assert open_connections(http, 0) == 0
+        assert http.ask("GET", "/health").status == 200
+
+
+def test_grpc_holds_no_more_connections_than_it_may(codec: TextCodec) -> None:
+    with running_front(codec, FrontConfig(max_connections=4)) as running:
+        host, port = running.address.rsplit(":", 1)
+        idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(12)]
+        closed = 0
+        for connection in idle:
+            connection.settimeout(0.5)
+            try:
+                # A connection that is held gets the server's first frame, once it has spoken.
+                connection.sendall(
+                    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+                )
+                closed += not connection.recv(1 << 16)
+            except ConnectionError:
+                closed += 1
+            except TimeoutError:
+                pass
+        for connection in idle:
+            connection.close()
+        assert closed >= 6
+        with grpc.insecure_channel(running.address) as channel:
+            request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]))
+            assert list(
+                pb_grpc.InferenceStub(channel).Generate(request, wait_for_ready=True, timeout=30)
+            )

@@ -1,0 +1,80 @@
+"""Every stream sends its headers at once: gateways give up on one whose headers wait."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from tasuki.proto import handover_pb2, handover_pb2_grpc, inference_pb2, inference_pb2_grpc
+from tasuki.server.text.text_codec import TextCodec
+
+from tests.harness.front_fixtures import ScriptedEngine, running_front
+from tests.harness.handover_nodes import nodes
+
+SECONDS = 2.0
+CODEC = TextCodec(320, 4096, None, None)
+
+Call = Callable[[grpc.aio.Channel], Any]
+
+
+def streams(module: Any) -> set[str]:
+    """Service.Method of those that answer with a stream."""
+    return {
+        f"{service.name}.{method.name}"
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        if method.server_streaming
+    }
+
+
+async def come_at_once(port: int, calls: dict[str, Call]) -> None:
+    """The headers of each, although nothing is ever answered."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for name, call in calls.items():
+            stream = call(channel)
+            try:
+                await asyncio.wait_for(stream.initial_metadata(), SECONDS)
+            except TimeoutError:
+                raise AssertionError(f"{name} keeps its headers back") from None
+            finally:
+                stream.cancel()
+
+
+def test_streams_for_clients() -> None:
+    engine = ScriptedEngine(answer=lambda submit: [], hold=True)
+    with running_front(CODEC, engine=engine) as front:
+        with grpc.insecure_channel(front.address) as channel:
+            sessions = inference_pb2_grpc.SessionStub(channel)
+            session = sessions.Open(inference_pb2.SessionOpenRequest()).session_id
+            prompt = inference_pb2.TokenIds(ids=[5])
+            sessions.Append(
+                inference_pb2.SessionAppendRequest(session_id=session, token_ids=prompt)
+            )
+        calls: dict[str, Call] = {
+            "Inference.Generate": lambda channel: inference_pb2_grpc.InferenceStub(
+                channel
+            ).Generate(inference_pb2.GenerateRequest(token_ids=prompt)),
+            "Session.Generate": lambda channel: inference_pb2_grpc.SessionStub(channel).Generate(
+                inference_pb2.SessionGenerateRequest(session_id=session)
+            ),
+            # The scripted engine never opens a watch.
+            "CacheAdmin.WatchEvents": lambda channel: inference_pb2_grpc.CacheAdminStub(
+                channel
+            ).WatchEvents(inference_pb2.WatchEventsRequest()),
+        }
+        assert set(calls) == streams(inference_pb2)
+        asyncio.run(come_at_once(front.server.port, calls))
+
+
+def test_streams_between_nodes() -> None:
+    calls: dict[str, Call] = {
+        "Handover.Heartbeat": lambda channel: handover_pb2_grpc.HandoverStub(channel).Heartbeat(),
+        "Handover.Transfer": lambda channel: handover_pb2_grpc.HandoverStub(channel).Transfer(),
+    }
+    assert set(calls) == streams(handover_pb2)
+
+    async def test() -> None:
+        async with nodes() as running:
+            await come_at_once(running.port, calls)
+
+    asyncio.run(test())

@@ -1,0 +1,228 @@
+"""What one tenant can find out of another's prompts by asking: nothing, by any count it is told."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, PageMatch, TreeConfig
+from tasuki.server.auth.tenant import salt_of
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from tests.harness.daemons import Node, flags, until
+from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+
+KEYS = "ann ann-key\nben ben-key\nops ops-key operator,caller\n"
+DIGITS = range(100, 110)
+SECRET = (103, 107, 101, 109, 104, 102)
+# The secret stands inside the third page, behind what an attacker may well know.
+KNOWN = tuple(range(20, 20 + 138))
+VICTIM = KNOWN + SECRET + tuple(range(200, 264))
+
+
+# --- The attack: a prompt read token by token
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[str, ...]:
+    file = tmp_path / "keys"
+    file.write_text(KEYS, encoding="utf-8")
+    return ("--api-keys", str(file), "--api-key", "owner-key")
+
+
+@dataclass
+class Attacker:
+    """Asks with one key, and knows all that stands before each digit."""
+
+    node: Node
+    key: str
+
+    def told(self, prompt: tuple[int, ...]) -> dict[str, Any]:
+        """What the answer says of the prompt, its times aside."""
+        body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0}
+        request = urllib.request.Request(
+            f"http://{self.node.http_address}/v1/completions",
+            json.dumps(body).encode(),
+            {
+                "Content-Type": "application/json",
+                "Authorization": f"Bearer {self.key}",
+                "x-tasuki-hit": "1",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            usage: dict[str, Any] = json.load(reply)["usage"]
+        assert usage["prompt_tokens_details"]["hybrid"]
+        return usage
+
+    def digits_learned(self) -> int:
+        """Of the secret: each where one of ten guesses, the right one, is answered otherwise than
+        the rest."""
+        for filler in range(3):
+            # What is the attacker's own is known from here on, and its branch has a state.
+            self.told((*KNOWN, *[90 + filler] * 22))
+        learned = 0
+        for place, digit in enumerate(SECRET):
+            before = (*KNOWN, *SECRET[:place])
+            told = {
+                guess: json.dumps(self.told((*before, guess, *[80 + place] * (21 - place))))
+                for guess in DIGITS
+            }
+            odd = [guess for guess in DIGITS if list(told.values()).count(told[guess]) == 1]
+            learned += odd == [digit]
+        return learned
+
+
+@pytest.mark.parametrize(
+    ("shared", "key", "learned"),
+    [((), "ben-key", 0), (("--share-cache",), "ben-key", 0), (("--share-cache",), "ops-key", 6)],
+    ids=["tenants", "shared", "the attack works for who is told everything"],
+)
+def test_sixty_guesses_learn_nothing_of_a_secret(
+    keys: tuple[str, ...], shared: tuple[str, ...], key: str, learned: int
+) -> None:
+    node = Node("serve", *flags(arena_mib=256), "--http-bind", "127.0.0.1:0", *keys, *shared)
+    node.wait_ready()
+    try:
+        Attacker(node, "ann-key").told(VICTIM)
+        assert Attacker(node, key).digits_learned() == learned
+    finally:
+        assert node.stop() == 0
+
+
+# --- What is told by whole pages
+
+
+def in_pages(match: PageMatch) -> tuple[object, ...]:
+    return match.kv_tokens, match.usable_tokens, match.checkpoint_kind, match.causes.as_dict()
+
+
+def whole_pages_known(prompt: NDArray[np.int32], seen: list[NDArray[np.int32]]) -> int:
+    """Tokens of the prompt in whole pages that some earlier one had as well."""
+    best = 0
+    for other in seen:
+        length = min(len(prompt), len(other))
+        differ = np.nonzero(prompt[:length] != other[:length])[0]
+        best = max(best, int(differ[0]) if len(differ) else length)
+    return best // 64 * 64
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_match_in_pages_says_nothing_of_what_agrees_inside_one(seed: int) -> None:
+    """The same prompt with its last pages, which nobody had whole, replaced by tokens that nobody
+    had at all: what is told by pages stays, though what is true changes."""
+    generator = np.random.default_rng(seed)
+    tree = HybridTree(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=99))
+    seen: list[NDArray[np.int32]] = []
+    held: list[Lease] = []
+    exact_differed = 0
+    for _ in range(600):
+        runs = [
+            np.full(int(generator.integers(1, 70)), token, dtype=np.int32)
+            for token in generator.integers(0, 3, 5)
+        ]
+        prompt = np.concatenate(runs)
+        known = whole_pages_known(prompt, seen)
+        blank = prompt.copy()
+        blank[known:] = np.arange(1000, 1000 + len(prompt) - known)
+        match, other = tree.match(prompt), tree.match(blank)
+        assert in_pages(match.in_pages) == in_pages(other.in_pages)
+        assert match.in_pages.kv_tokens % 64 == match.in_pages.usable_tokens % 64 == 0
+        causes = match.in_pages.causes.as_dict()
+        assert match.in_pages.usable_tokens + sum(causes.values()) == len(prompt)
+        assert all(count % 64 == 0 for cause, count in causes.items() if cause != "new")
+        exact_differed += match.causes.as_dict() != other.causes.as_dict()
+        lease = tree.lease(prompt, capacity_tokens=len(prompt) + 8, working_slots=1)
+        if lease is not None:
+            seen.append(prompt)
+            held.append(lease)
+        if held and (lease is None or generator.random() < 0.7):
+            done = held.pop(0)
+            first = done.cached_tokens + 1
+            end = int(generator.integers(first, max(first, done.match.prompt_tokens) + 1))
+            tree.publish(done, end, done.working_slots[0], CheckpointKind.TURN_END)
+            tree.release(done)
+        tree.check_integrity()
+    assert exact_differed > 100, "exact counts would have told"
+
+
+# --- What is computed
+
+
+def computed(lone: Lone) -> list[int]:
+    """Tokens that each forward computes from now on, filled in as they come."""
+    counts: list[int] = []
+    model = lone.parts.model
+    forward = model.forward
+
+    def counting(batch: Any, *rest: Any) -> Any:
+        counts.append(len(batch.token_ids))
+        return forward(batch, *rest)
+
+    model.forward = counting  # type: ignore[method-assign]
+    return counts
+
+
+def test_a_foreign_prefix_costs_what_a_cold_one_does(tmp_path: Path) -> None:
+    """Forward by forward the same work, so that no clock can tell them apart."""
+    prompt = [int(token) for token in np.random.default_rng(3).integers(0, 128, 300)]
+    other = [int(token) for token in np.random.default_rng(4).integers(0, 128, 300)]
+    lone = Lone(engine_config(tmp_path), parts=tiny_parts())
+    counts = computed(lone)
+
+    def cost(name: str, tokens: list[int], tenant: str) -> list[int]:
+        counts.clear()
+        lone.post(submit(name, tokens, 4, salt=salt_of(tenant, b"")))
+        lone.run()
+        assert len(lone.tokens(name)) == 4
+        return list(counts)
+
+    cold = cost("ann's first", prompt, "ann")
+    assert sum(cold) >= 300
+    assert cost("ben's of ann's", prompt, "ben") == cold
+    assert cost("ben's cold one", other, "ben") == cold
+    warm = cost("ann's second", prompt, "ann")
+    assert sum(warm) < sum(cold) - 200
+    lone.assert_at_rest()
+
+
+# --- The hand-over
+
+
+@pytest.fixture
+def pair(keys: tuple[str, ...]) -> Iterator[tuple[Node, Node]]:
+    if installed_package() is None:
+        pytest.skip("NIXL is not installed")
+    prefill = Node("prefill", *flags(), "--api-key", "owner-key").wait_ready()
+    decode = Node(
+        "decode",
+        *(*flags(), *keys, "--http-bind", "127.0.0.1:0"),
+        *("--prefill", prefill.address, "--local-prefill-tokens", "16"),
+    ).wait_ready()
+    try:
+        until(lambda: bool(decode.stats().prefill_nodes[0].name), "not connected")
+        yield prefill, decode
+    finally:
+        assert [decode.stop(), prefill.stop()] == [0, 0]
+
+
+def test_a_prefill_node_keeps_the_tenants_of_its_decode_nodes_apart(
+    pair: tuple[Node, Node],
+) -> None:
+    prefill, decode = pair
+
+    def usable(key: str) -> int:
+        """Tokens that the prefill node had of the prompt."""
+        before = prefill.stats().tree
+        Attacker(decode, key).told(VICTIM)
+        after = prefill.stats().tree
+        assert after["prompt_tokens"] - before["prompt_tokens"] == len(VICTIM)
+        return after["usable_tokens"] - before["usable_tokens"]
+
+    assert usable("ann-key") == 0
+    assert usable("ben-key") == 0
+    assert usable("ann-key") >= 128

@@ -1,0 +1,368 @@
+"""Whose prompts share the cache: the salts that calls get, on every surface, and who may name
+whose they are."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tasuki.engine import messages as m
+from tasuki.engine.messages import Eviction, LifeMark, LostState
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.auth.api_keys import ApiKeys
+from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope
+from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.tenant import (
+    MAX_SALT,
+    TENANT_KEY,
+    WatchScope,
+    salt_of,
+    tenant_of,
+    watch_scope,
+)
+from tasuki.server.config import FrontConfig
+from tasuki.server.errors import FrontError, InvalidField, PermissionDenied
+from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
+
+from tests.harness.front_fixtures import text_codec
+from tests.harness.http_fixtures import HttpFront, running_http
+
+NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}\Z")
+# Of clients: one that begins as a tenant's does is refused, below.
+SALTS = st.binary(max_size=MAX_SALT).filter(lambda salt: not salt.startswith(b"\0tasuki"))
+KEYS = "ann ann-key\nben ben-key\ngate gate-key gateway,caller\nops ops-key operator,caller\n"
+
+
+# --- Salts
+
+
+@given(st.none() | NAMES, SALTS, st.none() | NAMES, SALTS)
+def test_no_two_pairs_of_tenant_and_salt_are_one_namespace(
+    one: str | None, first: bytes, other: str | None, second: bytes
+) -> None:
+    same = (one, first) == (other, second)
+    assert (salt_of(one, first) == salt_of(other, second)) == same
+
+
+@given(NAMES, SALTS, st.none() | NAMES, st.integers(0, MAX_SALT))
+def test_no_client_s_salt_reaches_a_tenant_by_what_it_spells(
+    name: str, salt: bytes, other: str | None, cut: int
+) -> None:
+    """What a client could know or guess: the salt itself, parts of it, and what it is made of."""
+    wanted = salt_of(name, salt)
+    assert len(wanted) <= MAX_SALT
+    for guess in (wanted, wanted[:cut], wanted[cut:], name.encode() + salt, salt + name.encode()):
+        if other == name and guess == salt:
+            continue
+        try:
+            got = salt_of(other, guess[:MAX_SALT])
+        except InvalidField:
+            continue
+        assert got != wanted
+
+
+def test_a_name_that_ends_where_a_salt_begins_is_another_tenant() -> None:
+    assert salt_of("ann", b"bob") != salt_of("annb", b"ob") != salt_of("annbob", b"")
+
+
+def test_who_has_no_tenant_keeps_the_salts_of_before() -> None:
+    """So that names of prefixes, and what watchers know of them, stay."""
+    for caller in (OWNER, ANYBODY):
+        assert tenant_of(caller, []) is None
+    assert salt_of(None, b"") == b"" and salt_of(None, b"team") == b"team"
+    with pytest.raises(InvalidField, match="cache_salt has 257 bytes"):
+        salt_of(None, b"x" * 257)
+
+
+# --- Who may name a tenant
+
+
+@pytest.mark.parametrize("scopes", [frozenset({Scope.CALLER}), frozenset({Scope.METRICS})])
+def test_only_gateways_and_operators_name_tenants(scopes: frozenset[Scope]) -> None:
+    caller = Caller("eve", scopes, "eve")
+    for named in (["ann"], ["eve"], [""], ["*"]):
+        with pytest.raises(PermissionDenied, match="eve's has neither"):
+            tenant_of(caller, named)
+        with pytest.raises(PermissionDenied, match="eve's has neither"):
+            watch_scope(caller, named)
+    assert tenant_of(caller, []) == "eve"
+
+
+@pytest.mark.parametrize("scope", [Scope.GATEWAY, Scope.OPERATOR])
+def test_a_named_tenant_is_the_one_whose_key_has_that_name(scope: Scope) -> None:
+    gate = Caller("gate", frozenset({scope}), "gate")
+    assert salt_of(tenant_of(gate, ["ann"]), b"s") == salt_of("ann", b"s")
+    assert tenant_of(gate, []) == "gate"
+    assert watch_scope(gate, []) == WatchScope(gate, "gate", others=False)
+    assert watch_scope(gate, ["ann"]) == WatchScope(gate, "ann", others=False)
+    assert watch_scope(gate, ["*"]) == WatchScope(gate, "gate", others=True)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [[""], ["a" * 65], ["-a"], [".."], ["a b"], ["a\n"], ["é"], ["*"], ["a/b"], ["ann", "ben"]],
+)
+def test_a_name_out_of_shape_is_refused_by_field(named: list[str]) -> None:
+    with pytest.raises(InvalidField) as refused:
+        tenant_of(OWNER, named)
+    assert refused.value.field == TENANT_KEY
+
+
+# --- Every surface
+
+
+@contextmanager
+def front_of(tmp_path: Path, **changes: object) -> Iterator[HttpFront]:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS, encoding="utf-8")
+    config = FrontConfig(api_keys=str(keys), **changes)  # type: ignore[arg-type]
+    with running_http(text_codec(tmp_path), config=config) as http:
+        yield http
+
+
+def over_http(http: HttpFront, key: str, tenant: str | None, salt: str) -> None:
+    headers = {"Authorization": f"Bearer {key}"}
+    if tenant is not None:
+        headers[TENANT_KEY] = tenant
+    reply = http.complete(headers, cache_salt=salt)
+    if reply.status != 200:
+        raise LookupError(reply.status, reply.json["error"]["code"])
+
+
+def over_grpc(http: HttpFront, key: str, tenant: str | None, salt: str) -> None:
+    with grpc.insecure_channel(http.front.address) as channel:
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6]), cache_salt=salt.encode())
+        stub = pb_grpc.InferenceStub(channel)
+        list(stub.Generate(request, metadata=metadata(key, tenant)))
+
+
+def in_a_session(http: HttpFront, key: str, tenant: str | None, salt: str) -> None:
+    with grpc.insecure_channel(http.front.address) as channel:
+        stub = pb_grpc.SessionStub(channel)
+        told = metadata(key, tenant)
+        opened = stub.Open(pb.SessionOpenRequest(cache_salt=salt.encode()), metadata=told)
+        ids = pb.TokenIds(ids=[5, 6])
+        stub.Append(
+            pb.SessionAppendRequest(session_id=opened.session_id, token_ids=ids),
+            metadata=metadata(key, None),
+        )
+        fork = stub.Fork(
+            pb.SessionForkRequest(session_id=opened.session_id), metadata=metadata(key, None)
+        )
+        for session in (opened.session_id, fork.session_id):
+            list(stub.Generate(pb.SessionGenerateRequest(session_id=session), metadata=told))
+
+
+def metadata(key: str, tenant: str | None) -> tuple[tuple[str, str], ...]:
+    bearer = ("authorization", f"Bearer {key}")
+    return (bearer,) if tenant is None else (bearer, (TENANT_KEY, tenant))
+
+
+Ask = Callable[[HttpFront, str, str | None, str], None]
+SURFACES = pytest.mark.parametrize("ask", [over_http, over_grpc, in_a_session])
+
+
+@SURFACES
+def test_a_key_s_prompts_are_its_tenant_s_and_so_are_those_of_who_names_it(
+    tmp_path: Path, ask: Ask
+) -> None:
+    with front_of(tmp_path) as http:
+        for key, tenant, salt, whose in (
+            ("ann-key", None, "", "ann"),
+            ("ben-key", None, "", "ben"),
+            ("ann-key", None, "team", "ann"),
+            ("gate-key", None, "", "gate"),
+            ("gate-key", "ann", "team", "ann"),
+            ("ops-key", "ben", "", "ben"),
+        ):
+            http.engine.received.clear()
+            ask(http, key, tenant, salt)
+            wanted = salt_of(whose, salt.encode())
+            submits, cursors = http.engine.of(m.Submit), http.engine.of(m.OpenCursor)
+            assert submits and {each.salt for each in submits} == {wanted}
+            assert {each.salt for each in cursors} <= {wanted}
+
+
+@SURFACES
+def test_with_a_shared_cache_keys_are_told_apart_by_their_own_salts_alone(
+    tmp_path: Path, ask: Ask
+) -> None:
+    with front_of(tmp_path, share_cache=True) as http:
+        ask(http, "ann-key", None, "")
+        ask(http, "ben-key", None, "")
+        ask(http, "ben-key", None, "team")
+        # Who names a tenant asks for it to be kept apart.
+        ask(http, "gate-key", "ann", "")
+        salts = dict.fromkeys(each.salt for each in http.engine.of(m.Submit))
+        assert list(salts) == [b"", b"team", salt_of("ann", b"")]
+
+
+@SURFACES
+def test_a_tenant_named_by_who_may_not_is_refused_and_never_ignored(
+    tmp_path: Path, ask: Ask
+) -> None:
+    with front_of(tmp_path) as http:
+        with pytest.raises((grpc.RpcError, LookupError)) as refused:
+            ask(http, "ann-key", "ben", "")
+        if isinstance(refused.value, grpc.RpcError):
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == (
+                "permission_denied"
+            )
+        else:
+            assert refused.value.args == (403, "permission_denied")
+        assert not http.engine.of(m.Submit) and not http.engine.of(m.OpenCursor)
+
+
+def test_a_session_is_answered_for_the_tenant_that_it_was_opened_for(tmp_path: Path) -> None:
+    with front_of(tmp_path) as http, grpc.insecure_channel(http.front.address) as channel:
+        stub = pb_grpc.SessionStub(channel)
+        opened = stub.Open(pb.SessionOpenRequest(), metadata=metadata("gate-key", "ann"))
+        session = opened.session_id
+        stub.Append(
+            pb.SessionAppendRequest(session_id=session, token_ids=pb.TokenIds(ids=[5])),
+            metadata=metadata("gate-key", None),
+        )
+        for other in (None, "ben"):
+            call = stub.Generate(
+                pb.SessionGenerateRequest(session_id=session), metadata=metadata("gate-key", other)
+            )
+            with pytest.raises(grpc.RpcError, match="tenant that the session was opened for"):
+                list(call)
+        assert not http.engine.of(m.Submit)
+
+
+def test_conversations_of_two_tenants_are_two_whatever_they_are_called(tmp_path: Path) -> None:
+    with front_of(tmp_path) as http:
+        for key in ("ann-key", "ben-key", "ann-key"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert http.complete(headers, prompt_cache_key="mine").status == 200
+        first, second, third = (each.session for each in http.engine.of(m.Submit))
+        assert first == third != second
+
+
+def test_an_operator_looks_below_a_prefix_of_the_tenant_that_it_names(tmp_path: Path) -> None:
+    with front_of(tmp_path) as http, grpc.insecure_channel(http.front.address) as channel:
+        stub = pb_grpc.CacheAdminStub(channel)
+        prefix = pb.TokenIds(ids=[5, 6])
+        for tenant in (None, "ann"):
+            with pytest.raises(grpc.RpcError, match="holds nothing there"):
+                stub.Tree(
+                    pb.TreeRequest(prefix=prefix, cache_salt=b"s"),
+                    metadata=metadata("ops-key", tenant),
+                )
+        asked = [query.salt for query in http.engine.of(m.TreeQuery)]
+        assert asked == [b"s", salt_of("ann", b"s")]
+
+
+# --- What callers are told
+
+CAUSES = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted", "alignment", "in_flight")
+COUNTS = st.tuples(*[st.integers(0, 200)] * (len(CAUSES) + 1))
+
+
+def hit_of(counts: tuple[int, ...], in_pages: m.HitBreakdown | None = None) -> m.HitBreakdown:
+    usable, *causes = counts
+    lost = LostState(7, 1.0, None)
+    prompt = usable + sum(causes)
+    told = dict(zip(CAUSES, causes, strict=True))
+    kv = min(prompt, usable + told["never_checkpointed"] + told["alignment"])
+    return m.HitBreakdown(prompt, kv, usable, told, "turn_end", lost, in_pages)
+
+
+def usage_of(hit: m.HitBreakdown) -> m.Usage:
+    transfer = m.TransferReport(4096, 4, 2, 0.03, 0.01)
+    route = m.RouteReport("here", {"here": 0.5})
+    pulled = m.PullReport(64, 4096, 0.1)
+    return m.Usage(
+        hit.prompt_tokens, 1, hit, transfer, "p0", True, 0.25, 1.25, pulled=pulled, route=route
+    )
+
+
+TENANT = RequestContext(Caller("ann", tenant="ann"), tenant="ann")
+SHARING = RequestContext(Caller("ann"))
+OPERATOR = RequestContext(Caller("ops", frozenset({Scope.OPERATOR})))
+
+
+@given(COUNTS)
+def test_a_tenant_s_caller_is_told_of_lost_tokens_by_whole_pages(counts: tuple[int, ...]) -> None:
+    exact = hit_of(counts)
+    told = visible_usage(usage_of(exact), TENANT).hit
+    assert told is not None and told.usable_tokens == exact.usable_tokens
+    assert told.usable_tokens + sum(told.causes.values()) == exact.prompt_tokens
+    assert all(count >= 0 for count in told.causes.values()) and set(told.causes) == set(CAUSES)
+    known = exact.prompt_tokens - told.causes["new"]
+    assert known == told.usable_tokens or known % 64 == 0
+    assert known <= exact.prompt_tokens - exact.causes["new"]
+    assert told.kv_tokens % 64 == 0 or told.kv_tokens == told.usable_tokens
+    assert told.lost is None, "what was evicted names others' requests"
+
+
+@given(COUNTS, COUNTS, COUNTS)
+def test_callers_that_share_are_told_nothing_that_exact_counts_decide(
+    one: tuple[int, ...], other: tuple[int, ...], pages: tuple[int, ...]
+) -> None:
+    in_pages = hit_of(pages)
+    told = [
+        visible_usage(usage_of(hit_of(exact, in_pages)), SHARING).__dict__
+        | {"prompt_tokens": in_pages.prompt_tokens}
+        for exact in (one, other)
+    ]
+    assert told[0] == told[1] and told[0]["hit"] == in_pages
+
+
+def test_operators_are_told_everything() -> None:
+    usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
+    assert visible_usage(usage, OPERATOR) is usage
+    for caller in (OWNER, ANYBODY):
+        assert visible_usage(usage, RequestContext(caller)) is usage
+
+
+def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Path) -> None:
+    with front_of(tmp_path) as http, grpc.insecure_channel(http.front.address) as channel:
+        request = pb.GenerateRequest(request_id="mine", token_ids=pb.TokenIds(ids=[5, 6, 7]))
+        stub, admin = pb_grpc.InferenceStub(channel), pb_grpc.CacheAdminStub(channel)
+        *_, last = stub.Generate(request, metadata=metadata("ann-key", None))
+        told = {
+            key: admin.Explain(
+                pb.ExplainRequest(request_id="mine"), metadata=metadata(key, None)
+            ).finished
+            for key in ("ann-key", "ops-key")
+        }
+    assert told["ann-key"] == last.finished != told["ops-key"]
+    assert told["ops-key"].usage.hit.kv_tokens == 3
+
+
+def test_who_shares_is_told_neither_states_nor_evictions() -> None:
+    usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
+    life = (LifeMark("AwaitingPrefill", 0.1),)
+    end = m.Finished(m.RequestId("r"), m.FinishReason.STOP, usage, life)
+    eviction = Eviction(1, "tail", None, 70, 0.5, None, "another's request")
+    assert visible_end(end, OPERATOR) == end and visible_evictions((eviction,), OPERATOR)
+    assert visible_end(end, TENANT).life == life and not visible_end(end, SHARING).life
+    for origin in (TENANT, SHARING):
+        assert visible_evictions((eviction,), origin) == ()
+
+
+def test_an_old_peer_that_does_not_tell_pages_tells_sharing_callers_nothing() -> None:
+    usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
+    assert visible_usage(usage, SHARING).hit is None
+
+
+def test_keys_of_a_file_are_tenants_unless_they_share(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(KEYS, encoding="utf-8")
+    keys = ApiKeys.load(file)
+    ann, shared = keys.caller(["Bearer ann-key"]), keys.sharing().caller(["Bearer ann-key"])
+    assert ann is not None and ann.tenant == "ann"
+    assert shared is not None and (shared.name, shared.tenant) == ("ann", None)
+
+
+def test_a_tenant_refused_is_a_typed_error() -> None:
+    with pytest.raises(FrontError) as refused:
+        tenant_of(Caller("eve"), ["ann"])
+    assert refused.value.status is grpc.StatusCode.PERMISSION_DENIED

@@ -1,0 +1,139 @@
+"""One trace over two nodes, from a caller's span to the windows of its hand-over."""
+
+import importlib.util
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import grpc
+import pytest
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.tracing import export as trace_export
+from tasuki.server.tracing.export import TracingUnavailable, open_tracing
+from tasuki.server.tracing.tracing import NoTracing
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from tests.harness.daemons import Node, flags, random_prompt, until
+from tests.harness.otlp_collector import Collector, SeenSpan, running_collector
+
+CALLER = "00f067aa0ba902b7"
+
+
+@dataclass
+class Traced:
+    collector: Collector
+    decode: Node
+    prefill: Node
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Traced]:
+    if installed_package() is None:
+        pytest.skip("NIXL is not installed")
+    with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
+        # The SDK's own setting: it sends every five seconds otherwise.
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        more = ("--otlp-endpoint", collector.url, "--log-format", "json")
+        prefill = Node("prefill", *flags(), *more).wait_ready()
+        decode = Node(
+            *("decode", *flags(), *more, "--http-bind", "127.0.0.1:0"),
+            *("--prefill", prefill.address),
+        ).wait_ready()
+        until(lambda: decode.stats().prefill_nodes[0].name == "prefill", decode.story)
+        yield Traced(collector, decode, prefill)
+        assert [decode.stop(), prefill.stop()] == [0, 0]
+
+
+def trace_id(number: int) -> str:
+    return f"4bf92f3577b34da6a3ce929d0e0e{number:04x}"
+
+
+def settled(pair: Traced, trace: str, count: int) -> list[SeenSpan]:
+    """Once that many have come: the SDK sends every few seconds."""
+
+    def seen() -> list[str]:
+        return [span.name for span in pair.collector.spans(trace)]
+
+    until(lambda: len(seen()) >= count, seen, 20.0)
+    assert len(seen()) == count, seen()
+    return pair.collector.spans(trace)
+
+
+def complete(pair: Traced, trace: str, prompt: tuple[int, ...]) -> None:
+    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://{pair.decode.http_address}/v1/completions",
+        json.dumps(body).encode(),
+        {
+            "Content-Type": "application/json",
+            "x-request-id": "traced-1",
+            "traceparent": f"00-{trace}-{CALLER}-01",
+        },
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        assert reply.status == 200
+
+
+def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
+    trace = trace_id(1)
+    complete(pair, trace, random_prompt(400, 1))
+    spans = settled(pair, trace, 10)
+    (request,) = [span for span in spans if span.name == "request"]
+    (room,) = [span for span in spans if span.name == "room"]
+    assert request.parent == CALLER and request.node == "decode"
+    assert request.attributes["tasuki.request_id"] == "traced-1"
+    assert request.attributes["gen_ai.usage.input_tokens"] == 400
+    assert room.parent == request.id and room.node == "prefill"
+    assert room.attributes["tasuki.request_id"] == "traced-1"
+    assert request.attributes["tasuki.transfer.bytes"] > 0
+    beneath = {
+        "decode": {"queue", "handshake", "windows", "decode"},
+        "prefill": {"queue", "await grant", "prefill", "hand over"},
+    }
+    for parent in (request, room):
+        below = [span for span in pair.collector.spans(trace) if span.parent == parent.id]
+        named = {span.name: span for span in below if span.name != "room"}
+        assert {*named} == beneath[parent.node]
+        ordered = sorted(named.values(), key=lambda span: span.began)
+        for before, after in pairwise(ordered):
+            assert before.began <= before.ended == after.began
+        # Two clocks of one host, read at two moments of one end.
+        assert abs(ordered[0].began - parent.began) < 10**8
+        assert abs(ordered[-1].ended - parent.ended) < 10**8
+
+
+def test_a_short_prompt_is_queue_prefill_and_decode_here(pair: Traced) -> None:
+    trace = trace_id(2)
+    with grpc.insecure_channel(pair.decode.address) as channel:
+        request = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=random_prompt(30, 2)), sampling=pb.Sampling(max_new_tokens=3)
+        )
+        metadata = (("traceparent", f"00-{trace}-{CALLER}-01"),)
+        list(pb_grpc.InferenceStub(channel).Generate(request, metadata=metadata))
+    spans = {span.name: span for span in settled(pair, trace, 4)}
+    assert {*spans} == {"request", "queue", "prefill", "decode"}
+    assert spans["queue"].ended == spans["prefill"].began
+    assert spans["prefill"].ended == spans["decode"].began
+
+
+def test_logs_are_json_with_request_ids_on_both_nodes(pair: Traced) -> None:
+    lines = [json.loads(line) for line in pair.decode.last_words]
+    ended = [line for line in lines if line.get("request_id") == "traced-1"]
+    assert ended and ended[-1]["message"] == "request ended: length"
+    assert ended[-1]["prompt_tokens"] == 400 and ended[-1]["prefilled_on"] == "prefill"
+    assert all({"time", "level", "logger", "message"} <= {*line} for line in lines)
+    rooms = [json.loads(line) for line in pair.prefill.last_words]
+    assert any(line.get("request_id") == "traced-1" for line in rooms)
+
+
+def test_what_is_missing_is_said_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(open_tracing("", "n", "fused"), NoTracing)
+    with pytest.raises(TracingUnavailable, match="is no URL"):
+        open_tracing("127.0.0.1:4317", "n", "fused")
+    monkeypatch.setattr(trace_export.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TracingUnavailable, match=r"tasuki\[otel\]"):
+        open_tracing("http://127.0.0.1:4317", "n", "fused")
+    assert importlib.util.find_spec("opentelemetry") is None

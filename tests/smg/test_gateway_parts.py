@@ -1,0 +1,264 @@
+"""What a gateway is told and what is made of its requests, piece by piece."""
+
+import asyncio
+import hashlib
+import io
+import zipfile
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tasuki.engine import messages as m
+from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
+from tasuki.server.errors import FrontError, InvalidRequest
+from tasuki.server.smg.node_info import GatewayModel
+from tasuki.server.smg.usable_blocks import (
+    Announced,
+    Change,
+    Cleared,
+    UsableBlocks,
+    Withdrawn,
+    namespace_of,
+)
+from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
+
+from tests.harness.front_fixtures import usage, write_tokenizer
+from tests.harness.smg_process import require_protocol
+
+require_protocol()
+
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
+from tasuki.server.smg.answer import GatewayAnswer  # noqa: E402
+from tasuki.server.smg.kv_events import GatewayEvents, block_hash  # noqa: E402
+from tasuki.server.smg.node_info import loads_message  # noqa: E402
+from tasuki.server.smg.request_reader import read_gateway_request  # noqa: E402
+from tasuki.server.smg.tokenizer_archive import archive_chunks, tokenizer_archive  # noqa: E402
+
+MODEL = GatewayModel(Path("model"), "model", "qwen3_5_text", (), "float32", 320, 100, (2,))
+Events = AsyncGenerator[m.TokenOut | m.Finished, None]
+
+
+def request(**changes: object) -> pb.GenerateRequest:
+    values = {"request_id": "r", "tokenized": pb.TokenizedInput(input_ids=[5, 6, 7])} | changes
+    return pb.GenerateRequest(**values)  # type: ignore[arg-type]
+
+
+def test_what_is_left_out_is_openai_s_default() -> None:
+    asked = read_gateway_request(request(stream=True), MODEL)
+    sampling = asked.submit.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert sampling.max_new_tokens == 97 and asked.submit.told is None and asked.streams
+    again = read_gateway_request(request(), MODEL).submit.sampling
+    assert again.seed != sampling.seed
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 320, 2**31 - 1])
+def test_every_token_is_every_token_however_it_is_written(top_k: int) -> None:
+    wanted = pb.SamplingParams(top_k=top_k, top_p=1e-30, temperature=1e-30)
+    sampling = read_gateway_request(request(sampling_params=wanted), MODEL).submit.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (0, 1e-6, 0.0)
+
+
+def test_a_room_names_its_prefill_node() -> None:
+    room = pb.KvBootstrapInfo(bootstrap_host="::1", bootstrap_port=7, bootstrap_room=2**63 - 1)
+    told = read_gateway_request(request(kv_bootstrap_info=room), MODEL).submit.told
+    assert told == m.ToldRoom(m.RoomId(2**63 - 1), "[::1]:7")
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        (request(tokenized=pb.TokenizedInput()), "input_ids is empty"),
+        (request(tokenized=pb.TokenizedInput(input_ids=[2**32 - 1])), "vocabulary"),
+        (request(tokenized=pb.TokenizedInput(input_ids=[1] * 100)), "input_ids has 100"),
+        (request(sampling_params=pb.SamplingParams(regex="a")), "regex"),
+        (request(sampling_params=pb.SamplingParams(n=2)), "sampling_params.n"),
+        (request(sampling_params=pb.SamplingParams(min_p=0.5)), "min_p"),
+        (request(sampling_params=pb.SamplingParams(top_p=0)), "sampling_params.top_p"),
+        (request(sampling_params=pb.SamplingParams(max_new_tokens=0)), "max_new_tokens"),
+        (request(sampling_params=pb.SamplingParams(logit_bias={"3": 1})), "logit_bias"),
+        (request(sampling_params=pb.SamplingParams(stop=[""])), "stop"),
+        (request(top_logprobs_num=5), "top_logprobs_num"),
+        (request(mm_inputs=pb.MultimodalInputs()), "mm_inputs"),
+        (request(kv_bootstrap_info=pb.KvBootstrapInfo()), "bootstrap_room"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(bad: pb.GenerateRequest, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        read_gateway_request(bad, MODEL)
+
+
+async def said(tokens: list[int], reason: m.FinishReason) -> Events:
+    for index, token in enumerate(tokens):
+        yield m.TokenOut(m.RequestId("r"), token, -0.5, 1.0, index)
+    yield m.Finished(m.RequestId("r"), reason, usage(3, len(tokens)))
+
+
+def answered(
+    asked: pb.GenerateRequest,
+    events: Events,
+    tokenizer: Tokenizer | None = None,
+    abort: Callable[[], None] = lambda: None,
+) -> list[pb.GenerateResponse]:
+    async def collect() -> list[pb.GenerateResponse]:
+        answer = GatewayAnswer(
+            read_gateway_request(asked, MODEL), (2,), IncrementalDetokenizer(tokenizer), abort
+        )
+        return [message async for message in answer.messages(events)]
+
+    return asyncio.run(collect())
+
+
+def test_a_stop_token_is_counted_and_told_only_where_it_is_kept() -> None:
+    *chunks, last = answered(
+        request(stream=True, return_logprob=True), said([9, 8, 2], m.FinishReason.STOP)
+    )
+    assert [list(chunk.chunk.token_ids) for chunk in chunks] == [[9], [8]]
+    assert [list(chunk.chunk.output_logprobs.token_logprobs) for chunk in chunks] == [[-0.5]] * 2
+    complete = last.complete
+    assert (list(complete.output_ids), complete.finish_reason) == ([9, 8], "stop")
+    assert (complete.prompt_tokens, complete.completion_tokens, complete.cached_tokens) == (3, 3, 2)
+    kept = request(sampling_params=pb.SamplingParams(no_stop_trim=True))
+    (whole,) = answered(kept, said([9, 2], m.FinishReason.STOP))
+    assert list(whole.complete.output_ids) == [9, 2]
+
+
+def test_a_stop_string_ends_the_request_and_still_tells_what_was_cached(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer is not None
+    tokens = tokenizer.encode("it was fine")
+    aborts: list[int] = []
+    asked = request(sampling_params=pb.SamplingParams(stop=["was"]))
+    (last,) = answered(
+        asked, said(tokens, m.FinishReason.ABORT), tokenizer, lambda: aborts.append(1)
+    )
+    assert last.complete.finish_reason == "stop" and last.complete.cached_tokens == 2
+    assert "fine" not in tokenizer.decode(last.complete.output_ids) and aborts == [1]
+
+
+class Router:
+    """What a gateway would know: each block once, never without its parent."""
+
+    def __init__(self) -> None:
+        self.parents: dict[bytes, bytes | None] = {}
+
+    def follow(self, changes: list[Change]) -> None:
+        for change in changes:
+            match change:
+                case Cleared():
+                    self.parents.clear()
+                case Announced(parent, blocks, _):
+                    assert parent is None or parent in self.parents
+                    for block in blocks:
+                        assert block.prefix not in self.parents
+                        self.parents[block.prefix] = parent
+                        parent = block.prefix
+                case Withdrawn(prefixes):
+                    for prefix in prefixes:
+                        assert prefix not in self.parents.values()
+                        del self.parents[prefix]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    tree = HybridTree(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3))
+    watch, everything = tree.watch("spelled"), tree.watch("all")
+    late: int | None = None
+    blocks, router, states = UsableBlocks(namespace_of(b"")), Router(), {}
+    prompts: dict[bytes, list[bytes]] = {}
+    for step in range(300):
+        pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
+        tokens = np.concatenate(pages)[: int(generator.integers(2, 320))]
+        salt = b"tenant" if step % 5 == 0 else b""
+        lease = tree.lease(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
+        if lease is not None:
+            end = int(generator.integers(lease.cached_tokens + 1, len(tokens) + 1))
+            tree.publish(lease, end, lease.working_slots[0], CheckpointKind.TURN_END)
+            tree.release(lease)
+            names = prefix_hashes(tokens[:end], salt)
+            prompts[names[-1]] = [] if salt else names[1 : end // 64 + 1]
+        if step % 90 == 89:
+            tree.flush()
+        router.follow(blocks.apply(tree.drain_events(watch)))
+        batch = tree.drain_events(everything)
+        if batch.is_snapshot:
+            states = {}
+        for event in batch:
+            match event.kind:
+                case "checkpoint_stored":
+                    states[event.prefix] = event.tokens
+                case "checkpoint_removed":
+                    del states[event.prefix]
+                case "cleared":
+                    states = {}
+        usable = {page for state in states for page in prompts[state]}
+        assert set(router.parents) == usable
+        if step == 200:
+            late = tree.watch("spelled")
+    assert late is not None
+    joined = Router()
+    joined.follow(UsableBlocks(namespace_of(b"")).apply(tree.drain_events(late)))
+    assert joined.parents == router.parents
+
+
+def test_a_stream_goes_on_from_what_its_subscriber_saw_in_bounded_messages() -> None:
+    tokens = np.arange(64 * 5000, dtype=np.int32)
+    tree = HybridTree(TreeConfig(slabs=2000, blocks_per_slab=4, pages_per_slab=3))
+    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
+    assert lease is not None
+    tree.publish(lease, len(tokens), lease.working_slots[0], CheckpointKind.TURN_END)
+    own = namespace_of(b"")
+    changes = UsableBlocks(own).apply(tree.drain_events(tree.watch("spelled")))
+    messages = list(GatewayEvents(41, own).batches(changes))
+    assert [message.sequence_number for message in messages] == [42, 43]
+    events = [event for message in messages for event in message.events]
+    assert events[0].WhichOneof("data") == "cleared"
+    stored = [event.stored for event in events[1:]]
+    assert sum(len(each.blocks) for each in stored) == 5000
+    assert not stored[0].HasField("parent_block_hash")
+    assert stored[1].parent_block_hash == stored[0].blocks[-1].block_hash
+    names = prefix_hashes(tokens)
+    assert [block.block_hash for each in stored for block in each.blocks] == [
+        block_hash(name) for name in names[1:]
+    ]
+    assert list(stored[1].blocks[-1].token_ids) == tokens[-64:].tolist()
+
+
+def test_the_archive_is_the_same_each_time_and_names_its_digest(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
+        tokenizer_archive(tmp_path)
+    write_tokenizer(tmp_path)
+    archive = tokenizer_archive(tmp_path)
+    assert archive == tokenizer_archive(tmp_path)
+    chunks = list(archive_chunks(archive))
+    assert b"".join(chunk.data for chunk in chunks) == archive
+    assert chunks[-1].sha256 == hashlib.sha256(archive).hexdigest()
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+        assert set(packed.namelist()) == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_loads_count_what_eviction_cannot_take_apart() -> None:
+    pages = {"free": 40, "working": 10, "tree": 50, "granted": 0, "quarantined": 0}
+    stats = m.StatsReply(
+        1,
+        pages | {"total": 100, "pinned": 20},
+        {},
+        {},
+        {"prompt_tokens": 200, "usable_tokens": 150},
+        {},
+        {"Waiting": 3, "Decoding": 2},
+    )
+    reply = loads_message(stats, max_running=8)
+    (load,) = reply.loads
+    assert (load.num_running_reqs, load.num_waiting_reqs, load.max_running_requests) == (2, 3, 8)
+    assert (load.token_usage, load.active_token_usage, load.cache_hit_rate) == (0.6, 0.3, 0.75)
+    assert load.max_total_num_tokens == 6400
+
+
+def test_refusals_have_the_status_of_the_error_table() -> None:
+    with pytest.raises(FrontError) as refused:
+        read_gateway_request(request(top_logprobs_num=2), MODEL)
+    assert refused.value.kind == "invalid"

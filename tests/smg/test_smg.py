@@ -1,0 +1,238 @@
+"""The unmodified smg gateway in front of real daemons: one node, and a pair."""
+
+import asyncio
+import json
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from openai import BadRequestError, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+from tasuki.cli.embedded import embedded_model
+
+from tests.harness.daemons import Node, flags, until
+from tests.harness.smg_process import Smg, require_smg, smg
+
+require_smg()
+
+from smg_grpc_proto.generated import common_pb2  # noqa: E402
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc  # noqa: E402
+
+STORY = "Tell me a story about the runner and the sash. " * 20
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": STORY}]
+
+
+@contextmanager
+def running(node: Node) -> Iterator[Node]:
+    try:
+        yield node.wait_ready()
+    finally:
+        assert node.stop() == 0
+
+
+def client_of(gateway: Smg) -> OpenAI:
+    return OpenAI(base_url=f"{gateway.base_url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def ask(client: OpenAI, model: str) -> tuple[str | None, int, int]:
+    """Text, prompt tokens and cached tokens of a greedy answer."""
+    reply = client.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=8, temperature=0
+    )
+    assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+    assert reply.usage.completion_tokens == 8
+    cached = reply.usage.prompt_tokens_details.cached_tokens
+    return reply.choices[0].message.content, reply.usage.prompt_tokens, cached or 0
+
+
+def stream(client: OpenAI, model: str) -> tuple[str, int]:
+    """Text and cached tokens of a streamed greedy answer."""
+    text, cached = "", None
+    for chunk in client.chat.completions.create(
+        model=model,
+        messages=MESSAGES,
+        max_tokens=8,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    ):
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+        if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
+            cached = chunk.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None
+    return text, cached
+
+
+def leave_in_the_middle(gateway: Smg, model: str) -> None:
+    """Read the beginning of a long answer, then hang up."""
+    body = {
+        "model": model,
+        "messages": MESSAGES,
+        "max_tokens": 4000,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        f"{gateway.base_url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        assert reply.read(64)
+
+
+def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_model(), folder)
+    with running(Node("serve", *flags(folder), "--gateway")) as node:
+        with grpc.insecure_channel(node.address) as channel:
+            stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+            packed = list(stub.GetTokenizer(common_pb2.GetTokenizerRequest()))
+            assert packed[-1].sha256
+            assert stub.HealthCheck(pb.HealthCheckRequest()).healthy
+        # From here on nobody reads the tokenizer from the folder: the gateway downloads it.
+        (folder / "tokenizer.json").unlink()
+        with smg(
+            tmp_path, 1, "--worker-urls", f"grpc://{node.address}", "--policy", "cache_aware"
+        ) as gateway:
+            client = client_of(gateway)
+            until(lambda: gateway.metric("smg_kv_event_subscriptions_total") >= 1, "no events")
+            text, prompt, cold = ask(client, "model")
+            again, _, warm = ask(client, "model")
+            streamed, hot = stream(client, "model")
+            assert text == again == streamed and text
+            assert (cold, warm) == (0, (prompt - 1) // 64 * 64) and hot == warm
+            assert cold + warm + hot == node.stats().tree["usable_tokens"]
+            # What the gateway was told is what a repeat may use, and no more.
+            announced = "smg_kv_event_blocks_total"
+            until(lambda: gateway.metric(announced) > 0, "no blocks were announced")
+            assert gateway.metric(announced) * 64 == node_usable(node)
+            for bad in ("smg_kv_event_gaps_total", "smg_kv_event_parentless_blocks_total"):
+                assert gateway.metric(bad) == 0
+            # What cannot be honoured is refused by name before a stream begins.
+            for streams in (False, True):
+                with pytest.raises(BadRequestError, match="frequency_penalty"):
+                    client.chat.completions.create(
+                        model="model", messages=MESSAGES, frequency_penalty=1, stream=streams
+                    )
+            leave_in_the_middle(gateway, "model")
+            until(lambda: not node.stats().requests, node.story, seconds=5)
+        node.assert_at_rest()
+
+
+def node_usable(node: Node) -> int:
+    """Tokens in pages that lead to a checkpoint, as our own events tell."""
+    pages: dict[bytes, bytes] = {}
+    usable: set[bytes] = set()
+    watch = node.client.watch_cache("all")
+    for event in next(iter(watch)):
+        if event.kind == "page_stored":
+            pages[event.prefix] = event.parent
+        elif event.kind == "checkpoint_stored":
+            place = event.parent if event.tokens % 64 else event.prefix
+            while place in pages and place not in usable:
+                usable.add(place)
+                place = pages[place]
+    return 64 * len(usable)
+
+
+@pytest.mark.parametrize("apart", [(), ("--handover-bind", "127.0.0.1:0")], ids=["one", "two"])
+def test_a_pair_behind_the_gateway(tmp_path: Path, apart: tuple[str, ...]) -> None:
+    shared = [*flags(), "--gateway"]
+    with ExitStack() as stack:
+        prefill = stack.enter_context(running(Node("prefill", *shared, *apart)))
+        known = prefill.handover_address
+        decode = stack.enter_context(running(Node("decode", *shared, "--prefill", known)))
+        gateway = stack.enter_context(
+            smg(
+                tmp_path,
+                2,
+                "--pd-disaggregation",
+                *("--prefill", f"grpc://{prefill.address}", known.rpartition(":")[2]),
+                *("--decode", f"grpc://{decode.address}"),
+            )
+        )
+        client = client_of(gateway)
+        text, prompt, cold = ask(client, "embedded")
+        again, _, warm = ask(client, "embedded")
+        streamed, hot = stream(client, "embedded")
+        assert text == again == streamed and text
+        assert (cold, warm) == (0, (prompt - 1) // 64 * 64) and hot == warm
+        # The prefill node computed every prompt, and its state came over.
+        assert prefill.stats().tree["usable_tokens"] == warm + hot
+        assert prefill.stats().tree["prompt_tokens"] == 3 * prompt
+        assert decode.landed() > 0 and decode.stats().tree["leased_requests"] == 0
+        leave_in_the_middle(gateway, "embedded")
+        until(lambda: not decode.stats().requests, decode.story, seconds=5)
+        until(lambda: prefill.at_rest() and decode.at_rest(), decode.story, seconds=5)
+
+
+def test_every_stream_sends_its_headers_at_once() -> None:
+    async def headers(address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+            nowhere = pb.KvBootstrapInfo(
+                bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=5
+            )
+            prompt = pb.TokenizedInput(input_ids=[5] * 9)
+            for call in (
+                stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()),
+                stub.GetTokenizer(common_pb2.GetTokenizerRequest()),
+                # Nobody joins this room, and still it is heard of at once.
+                stub.Generate(
+                    pb.GenerateRequest(
+                        request_id="r", tokenized=prompt, kv_bootstrap_info=nowhere, stream=True
+                    )
+                ),
+            ):
+                await asyncio.wait_for(call.initial_metadata(), 2)
+                call.cancel()
+
+    with running(Node("prefill", *flags(), "--gateway")) as node:
+        asyncio.run(headers(node.address))
+        with grpc.insecure_channel(node.address) as channel:
+            stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+            with pytest.raises(grpc.RpcError) as refused:
+                list(stub.Generate(pb.GenerateRequest(request_id="x")))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not node.stats().requests
+
+
+def test_a_gateway_needs_the_key_like_everybody() -> None:
+    with (
+        running(Node("serve", *flags(), "--gateway", "--api-key", "secret")) as node,
+        grpc.insecure_channel(node.address) as channel,
+    ):
+        stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.FlushCache(common_pb2.FlushCacheRequest())
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        key = (("authorization", "Bearer secret"),)
+        assert stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=key).vocab_size > 0
+
+
+def test_a_prefill_node_that_the_decode_node_does_not_know_costs_time_only() -> None:
+    """The gateway's choice is not among the decode node's: the prompt is computed here."""
+    told = pb.KvBootstrapInfo(bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=9)
+    request = pb.GenerateRequest(
+        request_id="r",
+        tokenized=pb.TokenizedInput(input_ids=range(5, 205)),
+        sampling_params=pb.SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True),
+        kv_bootstrap_info=told,
+    )
+    with (
+        running(Node("decode", *flags(), "--gateway")) as node,
+        grpc.insecure_channel(node.address) as channel,
+    ):
+        stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+        (answer,) = stub.Generate(request, timeout=30)
+        assert answer.complete.finish_reason == "length"
+        assert len(answer.complete.output_ids) == 4
+        node.assert_at_rest()

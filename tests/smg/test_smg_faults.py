@@ -1,0 +1,201 @@
+"""A node of a pair is killed behind the unmodified smg gateway: its client is told, the other node
+comes to rest, and the next request works once the node is back."""
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+from tasuki.cli.launcher import Daemon
+from tasuki.proto import inference_pb2 as pb
+from tasuki.transfer.failpoints import VARIABLE, Place
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from tests.harness.daemons import Node, flags, kept_address, until
+from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.smg_process import Smg, require_smg, smg
+
+require_smg()
+
+STORY = "Tell me a story about the runner and the sash. " * 20
+NEW_TOKENS = 8
+# The gateway's own checks: it looks for a node once a minute otherwise.
+WATCHFUL = (
+    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "1"),
+    *("--health-failure-threshold", "1", "--health-success-threshold", "1"),
+)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """text: what came of the answer. finished: the reason of its end, None where it has none.
+    error: what the client was told instead of one, with its type; empty where it was told none."""
+
+    status: int
+    text: str
+    finished: str | None
+    error: str = ""
+
+
+def ask(gateway: Smg, streams: bool) -> Heard:
+    body = {
+        "model": "embedded",
+        "messages": [{"role": "user", "content": STORY}],
+        "max_tokens": NEW_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": streams,
+    }
+    request = urllib.request.Request(
+        f"{gateway.base_url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return read_stream(reply.read()) if streams else read_whole(reply.read())
+    except urllib.error.HTTPError as refused:
+        error = json.load(refused)["error"]
+        return Heard(refused.code, "", None, f"{error['type']}: {error['message']}")
+
+
+def read_whole(body: bytes) -> Heard:
+    (choice,) = json.loads(body)["choices"]
+    return Heard(200, choice["message"]["content"], choice["finish_reason"])
+
+
+def read_stream(body: bytes) -> Heard:
+    *lines, last = [line for line in body.decode().splitlines() if line]
+    assert last == "data: [DONE]", body
+    text, finished, error = "", None, ""
+    for line in lines:
+        chunk = json.loads(line.removeprefix("data: "))
+        if "error" in chunk:
+            error = f"{chunk['error']['type']}: {chunk['error']['message']}"
+        for choice in chunk.get("choices", ()):
+            text += choice["delta"].get("content") or ""
+            finished = choice["finish_reason"] or finished
+    return Heard(200, text, finished, error)
+
+
+class Lives:
+    """Starts a node's lives; the next one dies where `doomed` says."""
+
+    def __init__(self) -> None:
+        self.doomed: Place | None = None
+
+    def __call__(self, command: str, flags: Sequence[str], bind: str) -> Daemon:
+        doomed, self.doomed = self.doomed, None
+        kill = {} if doomed is None else {VARIABLE: f"{doomed.value}=kill"}
+        return ForkedDaemon(command, flags, bind, kill)
+
+
+@dataclass(frozen=True)
+class Fronted:
+    """undisturbed: the answer that a client gets where nobody dies."""
+
+    gateway: Smg
+    prefill: Node
+    decode: Node
+    prefill_lives: Lives
+    decode_lives: Lives
+    undisturbed: str
+
+    def heard_at_a_death(self, place: Place, streams: bool) -> Heard:
+        """What a client hears whose node is killed there. Ends with the other node at rest and the
+        next request answered by both."""
+        dying, lives, other = self.prefill, self.prefill_lives, self.decode
+        if place.value.startswith("receiver"):
+            dying, lives, other = self.decode, self.decode_lives, self.prefill
+        assert dying.stop() == 0
+        lives.doomed = place
+        dying.start_again()
+        # Nothing is cached anywhere, so that there is something to hand over.
+        other.client.flush()
+        until(self._met, "the nodes have not met")
+        heard = self._answered(streams)
+        assert dying.stop() == -signal.SIGKILL
+        other.assert_at_rest(10.0)
+        refused = ask(self.gateway, streams)
+        assert refused.status == 503 and refused.error, refused
+        dying.start_again()
+        until(self._met, "the nodes have not met")
+        assert self._answered(streams) == Heard(200, self.undisturbed, "length")
+        for node in (dying, other):
+            node.assert_at_rest()
+        return heard
+
+    def _met(self) -> bool:
+        (known,) = self.decode.stats().prefill_nodes
+        return known.state == pb.PREFILL_NODE_STATE_CONNECTED
+
+    def _answered(self, streams: bool) -> Heard:
+        """Of the first request that the gateway does not refuse: it may not know yet that a node
+        is back."""
+        deadline = time.monotonic() + 20.0
+        while (heard := ask(self.gateway, streams)).status == 503:
+            assert time.monotonic() < deadline, heard
+            time.sleep(0.1)
+        return heard
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
+    if installed_package() is None:
+        pytest.skip("NIXL is not installed")
+    shared = [*flags(), "--gateway", "--prefill-chunk-tokens", "64"]
+    prefill_lives, decode_lives = Lives(), Lives()
+    prefill = Node("prefill", *shared, bind=kept_address(), launch=prefill_lives).wait_ready()
+    decode = Node(
+        *("decode", *shared, "--prefill", prefill.address),
+        bind=kept_address(),
+        launch=decode_lives,
+    ).wait_ready()
+    try:
+        with smg(
+            tmp_path_factory.mktemp("smg"),
+            2,
+            "--pd-disaggregation",
+            *("--prefill", f"grpc://{prefill.address}", prefill.address.rpartition(":")[2]),
+            *("--decode", f"grpc://{decode.address}"),
+            *WATCHFUL,
+        ) as gateway:
+            first = ask(gateway, streams=False)
+            assert first.finished == "length" and first.text
+            assert decode.landed() > 0
+            yield Fronted(gateway, prefill, decode, prefill_lives, decode_lives, first.text)
+    finally:
+        assert [decode.stop(), prefill.stop()] == [0, 0]
+
+
+def test_a_prefill_node_that_dies_in_the_middle_is_an_error_with_a_type(pair: Fronted) -> None:
+    heard = pair.heard_at_a_death(Place.SENDER_AFTER_POST, streams=False)
+    assert (heard.status, heard.text, heard.finished) == (502, "", None)
+    assert heard.error.startswith("server_error: Prefill stream failed")
+
+
+def test_a_prefill_node_that_dies_after_the_hand_over_is_not_missed(pair: Fronted) -> None:
+    whole = Heard(200, pair.undisturbed, "length")
+    for _ in range(3):
+        heard = pair.heard_at_a_death(Place.SENDER_AFTER_DONE, streams=True)
+        if heard == whole:
+            return
+        # The gateway was answered on another connection, which died before it was read.
+        assert heard.error and not heard.finished, heard
+    assert heard == whole
+
+
+def test_a_decode_node_that_dies_in_the_middle_is_an_error_with_a_type(pair: Fronted) -> None:
+    heard = pair.heard_at_a_death(Place.RECEIVER_ON_LANDED, streams=False)
+    assert (heard.status, heard.text, heard.finished) == (502, "", None)
+    assert heard.error.startswith("server_error: Decode stream failed")
+
+
+def test_a_stream_whose_decode_node_dies_never_ends_as_if_it_were_whole(pair: Fronted) -> None:
+    heard = pair.heard_at_a_death(Place.RECEIVER_AFTER_COMMIT, streams=True)
+    assert heard.error.startswith("stream_error: ") and heard.finished is None
+    assert pair.undisturbed.startswith(heard.text) and heard.text != pair.undisturbed

@@ -1,0 +1,161 @@
+"""Tenants behind the unmodified smg gateway: it hears of the blocks that its own calls can use, and
+sends a prompt to the node that has it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from openai import OpenAI
+from tasuki.server.auth.tenant import TENANT_KEY, salt_of
+
+from tests.harness.bearing_proxy import bearing_proxy
+from tests.harness.daemons import Node, flags, until
+from tests.harness.smg_process import Smg, require_smg, smg
+
+require_smg()
+
+from smg_grpc_proto.generated import common_pb2  # noqa: E402
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc  # noqa: E402
+from tasuki.server.smg.usable_blocks import namespace_of  # noqa: E402
+
+KEYS = "ann ann-key\nben ben-key\ngate gate-key gateway,caller\n"
+OPENINGS = ("The runner hands on the sash. ", "A boat lies at the old pier. ")
+HITS = "smg_kv_event_blocks_total"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Two nodes, and a gateway in front of them whose calls bear its key and a tenant's name."""
+
+    nodes: tuple[Node, Node]
+    gateway: Smg
+    client: OpenAI
+
+
+def asked(client: OpenAI, opening: str) -> int:
+    """Cached tokens of a prompt that begins so."""
+    reply = client.chat.completions.create(
+        model="embedded",
+        messages=[{"role": "user", "content": opening * 20}],
+        max_tokens=1,
+        temperature=0,
+    )
+    assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+    return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+
+def directly(node: Node, key: str) -> OpenAI:
+    return OpenAI(base_url=f"http://{node.http_address}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def prompts(node: Node) -> int:
+    """How many requests the node has answered."""
+    return node.stats().tree["leased_requests"]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[str, ...]:
+    file = tmp_path / "keys"
+    file.write_text(KEYS, encoding="utf-8")
+    return ("--api-keys", str(file), "--api-key", "owner-key")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, keys: tuple[str, ...]) -> Iterator[Fleet]:
+    shared = [*flags(), "--gateway", "--http-bind", "127.0.0.1:0", *keys]
+    with ExitStack() as stack:
+        nodes = Node("serve", *shared), Node("serve", *shared)
+        for node in nodes:
+            stack.callback(node.stop)
+            node.wait_ready()
+        # What smg cannot send itself, something between it and the nodes must add.
+        added = (("authorization", "Bearer gate-key"), (TENANT_KEY, "ann"))
+        proxies = [stack.enter_context(bearing_proxy(node.address, *added)) for node in nodes]
+        gateway = stack.enter_context(
+            smg(
+                tmp_path,
+                2,
+                *("--worker-urls", *(f"grpc://{proxy}" for proxy in proxies)),
+                *("--policy", "cache_aware"),
+            )
+        )
+        until(lambda: gateway.metric("smg_kv_event_subscriptions_total") >= 2, "no events")
+        client = OpenAI(
+            base_url=f"{gateway.base_url}/v1", api_key="none", max_retries=0, timeout=60
+        )
+        yield Fleet(nodes, gateway, client)
+
+
+def test_a_tenant_s_prompt_goes_to_the_node_that_has_it(fleet: Fleet) -> None:
+    """Each node has a prompt of ann's that the gateway has never seen: only events can tell it."""
+    blocks = fleet.gateway.metric(HITS)
+    assert blocks == 0
+    for node, opening in zip(fleet.nodes, OPENINGS, strict=True):
+        assert asked(directly(node, "ann-key"), opening) == 0
+        before = blocks
+        until(lambda seen=before: fleet.gateway.metric(HITS) > seen, "not announced")
+        blocks = fleet.gateway.metric(HITS)
+    counts = [prompts(node) for node in fleet.nodes]
+    for which, opening in enumerate(OPENINGS):
+        assert asked(fleet.client, opening) >= 64
+        counts[which] += 1
+        assert [prompts(node) for node in fleet.nodes] == counts
+    for bad in ("smg_kv_event_gaps_total", "smg_kv_event_parentless_blocks_total"):
+        assert fleet.gateway.metric(bad) == 0
+
+
+def test_another_tenant_s_prompts_are_neither_announced_nor_used(fleet: Fleet) -> None:
+    for key in ("ben-key", "owner-key"):
+        assert asked(directly(fleet.nodes[0], key), OPENINGS[0]) == 0
+    # Something that is announced, so that what came before it has been heard as well.
+    assert asked(directly(fleet.nodes[0], "ann-key"), OPENINGS[1]) == 0
+    until(lambda: fleet.gateway.metric(HITS) > 0, "not announced")
+    one = fleet.gateway.metric(HITS)
+    assert one == (asked(directly(fleet.nodes[0], "ann-key"), OPENINGS[1]) // 64)
+    assert asked(fleet.client, OPENINGS[0]) == 0
+
+
+def test_a_subscriber_is_told_of_its_own_namespace_or_of_all_by_their_ids(
+    keys: tuple[str, ...],
+) -> None:
+    node = Node("serve", *flags(), "--gateway", "--http-bind", "127.0.0.1:0", *keys).wait_ready()
+    try:
+        for key in ("ann-key", "ben-key", "owner-key"):
+            asked(directly(node, key), OPENINGS[0])
+        with grpc.insecure_channel(node.address) as channel:
+            stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+
+            def told(*tenant: str) -> dict[str, int]:
+                """Blocks of the first batch, by the namespace that they name."""
+                bearer = (("authorization", "Bearer gate-key"),)
+                named = tuple((TENANT_KEY, name) for name in tenant)
+                call = stub.SubscribeKvEvents(
+                    common_pb2.SubscribeKvEventsRequest(), metadata=(*bearer, *named), timeout=30
+                )
+                found: dict[str, int] = {}
+                for event in next(iter(call)).events:
+                    if event.HasField("stored"):
+                        name = event.stored.cache_salt
+                        assert bool(name) == event.stored.HasField("cache_salt")
+                        found[name] = found.get(name, 0) + len(event.stored.blocks)
+                call.cancel()
+                return found
+
+            one = told("ann")[""]
+            assert one > 0 and told("ann") == told("ben") == {"": one}
+            assert told() == told("nobody") == {}
+            everybody = {namespace_of(salt_of(who, b"")).hex() for who in ("ann", "ben", None)}
+            assert told("*") == dict.fromkeys(everybody, one)
+            _refused(lambda: told("ann", "ben"), grpc.StatusCode.INVALID_ARGUMENT)
+            _refused(lambda: told("not a name"), grpc.StatusCode.INVALID_ARGUMENT)
+    finally:
+        assert node.stop() == 0
+
+
+def _refused(call: Callable[[], object], status: grpc.StatusCode) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        call()
+    assert refused.value.code() is status, refused.value.details()

@@ -1,0 +1,79 @@
+"""Pieces as numbered units: each number leads back to its piece's bytes, on both sides."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tasuki.transfer.windows.descriptors import window_pieces
+from tasuki.transfer.windows.units import Grain, Strip
+from tasuki.transfer.windows.window import WindowHeader
+
+from tests.harness.loopback_pair import random_ids, small_layout
+
+LAYOUT = small_layout()
+GRAIN = Grain.of(LAYOUT)
+LOCAL, REMOTE = 8, 11
+
+
+def spans(strips: list[Strip]) -> np.ndarray:
+    """(offset, length) of every unit."""
+    return np.array(
+        [
+            (strip.offset + number * strip.stride, strip.length)
+            for strip in strips
+            for number in range(strip.count)
+        ]
+    )
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.integers(0, 6),
+    layers=st.tuples(st.integers(0, 7), st.integers(1, 8)),
+    state=st.booleans(),
+)
+def test_every_byte_of_a_window_is_in_the_units_and_no_other(
+    seed: int, pages: int, layers: tuple[int, int], state: bool
+) -> None:
+    first, end = layers[0], min(8, layers[0] + layers[1])
+    generator = np.random.default_rng(seed)
+    local_pages, local_slot = random_ids(LAYOUT, LOCAL, pages, generator)
+    remote_pages, remote_slot = random_ids(LAYOUT, REMOTE, pages, generator)
+    # In order too, so that runs are merged.
+    if seed % 2:
+        local_pages, remote_pages = tuple(sorted(local_pages)), tuple(sorted(remote_pages))
+    header = WindowHeader(0, first, end, 0, pages, state)
+    pieces = window_pieces(
+        LAYOUT, header, local_pages, remote_pages, local_slot if state else None, remote_slot
+    )
+    if len(pieces) == 0:
+        return
+    sizes = [slabs * LAYOUT.slab_bytes for slabs in (LOCAL, REMOTE)]
+    found = GRAIN.indices(pieces, *sizes)
+    assert found is not None
+    sent = [spans(GRAIN.strips(size)) for size in sizes]
+    copies = set()
+    for local, remote in zip(sent[0][found.local], sent[1][found.remote], strict=True):
+        assert local[1] == remote[1]
+        copies |= {(local[0] + byte, remote[0] + byte) for byte in range(0, int(local[1]), 64)}
+    assert copies == {
+        (local + byte, remote + byte)
+        for local, remote, length in pieces.tolist()
+        for byte in range(0, length, 64)
+    }
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        (8, 0, GRAIN.block_bytes),
+        (0, 0, GRAIN.block_bytes // 2),
+        (GRAIN.state_bytes // 2, 0, GRAIN.state_bytes),
+        (0, GRAIN.states * GRAIN.state_bytes, GRAIN.state_bytes),
+    ],
+)
+def test_what_is_no_unit_is_none(piece: tuple[int, int, int]) -> None:
+    size = LOCAL * LAYOUT.slab_bytes
+    assert GRAIN.indices(np.array([piece], dtype=np.int64), size, size) is None
+    beside = np.array([(0, 0, GRAIN.block_bytes), piece], dtype=np.int64)
+    assert GRAIN.indices(beside, size, size) is None

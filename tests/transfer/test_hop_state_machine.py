@@ -1,0 +1,424 @@
+"""The real senders and receivers, driven along the protocol's tables in both directions at random.
+
+Whatever happens to rooms and their windows: the tables allow it, what is committed is equal, and
+once a room is fenced nothing is written to its ids any more.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tasuki.transfer.errors import DigestMismatch, WindowsMissing
+from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.protocol.handover_states import (
+    Machine,
+    ReceiverEvent,
+    SenderEvent,
+    receiver_machine,
+    sender_machine,
+)
+from tasuki.transfer.protocol.pull_states import (
+    PullReceiverEvent,
+    PullSenderEvent,
+    pull_receiver_machine,
+    pull_sender_machine,
+)
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
+from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.loopback import Fault
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.window import ForwardPlan
+
+from tests.harness.loopback_pair import Node, loopback_pair, small_layout
+
+LAYOUT = small_layout()
+PAGES = 3
+SLABS_OF_ROOM = 1 + -(-PAGES // LAYOUT.pages_per_slab)
+SLABS = 4 * SLABS_OF_ROOM
+FREE = 0x5C
+SETTINGS = SenderSettings(
+    layers_per_window=2,
+    lease_seconds=60.0,
+    stall_seconds=60.0,
+    drain_seconds=60.0,
+    ahead_seconds=60.0,
+)
+
+
+@dataclass
+class Direction:
+    """One way over the pair. The tables differ; sender and receiver are the same code."""
+
+    name: str
+    sender: Sender
+    receiver: Receiver
+    source: Node
+    target: Node
+    peer: str = "peer"
+    peers: int = 0
+    next_fault: Fault = Fault.NONE
+    posts_before_it: int = 0
+    windows_lost: int = 0
+    free: list[int] = field(default_factory=lambda: list(range(SLABS)))
+
+    @property
+    def back(self) -> bool:
+        return self.name == "back"
+
+    def take_fault(self, index: int) -> Fault:
+        if self.posts_before_it:
+            self.posts_before_it -= 1
+            return Fault.NONE
+        fault, self.next_fault = self.next_fault, Fault.NONE
+        self.windows_lost += fault is Fault.LOSE
+        return fault
+
+
+@dataclass
+class Room:
+    number: int
+    way: Direction
+    slabs: list[int]
+    source_slabs: list[int]
+    sender: Machine[Any, Any]
+    receiver: Machine[Any, Any]
+    ends: list[RoomEnd] = field(default_factory=list)
+    drained: "Future[Drain] | None" = None
+    planned: bool = False
+    lacks_a_window: bool = False
+
+    def is_settled(self, held: list[Any]) -> bool:
+        """Whether its sender can do nothing by itself: whatever is in flight is held."""
+        sending = self.way.sender._rooms.get(self.number)
+        if sending is None:
+            return bool(self.ends) or (self.drained is not None and self.drained.done())
+        posted = list(sending.posted)
+        if not all(any(item.transfer is late for late in held) for item in posted):
+            return False
+        if sending.stopped:
+            return bool(posted)
+        # Between the queue and the wire a window is in neither.
+        is_all_posted = len(posted) + len(sending._digests) == sending.next_sequence
+        return is_all_posted and not sending.complete
+
+    @property
+    def destination(self) -> Destination:
+        return Destination(0, *ids_in(self.slabs))
+
+    def says(self, *events: Enum) -> None:
+        for event in events:
+            self.sender.apply(event)
+
+    def hears(self, *events: Enum) -> None:
+        for event in events:
+            self.receiver.apply(event)
+
+    @property
+    def is_quarantined(self) -> bool:
+        return self.receiver.state.name == "QUARANTINED"
+
+    @property
+    def receives(self) -> bool:
+        return self.receiver.state.name in ("GRANTED", "READY")
+
+    @property
+    def sends(self) -> bool:
+        return self.sender.state.name in ("STREAMING", "READY")
+
+
+def ids_in(slabs: list[int]) -> tuple[tuple[int, ...], int]:
+    """(page ids, slot) in a room's slabs, the slot in the first."""
+    ids = [
+        slab * LAYOUT.blocks_per_slab + k
+        for slab in slabs[1:]
+        for k in range(LAYOUT.pages_per_slab)
+    ]
+    return tuple(ids[:PAGES]), slabs[0]
+
+
+def bytes_of(node: Node, slab: int) -> np.ndarray:
+    return node.memory[slab * LAYOUT.slab_bytes : (slab + 1) * LAYOUT.slab_bytes]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+def computes(room: Room) -> bool:
+    return room.sends and not room.planned
+
+
+def awaits_token(room: Room) -> bool:
+    return not room.way.back and room.sender.state.name == "STREAMING"
+
+
+def has_ended(room: Room) -> bool:
+    """The first token is told before the final status."""
+    if not room.sends or not room.ends:
+        return False
+    told = room.way.back or room.sender.state.name == "READY"
+    return told or isinstance(room.ends[0], RoomBroke)
+
+
+def lives(room: Room) -> bool:
+    return room.receives or room.sends
+
+
+def fences(room: Room) -> bool:
+    return room.is_quarantined and room.drained is not None and room.drained.done()
+
+
+def some(fits: Callable[[Room], bool]) -> Callable[[Any], bool]:
+    return lambda machine: any(map(fits, machine.rooms))
+
+
+class Hops(RuleBasedStateMachine):
+    precision = WirePrecision()
+    kept_back = 0
+
+    @initialize()
+    def begin(self) -> None:
+        ways: dict[str, Direction] = {}
+        self._context = loopback_pair(
+            LAYOUT,
+            SLABS,
+            faults=lambda index: ways["there"].take_fault(index),
+            back_faults=lambda index: ways["back"].take_fault(index),
+            settings=SETTINGS,
+            precision=self.precision,
+            kept_back=self.kept_back,
+        )
+        pair = self.pair = self._context.__enter__()
+        there = Direction("there", pair.sender, pair.receiver, pair.source, pair.target)
+        back = Direction("back", pair.back_sender, pair.back_receiver, pair.target, pair.source)
+        ways |= {"there": there, "back": back}
+        self.ways = ways
+        self.rooms: list[Room] = []
+        self.issued = 0
+        # Each node's arena is halved: what it sends from, and what it receives into.
+        for way in ways.values():
+            way.free = list(range(SLABS // 2, SLABS))
+            rng = np.random.default_rng(7)
+            for slab in range(SLABS // 2):
+                part = bytes_of(way.source, slab)
+                part[:] = rng.integers(0, 256, part.size, dtype=np.uint8)
+            for slab in way.free:
+                bytes_of(way.target, slab)[:] = FREE
+
+    def chosen(self, pick: int, fits: Callable[[Room], bool]) -> Room:
+        rooms = [room for room in self.rooms if fits(room)]
+        return rooms[pick % len(rooms)]
+
+    @precondition(lambda self: any(way.free for way in self.ways.values()))
+    @rule(name=st.sampled_from(["there", "back"]))
+    def open_a_room(self, name: str) -> None:
+        way = self.ways[name]
+        if len(way.free) < SLABS_OF_ROOM:
+            return
+        slabs = [way.free.pop() for _ in range(SLABS_OF_ROOM)]
+        self.issued += 1
+        machines: tuple[Machine[Any, Any], Machine[Any, Any]] = (
+            (pull_sender_machine(), pull_receiver_machine())
+            if way.back
+            else (sender_machine(), receiver_machine())
+        )
+        room = Room(self.issued, way, slabs, list(range(SLABS_OF_ROOM)), *machines)
+        way.receiver.expect(room.number, room.number, room.destination)
+        way.sender.open(room.number, room.number, way.peer, room.destination, room.ends.append)
+        if way.back:
+            room.hears(PullReceiverEvent.GRANT)
+            room.says(PullSenderEvent.ASK, PullSenderEvent.PINNED)
+        else:
+            room.hears(ReceiverEvent.RESERVE, ReceiverEvent.ACCEPTED, ReceiverEvent.GRANT)
+            room.says(SenderEvent.ARRIVE, SenderEvent.MEET, SenderEvent.ACCEPT, SenderEvent.GRANT)
+        self.rooms.append(room)
+
+    @rule(
+        name=st.sampled_from(["there", "back"]),
+        fault=st.sampled_from([fault for fault in Fault if fault is not Fault.NONE]),
+        posts=st.integers(0, 3),
+    )
+    def arm(self, name: str, fault: Fault, posts: int) -> None:
+        """One of the next posts of that direction goes wrong."""
+        self.ways[name].next_fault, self.ways[name].posts_before_it = fault, posts
+
+    @precondition(some(computes))
+    @rule(pick=st.integers(0, 99))
+    def finish_layers(self, pick: int) -> None:
+        """A forward in one direction; the other sends what was finished long ago."""
+        room = self.chosen(pick, computes)
+        room.planned = True
+        lost_before = room.way.windows_lost
+        pages, slot = ids_in(room.source_slabs)
+        if room.way.back:
+            room.way.sender.plan_forward(room.number, ForwardPlan.long_finished(0, pages, slot))
+        else:
+            first = self.pair.steps.value
+            room.way.sender.plan_forward(room.number, ForwardPlan(first, 0, pages, slot))
+            for _ in LAYOUT.layer_kinds:
+                self.pair.steps.tick()
+        self.settle()
+        room.lacks_a_window = room.way.windows_lost > lost_before
+
+    def settle(self) -> None:
+        """Until nothing moves by itself: what comes next depends on the rules alone."""
+        fabric = self.pair.fabric
+        until(lambda: all(room.is_settled(fabric.held) for room in self.rooms))
+
+    @precondition(some(awaits_token))
+    @rule(pick=st.integers(0, 99))
+    def first_token(self, pick: int) -> None:
+        room = self.chosen(pick, awaits_token)
+        room.says(SenderEvent.TOKEN)
+        if room.receives:
+            room.hears(ReceiverEvent.READY)
+
+    @precondition(some(has_ended))
+    @rule(pick=st.integers(0, 99))
+    def take_the_end(self, pick: int) -> None:
+        """What the sender said at a room's end reaches both machines."""
+        room = self.chosen(pick, has_ended)
+        (end,) = room.ends
+        if isinstance(end, RoomBroke):
+            room.says(stop_of(room), drained_of(room))
+            room.drained = Future()
+            room.drained.set_result(end.drain)
+            if room.receives:
+                room.hears(lose_of(room))
+            return
+        assert isinstance(end, RoomSent)
+        room.says(PullSenderEvent.FLUSHED if room.way.back else SenderEvent.FLUSHED)
+        room.hears(PullReceiverEvent.DONE if room.way.back else ReceiverEvent.DONE)
+        room.drained = Future()
+        room.drained.set_result(Drain.DRAINED)
+        if not room.is_quarantined:
+            self.verify(room, end)
+
+    def verify(self, room: Room, end: RoomSent) -> None:
+        patience = 0.01 if room.lacks_a_window else 10.0
+        try:
+            room.way.receiver.verify(room.number, room.number, end.report.digests, patience)
+        except (DigestMismatch, WindowsMissing):
+            room.hears(lose_of(room))
+            return
+        room.hears(PullReceiverEvent.VERIFIED if room.way.back else ReceiverEvent.VERIFIED)
+        self.assert_equal(room)
+        room.way.receiver.forget(room.number)
+        self.release(room)
+
+    def assert_equal(self, room: Room) -> None:
+        (pages, slot), source = ids_in(room.slabs), ids_in(room.source_slabs)
+        for ours, theirs in zip(pages, source[0], strict=True):
+            assert room.way.target.page_bytes(ours) == room.way.source.page_bytes(theirs)
+        assert room.way.target.slot_bytes(slot) == room.way.source.slot_bytes(source[1])
+
+    @precondition(some(lives))
+    @rule(pick=st.integers(0, 99), how=st.sampled_from(["lose", "stop", "cut"]))
+    def disturb(self, pick: int, how: str) -> None:
+        """One rule, so that rooms come to a good end often enough."""
+        room = self.chosen(pick, lives)
+        if how == "cut":
+            self.cut(room.way)
+        elif how == "stop" and room.sends:
+            self.stop(room)
+        elif room.receives:
+            self.lose(room)
+
+    def lose(self, room: Room) -> None:
+        """The receiver gives up; the sender is told to stop later."""
+        room.hears(lose_of(room))
+        room.way.receiver.forget(room.number)
+
+    def stop(self, room: Room) -> None:
+        room.says(stop_of(room))
+        room.drained = room.way.sender.abort(room.number)
+        if room.receives:
+            room.hears(lose_of(room))
+        self.settle()
+
+    def cut(self, way: Direction) -> None:
+        """The connection ends, as a lease does: every room of it stops; then it is made anew."""
+        way.sender.disconnect(way.peer)
+        self.settle()
+        way.peers += 1
+        way.peer = f"peer-{way.peers}"
+        way.sender.connect(way.peer, way.target.transport.metadata(), SLABS)
+
+    @rule()
+    @precondition(lambda self: self.pair.fabric.held)
+    def late_writes_land(self) -> None:
+        self.pair.fabric.let_go()
+        self.settle()
+
+    @precondition(some(fences))
+    @rule(pick=st.integers(0, 99))
+    def fence(self, pick: int) -> None:
+        room = self.chosen(pick, fences)
+        assert room.drained is not None
+        if room.drained.result() is Drain.FORCED:
+            # What broke may still land: all that is under way to this node ends first.
+            room.way.target.transport.sever()
+            self.settle()
+        if room.sender.state.name == "DRAINING":
+            room.says(drained_of(room))
+        room.way.receiver.forget(room.number)
+        room.hears(PullReceiverEvent.FENCED if room.way.back else ReceiverEvent.FENCED)
+        self.release(room)
+
+    def release(self, room: Room) -> None:
+        self.rooms.remove(room)
+        for slab in room.slabs:
+            bytes_of(room.way.target, slab)[:] = FREE
+        room.way.free += room.slabs
+
+    @invariant()
+    def nothing_is_written_to_ids_that_are_free(self) -> None:
+        for way in getattr(self, "ways", {}).values():
+            for slab in way.free:
+                assert (bytes_of(way.target, slab) == FREE).all(), f"{way.name}: slab {slab}"
+
+    @invariant()
+    def a_room_ends_once_at_most(self) -> None:
+        for room in getattr(self, "rooms", []):
+            assert len(room.ends) <= 1
+
+    def teardown(self) -> None:
+        if not hasattr(self, "pair"):
+            return
+        try:
+            self.pair.fabric.let_go()
+            for room in list(self.rooms):
+                room.way.sender.abort(room.number).result(10)
+                room.way.receiver.forget(room.number)
+                self.release(room)
+            self.nothing_is_written_to_ids_that_are_free()
+        finally:
+            self._context.__exit__(None, None, None)
+
+
+def stop_of(room: Room) -> Enum:
+    return PullSenderEvent.STOP if room.way.back else SenderEvent.STOP
+
+
+def drained_of(room: Room) -> Enum:
+    return PullSenderEvent.DRAINED if room.way.back else SenderEvent.DRAINED
+
+
+def lose_of(room: Room) -> Enum:
+    return PullReceiverEvent.LOSE if room.way.back else ReceiverEvent.LOSE
+
+
+TestHops = Hops.TestCase
+TestHops.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

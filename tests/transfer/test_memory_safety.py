@@ -1,0 +1,84 @@
+"""What a peer can reach: the arena and nothing else; an index that is wrong is an error of its
+sender, in no process a crash; what opens a node's memory is in no log."""
+
+import numpy as np
+import pytest
+import torch
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.errors import TransportError
+from tasuki.transfer.transports.base import Region
+from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
+from tasuki.transfer.transports.nixl import transport as nixl
+from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
+from tasuki.transfer.windows.units import Grain
+
+from tests.harness.loopback_pair import POISON, small_layout
+
+needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+SLABS = 3
+
+
+class Recording(LoopbackTransport):
+    """Remembers what was registered."""
+
+    def __init__(self) -> None:
+        super().__init__(LoopbackFabric(), "alone")
+        self.regions: list[Region] = []
+
+    def register(self, address: int, size: int, grain: Grain | None = None) -> Region:
+        self.regions.append(Region(address, size))
+        return super().register(address, size, grain)
+
+
+def test_the_arena_is_registered_and_nothing_else() -> None:
+    layout, transport = small_layout(), Recording()
+    # An arena inside a larger allocation: what lies around it is not its peers' business.
+    around = torch.zeros((SLABS + 2) * layout.slab_bytes, dtype=torch.uint8)
+    arena = around[layout.slab_bytes : -layout.slab_bytes]
+    DataPlane.over(arena, layout, "weights", transport, "loopback", "node")
+    assert transport.regions == [Region(around.data_ptr() + layout.slab_bytes, arena.nbytes)]
+
+
+@needs_nixl
+def test_a_write_beside_the_arena_is_refused_even_without_our_own_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bounds that the transport itself knows from the peer's metadata are the second line."""
+    size, edge = 1 << 16, 1 << 12
+    memories = [np.full(size + 2 * edge, POISON, dtype=np.uint8) for _ in range(2)]
+    transports = [NixlTransport("source"), NixlTransport("target")]
+    source, target = transports
+    for transport, memory in zip(transports, memories, strict=True):
+        transport.register(memory.ctypes.data + edge, size)
+    try:
+        endpoint = source.connect(target.metadata())
+        monkeypatch.setattr(nixl, "check_bounds", lambda *_: None)
+        memories[0][:] = 0
+        for offset in (-edge, size, size - 8, 2**40, -(2**40)):
+            with pytest.raises(TransportError, match=r"could not post|refused"):
+                source.post(endpoint, np.array([[0, offset, 64]], dtype=np.int64), b"beside")
+        assert (memories[1] == POISON).all()
+        # Nobody is harmed: what is right still goes.
+        transfer = source.post(endpoint, np.array([[0, 0, 64]], dtype=np.int64), b"inside")
+        arrived: list[bytes] = []
+        for _ in range(20_000):
+            source.poll(transfer)
+            arrived += target.notifications()
+            if arrived:
+                break
+        source.release(transfer)
+        assert arrived == [b"inside"]
+        assert (memories[1][edge : edge + 64] == 0).all()
+        assert (memories[1][edge + 64 :] == POISON).all()
+    finally:
+        for transport in transports:
+            transport.close()
+
+
+def test_what_opens_a_nodes_memory_is_in_no_text() -> None:
+    layout, transport = small_layout(), Recording()
+    arena = torch.zeros(SLABS * layout.slab_bytes, dtype=torch.uint8)
+    plane = DataPlane.over(arena, layout, "weights", transport, "loopback", "node")
+    assert plane.node.transport_metadata
+    assert repr(plane.node.transport_metadata) not in repr(plane.node)
+    assert "transport_metadata" not in str(plane.node)

@@ -1,0 +1,190 @@
+"""The models of the hand-over, of its return path and of retries hold in every run, their mutations
+do not, and they are the tables that the code moves by."""
+
+import re
+import shutil
+import subprocess
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from tasuki.engine.request import MOVES
+from tasuki.transfer.protocol.handover_states import (
+    RECEIVER,
+    SENDER,
+    IllegalTransition,
+    ReceiverState,
+    SenderEvent,
+    SenderState,
+    receiver_machine,
+    sender_machine,
+)
+from tasuki.transfer.protocol.pull_states import (
+    PULL_RECEIVER,
+    PULL_SENDER,
+    PullReceiverState,
+    PullSenderState,
+)
+
+MODELS = Path(__file__).parents[2] / "transfer" / "protocol" / "spin"
+HANDOVER, PULL, RETRY = (MODELS / f"{name}.pml" for name in ("handover", "pull", "retry"))
+
+needs_spin = pytest.mark.skipif(
+    shutil.which("spin") is None or shutil.which("cc") is None,
+    reason="spin or a C compiler is not installed",
+)
+
+
+def verify(
+    folder: Path, model: Path, define: str, compile_flags: list[str], run_flags: list[str]
+) -> int:
+    """Errors that an exhaustive run finds; asserts that it was exhaustive."""
+    # Compiling takes longer than running, but for the whole of the largest model.
+    optimise = "-O1" if model == HANDOVER and not define else "-O0"
+    defines = [f"-D{define}"] if define else []
+    for command in (
+        ["spin", *defines, "-a", str(model)],
+        ["cc", optimise, "-w", *compile_flags, "-o", "pan", "pan.c"],
+    ):
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(
+        ["./pan", "-m100000", *run_flags], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert "max search depth too small" not in done.stdout, "not exhaustive"
+    found = re.search(r"errors: (\d+)", done.stdout)
+    assert found, done.stdout + done.stderr
+    return int(found.group(1))
+
+
+SAFETY = (["-DSAFETY", "-DNOCLAIM"], [])
+ENDS = (["-DNP", "-DNOCLAIM"], ["-l"])
+"""No cycle without progress, and no label says progress: every run ends."""
+
+
+def always(claim: str) -> tuple[list[str], list[str]]:
+    return [], ["-a", "-N", claim]
+
+
+@needs_spin
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        (HANDOVER, SAFETY),
+        (HANDOVER, ENDS),
+        (HANDOVER, always("nothing_before_done")),
+        (HANDOVER, always("ready_at_most_once")),
+        (PULL, SAFETY),
+        (PULL, ENDS),
+        (PULL, always("nothing_before_done")),
+        (RETRY, SAFETY),
+        (RETRY, ENDS),
+    ],
+    ids=lambda value: value.stem if isinstance(value, Path) else "".join(value[0] + value[1]),
+)
+def test_the_model_holds(tmp_path: Path, model: Path, how: tuple[list[str], list[str]]) -> None:
+    assert verify(tmp_path, model, "", *how) == 0
+
+
+@needs_spin
+def test_the_model_holds_with_an_early_step(tmp_path: Path) -> None:
+    assert verify(tmp_path, HANDOVER, "EARLY", *SAFETY) == 0
+
+
+@needs_spin
+@pytest.mark.parametrize(
+    ("model", "mutation", "how"),
+    [
+        (HANDOVER, "NO_FENCE", SAFETY),
+        (HANDOVER, "NO_DRAIN", SAFETY),
+        (HANDOVER, "NO_LEASE", SAFETY),
+        (HANDOVER, "NO_STEP_END", SAFETY),
+        (HANDOVER, "NO_VERIFY", always("nothing_before_done")),
+        (PULL, "NO_FENCE", SAFETY),
+        (PULL, "NO_DRAIN", SAFETY),
+        (PULL, "NO_LEASE", SAFETY),
+        (PULL, "NO_SEVER", SAFETY),
+        (PULL, "NO_PIN", SAFETY),
+        (PULL, "NO_VERIFY", always("nothing_before_done")),
+        (RETRY, "NO_QUARANTINE", SAFETY),
+        (RETRY, "TOKEN_TWICE", SAFETY),
+        (RETRY, "STALE_DONE", SAFETY),
+    ],
+    ids=lambda value: value.stem if isinstance(value, Path) else str(value)[:14],
+)
+def test_what_is_left_out_is_missed(
+    tmp_path: Path, model: Path, mutation: str, how: tuple[list[str], list[str]]
+) -> None:
+    assert mutation in model.read_text()
+    assert verify(tmp_path, model, mutation, *how) > 0
+
+
+def rows(model: Path, macro: str) -> set[tuple[str, ...]]:
+    """The arguments of a macro wherever the model uses it."""
+    text = "\n".join(
+        line for line in model.read_text().splitlines() if not line.startswith("#define")
+    )
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    return {
+        tuple(argument.strip() for argument in found.split(","))
+        for found in re.findall(rf"\b{macro}\(([\w, ]+)\)", text)
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "role", "table"),
+    [
+        (HANDOVER, "SENDER", SENDER),
+        (HANDOVER, "RECEIVER", RECEIVER),
+        (PULL, "SENDER", PULL_SENDER),
+        (PULL, "RECEIVER", PULL_RECEIVER),
+    ],
+)
+def test_model_and_table_have_the_same_rows(
+    model: Path, role: str, table: dict[tuple[Enum, Enum], Enum]
+) -> None:
+    ours = {(state.name, event.name, after.name) for (state, event), after in table.items()}
+    assert rows(model, role) == ours
+
+
+def test_a_request_moves_as_in_the_model_of_retries() -> None:
+    modelled = rows(RETRY, "MOVE")
+    states = {state for move in modelled for state in move}
+    ours = {
+        (state.__name__, after.__name__)
+        for state, afters in MOVES.items()
+        for after in afters
+        if {state.__name__, after.__name__} <= states
+    }
+    assert len(states) == 6 and modelled == ours
+
+
+@pytest.mark.parametrize(
+    ("table", "first"),
+    [
+        (SENDER, SenderState.IDLE),
+        (RECEIVER, ReceiverState.NEW),
+        (PULL_SENDER, PullSenderState.IDLE),
+        (PULL_RECEIVER, PullReceiverState.NEW),
+    ],
+)
+def test_every_state_is_reachable_and_every_event_used(
+    table: dict[tuple[Enum, Enum], Enum], first: Enum
+) -> None:
+    reached = {first}
+    for _ in table:
+        reached |= {after for (state, _), after in table.items() if state in reached}
+    assert reached == set(type(first))
+    events = {event for _, event in table}
+    assert events == set(type(next(iter(events))))
+
+
+def test_illegal_moves_raise_naming_both_and_change_nothing() -> None:
+    machine = sender_machine()
+    for event in SenderEvent:
+        if machine.allows(event):
+            continue
+        with pytest.raises(IllegalTransition, match=f"IDLE knows no {event.name}"):
+            machine.apply(event)
+        assert machine.state is SenderState.IDLE
+    assert receiver_machine().state is ReceiverState.NEW

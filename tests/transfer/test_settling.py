@@ -1,0 +1,189 @@
+"""What a dead or severed writer leaves behind: bytes wait in the kernel for a receiver that is held
+up, and no granted page may be free before they have landed."""
+
+import importlib.util
+import multiprocessing as mp
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+from tasuki.transfer.errors import TransportError
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.transports.nixl.inbound_sockets import InboundSockets, listening_ports
+from tasuki.transfer.transports.nixl.tcp_table import is_ours, owned_connections
+from tasuki.transfer.transports.nixl.transport import NixlTransport
+from tasuki.transfer.windows.digest import WindowDigester
+
+from tests.harness.loopback_pair import small_layout
+
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu13") is None and importlib.util.find_spec("nixl_cu12") is None,
+    reason="NIXL is not installed",
+)
+PIECE = 1 << 20
+PIECES = 32
+
+
+def writer(channel: Connection) -> None:
+    """Posts more than sockets hold, then only waits to be killed."""
+    transport = NixlTransport("writer")
+    memory = np.full(PIECES * PIECE, 7, dtype=np.uint8)
+    transport.register(memory.ctypes.data, memory.size)
+    endpoint = transport.connect(channel.recv_bytes())
+    warm = transport.post(endpoint, np.array([[0, 0, 8]], dtype=np.int64), b"warm")
+    while transport.poll(warm).name == "PENDING":
+        time.sleep(0.001)
+    channel.send("warm")
+    channel.recv()
+    posted = [
+        transport.post(endpoint, np.array([[i * PIECE, i * PIECE, PIECE]], dtype=np.int64), b"w")
+        for i in range(PIECES)
+    ]
+    while True:
+        for transfer in posted:
+            # What is severed breaks; the writer lives on.
+            with suppress(TransportError):
+                transport.poll(transfer)
+        time.sleep(0.001)
+
+
+class HeldUp:
+    """A receiver's memory whose writer has posted more than has landed."""
+
+    def __init__(self) -> None:
+        context = mp.get_context("spawn")
+        channel, theirs = context.Pipe()
+        self.process = context.Process(target=writer, args=(theirs,))
+        self.process.start()
+        layout = small_layout()
+        slabs = PIECES * PIECE // layout.slab_bytes + 1
+        self.memory = np.zeros(slabs * layout.slab_bytes, dtype=np.uint8)
+        self.transport = NixlTransport("receiver")
+        self.transport.register(self.memory.ctypes.data, self.memory.size)
+        channel.send_bytes(self.transport.metadata())
+        while not channel.poll(0.001):
+            self.transport.notifications()
+        channel.recv()
+        channel.send("go")
+        # Nobody reads meanwhile: the sockets fill.
+        time.sleep(0.3)
+        digester = WindowDigester(self.memory, layout)
+        self.receiver = Receiver(layout, self.transport, digester, slabs)
+
+    @property
+    def landed(self) -> int:
+        return int((self.memory == 7).sum())
+
+    def kill_writer(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.transport.close()
+
+
+@pytest.fixture
+def held_up() -> Iterator[HeldUp]:
+    made = HeldUp()
+    yield made
+    made.close()
+
+
+@needs_nixl
+def test_a_dead_writers_bytes_land_whenever_they_are_read(held_up: HeldUp) -> None:
+    """Why its death alone is no fence."""
+    held_up.kill_writer()
+    before = held_up.landed
+    time.sleep(0.5)
+    held_up.receiver.start()
+    deadline = time.monotonic() + 5
+    while held_up.landed == before:
+        assert time.monotonic() < deadline, "nothing came late: then this is not needed"
+    held_up.receiver.stop()
+
+
+@needs_nixl
+def test_nothing_lands_once_a_dead_writer_is_severed_and_settled(held_up: HeldUp) -> None:
+    held_up.kill_writer()
+    assert held_up.transport.sever_dead() > 0
+    assert held_up.transport.unread() > 0
+    settling = threading.Thread(target=held_up.receiver.wait_settled)
+    settling.start()
+    settling.join(0.3)
+    assert settling.is_alive(), "settled though nothing was read"
+    held_up.receiver.start()
+    settling.join(10)
+    assert not settling.is_alive()
+    landed = held_up.landed
+    time.sleep(0.5)
+    assert held_up.landed == landed, "written after it was settled"
+    held_up.receiver.stop()
+
+
+@needs_nixl
+def test_severing_ends_a_writer_that_lives(held_up: HeldUp) -> None:
+    assert held_up.transport.sever_dead() == 0, "its writer lives"
+    held_up.transport.sever()
+    held_up.receiver.start()
+    held_up.receiver.wait_settled()
+    landed = held_up.landed
+    time.sleep(0.5)
+    assert held_up.landed == landed < PIECES * PIECE
+    assert held_up.process.is_alive()
+    held_up.receiver.stop()
+
+
+@needs_nixl
+def test_a_running_receiver_has_all_that_comes_within_the_settling_time(held_up: HeldUp) -> None:
+    """settle_seconds is the way from the peer's host: measured here on one host."""
+    held_up.receiver.start()
+    time.sleep(0.005)
+    held_up.kill_writer()
+    died = changed = time.monotonic()
+    landed = held_up.landed
+    while time.monotonic() - died < 0.6:
+        now = held_up.landed
+        if now != landed:
+            landed, changed = now, time.monotonic()
+    print(f"the last byte landed {1000 * (changed - died):.1f} ms after the writer's death")
+    held_up.receiver.wait_settled()
+    assert held_up.landed == landed
+    held_up.receiver.stop()
+
+
+def test_only_connections_without_an_owner_are_broken() -> None:
+    before = listening_ports()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        inbound = InboundSockets(before)
+        ends = [socket.create_connection(server.getsockname()) for _ in range(2)]
+        accepted = [server.accept()[0] for _ in ends]
+        known = {(end.getsockname(), end.getpeername()) for end in (*ends, *accepted)}
+        assert known <= owned_connections()
+        assert inbound.shut_down_orphans() == 0
+        # A close with bytes under way: the end lives on in the kernel, without an owner.
+        ends[0].sendall(b"under way")
+        ends[0].close()
+        assert inbound.unread() == len(b"under way")
+        assert inbound.shut_down_orphans() == 1
+        assert inbound.unread() == len(b"under way"), "what arrived can still be read"
+        assert accepted[0].recv(100) == b"under way"
+        assert inbound.unread() == 0
+        ends[1].sendall(b"stands")
+        assert accepted[1].recv(100) == b"stands"
+        for end in (ends[1], *accepted):
+            end.close()
+
+
+def test_an_address_is_ours_if_it_can_be_bound() -> None:
+    assert is_ours("127.0.0.1") and is_ours("::1")
+    assert not is_ours("192.0.2.1") and not is_ours("2001:db8::1")

@@ -1,0 +1,166 @@
+"""The timeline of a hand-over: what it says is in order, bounded, and the same after the wire."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tasuki.engine import messages as m
+from tasuki.server.request_log import RequestLog
+from tasuki.transfer.protocol.timeline_messages import timeline_from_wire, timeline_to_wire
+from tasuki.transfer.timeline import (
+    KEPT_WINDOWS,
+    BarrierWait,
+    HandoverTimeline,
+    LandedWindow,
+    Phase,
+    PhaseClock,
+    PhaseMark,
+    receiver_track,
+    sender_track,
+)
+from tasuki.transfer.windows.send_report import SendReport, WindowDigest, WindowTiming
+from tasuki.transfer.windows.window import WindowHeader
+
+from tests.harness.handover_nodes import nodes
+from tests.harness.loopback_pair import loopback_pair
+from tests.transfer.test_transfer_path import ROOM, hand_over
+
+PHASES = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
+
+
+class Clock:
+    """Says the times it was given, in turn."""
+
+    def __init__(self, times: Sequence[float]) -> None:
+        self._times = iter(times)
+
+    def __call__(self) -> float:
+        return next(self._times)
+
+
+def report(windows: int) -> SendReport:
+    return SendReport(
+        bytes=8 * windows,
+        windows=windows,
+        pages=1,
+        hidden_seconds=0.5,
+        exposed_seconds=0.25,
+        digests=tuple(
+            WindowDigest(WindowHeader(i, i % 4, i % 4 + 1, 0, 1, False), i) for i in range(windows)
+        ),
+        timeline=tuple(
+            WindowTiming(i, (100.0 + i,), 100.25 + i, 100.5 + i, 101.0 + i, 8)
+            for i in range(windows)
+        ),
+    )
+
+
+def example(windows: int = 5) -> HandoverTimeline:
+    clock = PhaseClock(Clock([100.0, 101.0, 102.0]))
+    clock.mark(Phase.ACCEPTED)
+    clock.mark(Phase.READY)
+    landings = [LandedWindow(i, 200.0 + i, 200.5 + i) for i in range(windows)]
+    return HandoverTimeline(
+        sender_track(report(windows), clock),
+        receiver_track(landings, [BarrierWait(2, 203.0, 204.0)], PhaseClock(Clock([200.0]))),
+    )
+
+
+def test_tracks_count_from_their_own_sides_start() -> None:
+    timeline = example()
+    marks = (PhaseMark(Phase.ACCEPTED, 1.0), PhaseMark(Phase.READY, 2.0))
+    assert timeline.sender.phases == marks
+    third = timeline.sender.windows[2]
+    assert (third.layers_finished, third.begun_at, third.posted_at, third.flushed_at) == (
+        (2.0,),
+        2.25,
+        2.5,
+        3.0,
+    )
+    assert (third.first_layer, third.end_layer, third.bytes) == (2, 3, 8)
+    assert timeline.receiver.windows[3] == LandedWindow(3, 3.0, 3.5)
+    assert timeline.receiver.waits == (BarrierWait(2, 3.0, 4.0),)
+
+
+def test_a_phase_is_marked_once() -> None:
+    clock = PhaseClock(Clock([0.0, 1.0, 2.0]))
+    clock.mark(Phase.READY)
+    clock.mark(Phase.READY)
+    assert clock.marks == (PhaseMark(Phase.READY, 1.0),)
+
+
+def test_the_wire_changes_nothing_and_the_last_windows_are_kept() -> None:
+    timeline = example(KEPT_WINDOWS + 3)
+    assert [w.sequence for w in timeline.sender.windows] == list(range(3, KEPT_WINDOWS + 3))
+    wire = timeline_to_wire(timeline)
+    assert timeline_from_wire(wire).sender == timeline.sender
+    # A peer that says more than a track may hold is cut to it.
+    wire.receiver.windows.extend(list(wire.receiver.windows))
+    assert len(timeline_from_wire(wire).receiver.windows) == KEPT_WINDOWS
+    wire.sender.phases[0].phase = 77  # type: ignore[assignment]
+    assert [mark.phase for mark in timeline_from_wire(wire).sender.phases] == [Phase.READY]
+
+
+def test_the_barrier_records_who_waited_and_nobody_else() -> None:
+    with loopback_pair() as pair:
+        hand_over(pair)
+        pair.ends.wait(ROOM)
+        phases = PhaseClock()
+        assert pair.receiver.wait_layer(ROOM, 0, 5)
+        before = pair.receiver.track(ROOM, phases)
+        assert not pair.receiver.wait_layer(ROOM + 1, 0, 0.01)
+        assert pair.receiver.track(ROOM, phases).waits == before.waits
+        assert pair.receiver.track(ROOM + 1, phases).windows == ()
+
+
+def test_a_hand_over_says_when_what_happened_on_both_sides() -> None:
+    async def scenario() -> m.RemoteDone:
+        async with nodes() as both:
+            await both.connected()
+            await both.grant(ROOM)
+            both.compute(ROOM)
+            both.say_token(ROOM)
+            done = await both.decode.wait(m.RemoteDone, ROOM)
+            assert isinstance(done, m.RemoteDone)
+            return done
+
+    transfer = asyncio.run(scenario()).transfer
+    assert transfer.timeline is not None
+    sender, receiver = transfer.timeline.sender, transfer.timeline.receiver
+    assert tuple(mark.phase for mark in sender.phases) == PHASES
+    assert tuple(mark.phase for mark in receiver.phases) == (*PHASES, Phase.VERIFIED)
+    for track in (sender, receiver):
+        times = [mark.at for mark in track.phases]
+        assert times == sorted(times) and times[0] >= 0
+    assert sum(window.bytes for window in sender.windows) == transfer.bytes
+    assert len(sender.windows) == len(receiver.windows) == transfer.windows
+    for window in sender.windows:
+        assert window.layers_finished[-1] <= window.begun_at <= window.posted_at
+        assert window.posted_at <= window.flushed_at
+    assert all(window.landed_at <= window.verified_at for window in receiver.windows)
+
+
+PULLED = m.PullReport(1, 1, 0.1, example())
+
+
+def finished(name: str) -> m.Finished:
+    transfer = m.TransferReport(1, 1, 1, 0.0, 0.0, example())
+    usage = m.Usage(1, 1, None, transfer, "prefill-0", False, 0.1, 0.2, PULLED)
+    return m.Finished(m.RequestId(name), m.FinishReason.STOP, usage)
+
+
+def test_timelines_are_remembered_of_fewer_requests_than_ends() -> None:
+    log = RequestLog(lambda: 0.0, capacity=8, timelines=2)
+    for name in "abcd":
+        log.add(finished(name))
+    kept = {}
+    for name in "abcd":
+        found = log.find(name)
+        assert found is not None and isinstance(found[0].end, m.Finished)
+        transfer, pulled = found[0].end.usage.transfer, found[0].end.usage.pulled
+        assert transfer is not None and pulled is not None
+        assert replace(transfer, timeline=None) == m.TransferReport(1, 1, 1, 0.0, 0.0)
+        assert replace(pulled, timeline=None) == replace(PULLED, timeline=None)
+        assert (pulled.timeline is None) == (transfer.timeline is None)
+        kept[name] = transfer.timeline is not None
+    assert kept == {"a": False, "b": False, "c": True, "d": True}

@@ -1,0 +1,310 @@
+"""Steps, windows, descriptors, digests, contract, rendezvous: each against a naive twin or its
+edges."""
+
+import math
+import threading
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tasuki.pycache.layout import LayerKind
+from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, PlanError
+from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
+from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
+from tasuki.transfer.sending.window_sizing import fixed_runs
+from tasuki.transfer.windows.descriptors import check_bounds, layer_bytes, merge_runs, window_pieces
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.send_report import WindowTiming, split_time
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import ForwardPlan, WindowHeader, cut
+
+from tests.harness.loopback_pair import small_layout
+
+
+def test_steps_wake_waiters_and_remember_times() -> None:
+    now = [10.0]
+    steps = StepCounter(clock=lambda: now[0])
+    heard: list[int] = []
+    steps.subscribe(lambda: heard.append(steps.value))
+    assert steps.wait_for(0, timeout=0)
+    assert not steps.wait_for(1, timeout=0.01)
+    waiter = threading.Thread(target=lambda: heard.append(-steps.wait_for(2, timeout=5)))
+    waiter.start()
+    steps.tick()
+    now[0] = 11.0
+    steps.tick()
+    waiter.join()
+    assert sorted(heard) == [-1, 1, 2]
+    assert (steps.time_of(0), steps.time_of(1), steps.time_of(2)) == (None, 10.0, 11.0)
+    assert steps.time_of(3) is None
+
+
+@given(layers=st.integers(1, 12), size=st.integers(1, 13), tick=st.integers(0, 99))
+def test_windows_cover_every_layer_once_in_order(layers: int, size: int, tick: int) -> None:
+    windows = cut(ForwardPlan(tick, 3, (8, 9), None), fixed_runs(layers, size), first_sequence=5)
+    covered = [layer for w in windows for layer in range(w.header.first_layer, w.header.end_layer)]
+    assert covered == list(range(layers))
+    assert [w.header.sequence for w in windows] == list(range(5, 5 + len(windows)))
+    assert [w.tick for w in windows] == [tick + w.header.end_layer for w in windows]
+
+
+def test_windows_of_no_layers_are_refused() -> None:
+    with pytest.raises(PlanError, match="layers_per_window"):
+        fixed_runs(4, 0)
+
+
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**63 - 1),
+    st.builds(
+        WindowHeader,
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**16 - 1),
+        st.integers(0, 2**16 - 1),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**32 - 1),
+        st.booleans(),
+    ),
+)
+def test_headers_survive_the_wire(room: int, generation: int, header: WindowHeader) -> None:
+    assert WindowHeader.unpack(header.pack(room, generation)) == (room, generation, header)
+
+
+@given(st.data())
+def test_merged_runs_move_the_same_bytes_as_single_blocks(data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, 12))
+    local = data.draw(st.permutations(range(16)))[:count]
+    remote = data.draw(st.permutations(range(16)))[:count]
+    pieces = merge_runs(np.array(local, dtype=np.int64), np.array(remote, dtype=np.int64), 1)
+    moved = [(a + i, b + i) for a, b, length in pieces.tolist() for i in range(length)]
+    assert moved == list(zip(local, remote, strict=True))
+    for first, second in pairwise(pieces):
+        joined = first[0] + first[2] == second[0] and first[1] + first[2] == second[1]
+        assert not joined, "two pieces that are one"
+
+
+def test_pieces_go_past_two_gigabytes() -> None:
+    layout = replace(small_layout(), head_dim=4096, kv_heads=8)
+    header = WindowHeader(0, 3, 4, 0, 1, False)
+    page = 5 * layout.blocks_per_slab
+    pieces = window_pieces(layout, header, [page], [page], None, 0)
+    assert pieces.dtype == np.int64
+    assert pieces[0, 0] == page * layout.block_bytes > 2**27
+    far = window_pieces(layout, header, [page * 1000], [page], None, 0)
+    assert far[0, 0] == 1000 * page * layout.block_bytes > 2**32
+
+
+def test_a_layer_sends_its_pages_or_its_state() -> None:
+    layout = small_layout()
+    full, gdn = (layout.layer_kinds.index(kind) for kind in (LayerKind.FULL, LayerKind.GDN))
+    for carries in (False, True):
+        assert layer_bytes(layout, full, 3, carries) == 3 * layout.block_bytes
+    assert layer_bytes(layout, gdn, 3, True) == layout.state_layer_bytes
+    assert layer_bytes(layout, gdn, 3, False) == 0
+
+
+@pytest.mark.parametrize(
+    "piece", [(-1, 0, 1), (0, -1, 1), (100, 0, 1), (0, 200, 1), (99, 0, 2), (0, 0, 0)]
+)
+def test_bounds_name_the_piece(piece: tuple[int, int, int]) -> None:
+    # The shortest and the longest that are inside, at either end.
+    for fine in ((0, 0, 100), (0, 0, 1), (99, 199, 1)):
+        check_bounds(np.array([fine]), 100, 200)
+        with pytest.raises(OutOfBounds, match="piece 1"):
+            check_bounds(np.array([fine, piece]), 100, 200)
+    fine = (0, 0, 100)
+    with pytest.raises(OutOfBounds, match="piece 1"):
+        check_bounds(np.array([fine, piece]), 100, 200)
+
+
+def naive_digest(
+    memory: bytes,
+    room: int,
+    generation: int,
+    header: WindowHeader,
+    pages: list[int],
+    slot: int | None,
+) -> int:
+    """The definition, a word at a time."""
+    mask = 2**64 - 1
+    layout = small_layout()
+
+    def mix(value: int) -> int:
+        value = (value + 0x9E3779B97F4A7C15) & mask
+        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        value = (value ^ (value >> 27)) * 0x94D049BB133111EB & mask
+        return value ^ (value >> 31)
+
+    def block(offset: int, length: int) -> int:
+        total = 0
+        for index in range(length // 8):
+            at = offset + 8 * index
+            key = mix(index * 0x9E3779B97F4A7C15 & mask) | 1
+            total += int.from_bytes(memory[at : at + 8], "little") * key
+        return total & mask
+
+    digest = 0
+    for layer in range(header.first_layer, header.end_layer):
+        seed = mix(mix(mix(room) ^ generation) ^ layer)
+        if layout.layer_kinds[layer] is LayerKind.FULL:
+            for index, page in enumerate(pages):
+                span = layout.page_span(layer, page)
+                value = block(span.offset, span.length)
+                digest += mix(mix(seed ^ (header.first_page + index)) ^ value)
+        elif slot is not None:
+            span = layout.state_span(layer, slot)
+            digest += mix(mix(seed ^ 2**32) ^ block(span.offset, span.length))
+    return digest & mask
+
+
+@pytest.fixture(scope="module")
+def memory() -> np.ndarray:
+    size = 6 * small_layout().slab_bytes
+    return np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+
+
+def page_ids() -> list[int]:
+    layout = small_layout()
+    base = layout.blocks_per_slab
+    return [2 * base, 2 * base + 1, 4 * base]
+
+
+HEADER = WindowHeader(0, 2, 5, 7, 3, True)
+
+
+def test_digest_equals_its_naive_twin(memory: np.ndarray) -> None:
+    digester = WindowDigester(memory, small_layout())
+    pages = page_ids()
+    assert small_layout().pages_per_slab >= 2
+    expected = naive_digest(memory.tobytes(), 9, 4, HEADER, pages, 1)
+    assert digester.digest(9, 4, HEADER, pages, 1) == expected
+
+
+def test_digest_tells_place_room_and_generation(memory: np.ndarray) -> None:
+    digester = WindowDigester(memory, small_layout())
+    a, b, c = page_ids()
+    right = digester.digest(9, 4, HEADER, [a, b, c], 1)
+    assert right == digester.digest(9, 4, HEADER, [a, b, c], 1)
+    wrong = [
+        digester.digest(9, 4, HEADER, [b, a, c], 1),
+        digester.digest(9, 5, HEADER, [a, b, c], 1),
+        digester.digest(8, 4, HEADER, [a, b, c], 1),
+        digester.digest(9, 4, HEADER, [a, b, c], 3),
+        digester.digest(9, 4, replace(HEADER, first_page=8), [a, b, c], 1),
+        digester.digest(9, 4, replace(HEADER, first_layer=1), [a, b, c], 1),
+    ]
+    assert right not in wrong and len(set(wrong)) == len(wrong)
+
+
+@given(position=st.integers(0, 2**30), bit=st.integers(0, 7))
+def test_digest_sees_every_single_bit(position: int, bit: int) -> None:
+    layout = small_layout()
+    memory = np.random.default_rng(1).integers(0, 256, 2 * layout.slab_bytes, dtype=np.uint8)
+    digester = WindowDigester(memory, layout)
+    header = WindowHeader(0, 0, len(layout.layer_kinds), 0, 1, True)
+    before = digester.digest(1, 1, header, [0], 1)
+    full = [i for i, kind in enumerate(layout.layer_kinds) if kind is LayerKind.FULL]
+    spans = [layout.page_span(layer, 0) for layer in full]
+    spans += [
+        layout.state_span(layer, 1)
+        for layer, kind in enumerate(layout.layer_kinds)
+        if kind is LayerKind.GDN
+    ]
+    covered = np.concatenate([np.arange(s.offset, s.offset + s.length) for s in spans])
+    memory[covered[position % len(covered)]] ^= 1 << bit
+    assert digester.digest(1, 1, header, [0], 1) != before
+
+
+def test_digest_is_fast_enough_to_be_on_by_default() -> None:
+    layout = replace(small_layout(), kv_heads=4, head_dim=128)
+    slabs = 64 * 2**20 // layout.slab_bytes
+    memory = np.ones(slabs * layout.slab_bytes, dtype=np.uint8)
+    digester = WindowDigester(memory, layout)
+    pages = [
+        slab * layout.blocks_per_slab + k
+        for slab in range(slabs)
+        for k in range(layout.pages_per_slab)
+    ]
+    header = WindowHeader(0, 0, len(layout.layer_kinds), 0, len(pages), False)
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        digester.digest(1, 1, header, pages, None)
+        best = min(best, time.perf_counter() - started)
+    # An order of magnitude under what an idle core does, since the machine may be busy.
+    assert len(pages) * layout.page_bytes / best > 0.3e9
+
+
+def test_contract_names_every_difference() -> None:
+    ours = Contract("abc", small_layout())
+    assert diff(ours.flat(), Contract("abc", small_layout()).flat()) == ()
+    theirs = Contract("abd", replace(small_layout(), ssm_dtype="bfloat16"), tensor_parallel=2)
+    differences = diff(ours.flat(), theirs.flat())
+    fields = [difference.field for difference in differences]
+    assert fields == ["ssm_dtype", "tensor_parallel", "weights_digest"]
+    assert "ours float32, theirs bfloat16" in str(ContractMismatch(differences))
+    kinds = small_layout((LayerKind.FULL, LayerKind.GDN))
+    assert [d.field for d in diff(ours.flat(), Contract("abc", kinds).flat())] == ["layer_kinds"]
+    older = {k: v for k, v in ours.flat().items() if k != "page_tokens"}
+    assert diff(ours.flat(), older)[0].theirs == "(absent)"
+
+
+def test_rendezvous_meets_in_either_order_and_expires() -> None:
+    now = [0.0]
+    meeting: Rendezvous[str] = Rendezvous(patience=5, clock=lambda: now[0])
+    for first, second in ((Side.LOCAL, Side.REMOTE), (Side.REMOTE, Side.LOCAL)):
+        assert meeting.arrive(1, first, "first") is None
+        with pytest.raises(DuplicateRoom):
+            meeting.arrive(1, first, "again")
+        assert meeting.arrive(1, second, "second") == "first"
+    meeting.arrive(2, Side.LOCAL, "late")
+    meeting.arrive(3, Side.LOCAL, "aborted")
+    meeting.withdraw(3)
+    now[0] = 4.9
+    assert meeting.expire() == []
+    now[0] = 5.0
+    with pytest.raises(DuplicateRoom, match="expired"):
+        meeting.arrive(2, Side.REMOTE, "too late")
+    assert [waiting.what for waiting in meeting.expire()] == ["late"]
+    assert meeting.arrive(2, Side.REMOTE, "first again") is None
+
+
+def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:
+    hidden, exposed = split_time(
+        [
+            WindowTiming(0, (1.0,), begun=1.0, posted=1.0, flushed=3.0, bytes=8),
+            WindowTiming(1, (1.5, 2.0), begun=2.0, posted=2.5, flushed=4.0, bytes=8),
+            WindowTiming(2, (6.0,), begun=6.5, posted=6.5, flushed=7.0, bytes=8),
+        ],
+        forward_end=6.0,
+    )
+    assert (hidden, exposed) == (3.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("end", "split"), [(2.5, (0.5, 1.5)), (4.0, (2.0, 0.0)), (math.inf, (2.0, 0.0))]
+)
+def test_what_leaves_while_a_layers_rest_is_computed_is_hidden(
+    end: float, split: tuple[float, float]
+) -> None:
+    window = WindowTiming(0, (1.0,), begun=2.0, posted=2.0, flushed=4.0, bytes=8)
+    assert split_time([window], end) == split
+
+
+def test_a_forwards_end_is_known_once_it_is_told() -> None:
+    now = [1.0]
+    steps = StepCounter(clock=lambda: now[0])
+    assert steps.end_of(1) == -math.inf, "nothing ticked"
+    steps.tick()
+    assert steps.end_of(1) == 1.0, "nobody tells of ends"
+    now[0] = 2.0
+    steps.end_forward()
+    steps.tick()
+    assert (steps.end_of(1), steps.end_of(2)) == (2.0, math.inf)
+    now[0] = 3.0
+    steps.end_forward()
+    assert (steps.end_of(1), steps.end_of(2)) == (2.0, 3.0)

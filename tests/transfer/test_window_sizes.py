@@ -1,0 +1,194 @@
+"""Windows by the cost of the link: every layer once, small where bytes are slow, few where they are
+not, and rooms that share a link share its bytes."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tasuki.transfer.sending.fair_queue import FairTurns
+from tasuki.transfer.sending.link_cost import LinkCost, LinkRate
+from tasuki.transfer.sending.outgoing_room import OutgoingRoom, RoomSent
+from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.window import ForwardPlan
+
+from tests.harness.loopback_pair import Pair, loopback_pair, plans, random_ids
+
+LAYERS = st.lists(st.one_of(st.just(0), st.integers(1, 10_000)), min_size=1, max_size=64)
+HYBRID = [0, 0, 0, 100] * 8
+STATES = [40, 40, 40, 100] * 8
+
+
+@given(sizes=LAYERS, most=st.integers(0, 200_000))
+def test_every_layer_is_in_exactly_one_window_in_order(sizes: list[int], most: int) -> None:
+    for runs in (last_runs(sizes, most), followed_runs(sizes, most)):
+        assert [layer for first, end in runs for layer in range(first, end)] == [*range(len(sizes))]
+        assert all(first < end for first, end in runs)
+
+
+@given(sizes=LAYERS, most=st.integers(0, 200_000))
+def test_a_forward_that_another_follows_fills_its_windows(sizes: list[int], most: int) -> None:
+    runs = followed_runs(sizes, most)
+    held = [sum(sizes[first:end]) for first, end in runs]
+    for (first, end), size, following in zip(runs, held, [*runs[1:], None], strict=True):
+        assert size <= most or sum(1 for layer in sizes[first:end] if layer) == 1
+        if following is not None and size:
+            taken = next((b for b in sizes[end:] if b), 0)
+            assert not taken or size + taken > most, "one more layer had fitted"
+
+
+@given(sizes=LAYERS, most=st.integers(0, 200_000))
+def test_a_window_of_several_layers_is_within_its_bounds(sizes: list[int], most: int) -> None:
+    left = sum(sizes)
+    for first, end in last_runs(sizes, most):
+        size = sum(sizes[first:end])
+        several = sum(1 for layer in sizes[first:end] if layer) > 1
+        if several:
+            before_its_last = size - sizes[end - 1]
+            assert size <= most or before_its_last <= most // 2
+            assert size <= left // 2
+        if size:
+            assert sizes[end - 1], "bytes wait for a layer that has none"
+        left -= size
+
+
+@given(sizes=LAYERS, less=st.integers(0, 200_000), more=st.integers(0, 200_000))
+def test_a_larger_budget_never_leads_to_more_windows(
+    sizes: list[int], less: int, more: int
+) -> None:
+    less, more = sorted((less, more))
+    assert len(last_runs(sizes, 0)) >= len(last_runs(sizes, less))
+    assert len(last_runs(sizes, 1 << 40)) <= len(last_runs(sizes, less))
+
+
+def test_known_cuts() -> None:
+    assert last_runs(HYBRID, 0) == [(first, first + 4) for first in range(0, 32, 4)]
+    assert last_runs(HYBRID, 1 << 40) == [(0, 16), (16, 24), (24, 28), (28, 32)]
+    assert followed_runs(HYBRID, 1 << 40) == [(0, 32)]
+    assert followed_runs(HYBRID, 400) == [(0, 16), (16, 32)]
+    assert last_runs(STATES, 0) == [(layer, layer + 1) for layer in range(32)]
+    assert last_runs([0, 0, 0], 0) == [(0, 3)]
+    assert last_runs([5, 0, 0], 0) == [(0, 1), (1, 3)]
+
+
+def test_small_states_go_along_with_pages_that_fill_a_window() -> None:
+    sizes = [2, 100] * 4
+    assert last_runs(sizes, 3) == [(layer, layer + 1) for layer in range(8)]
+    assert last_runs(sizes, 4) == [(0, 2), (2, 4), (4, 6), (6, 7), (7, 8)]
+
+
+def test_a_slow_link_has_small_windows_and_a_fast_one_few() -> None:
+    def windows(byte_seconds: float) -> int:
+        cost = LinkCost(0.0005, byte_seconds, 1e6, spread=True)
+        return len(last_runs([size << 15 for size in STATES], budget(cost)))
+
+    slow, middle, fast = windows(1e-8), windows(1e-10), windows(1e-12)
+    assert slow == 32 and 6 <= middle < 32 and fast < middle
+    assert budget(None) == 0
+    assert budget(LinkCost(0.0, 1e-9, 1000.0, spread=False)) == 2000
+
+
+def rooms(count: int) -> list[OutgoingRoom]:
+    link = LinkRate()
+    return [
+        OutgoingRoom(i, 1, "peer", Destination(0, (), 0), lambda end: None, link)
+        for i in range(count)
+    ]
+
+
+@given(st.lists(st.lists(st.integers(1, 1000), min_size=1), min_size=2, max_size=5))
+def test_rooms_that_always_have_a_window_share_by_bytes(sizes: list[list[int]]) -> None:
+    everyone = rooms(len(sizes))
+    served = [0] * len(sizes)
+    turns = FairTurns()
+    for _ in range(60):
+        room = turns.next(everyone)
+        index = room.room
+        size = sizes[index][served[index] % len(sizes[index])]
+        turns.served(room, size)
+        served[index] += size
+    assert max(served) - min(served) <= 1000
+
+
+def test_an_idle_room_saves_nothing_up() -> None:
+    busy, idle = rooms(2)
+    turns = FairTurns()
+    for _ in range(100):
+        turns.served(turns.next([busy]), 10)
+    picked = []
+    for _ in range(20):
+        room = turns.next([busy, idle])
+        turns.served(room, 10)
+        picked.append(room.room)
+    assert 9 <= picked.count(idle.room) <= 11
+
+
+def open_room(pair: Pair, room: int, pages: int, slabs: int) -> None:
+    layout = pair.source.layout
+    ids, slot = random_ids(layout, slabs, pages, np.random.default_rng(room))
+    pair.receiver.expect(room, 1, Destination(0, ids, slot))
+    pair.sender.open(room, 1, "peer", Destination(0, ids, slot), pair.ends)
+    pair.sender.plan_forward(room, ForwardPlan(pair.steps.value, 0, ids, slot))
+
+
+def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
+    """Four rooms in one queue, each of which waits for the others for longer than the stall."""
+    settings = SenderSettings(stall_seconds=0.1, lease_seconds=60.0)
+    with loopback_pair(settings=settings) as pair:
+        pair.source.transport.bytes_per_second = 60e3
+        for room in (1, 2, 3, 4):
+            open_room(pair, room, 2, 8)
+        for _ in pair.source.layout.layer_kinds:
+            pair.steps.tick()
+        began = time.monotonic()
+        for room in (1, 2, 3, 4):
+            end = pair.ends.wait(room, timeout=30)
+            assert isinstance(end, RoomSent), end
+        assert time.monotonic() - began > 5 * settings.stall_seconds
+
+
+def test_rooms_on_one_slow_link_end_together() -> None:
+    with loopback_pair(settings=SenderSettings(lease_seconds=60.0)) as pair:
+        pair.source.transport.bytes_per_second = 200e3
+        open_room(pair, 1, 2, 8)
+        open_room(pair, 2, 2, 8)
+        for _ in pair.source.layout.layer_kinds:
+            pair.steps.tick()
+        flushes = {}
+        for room in (1, 2):
+            end = pair.ends.wait(room, timeout=30)
+            assert isinstance(end, RoomSent)
+            flushes[room] = [timing.flushed for timing in end.report.timeline]
+        # Each one's windows lie between the other's, so that none has waited for a whole room.
+        first, second = flushes[1], flushes[2]
+        assert first[0] < second[-1] and second[0] < first[len(first) // 2]
+
+
+@pytest.mark.parametrize("rate", [None, 300e3])
+def test_windows_grow_on_a_fast_link_and_stay_small_on_a_slow_one(rate: float | None) -> None:
+    settings = SenderSettings(layers_per_window=None, lease_seconds=60.0)
+    with loopback_pair(settings=settings) as pair:
+        pair.source.transport.bytes_per_second = rate
+        layout = pair.source.layout
+        counts = []
+        # Other processes may hold up what would be fast: one room of many that is not is enough.
+        for room in range(1, 25 if rate is None else 5):
+            ids, slot = random_ids(layout, 8, 4, np.random.default_rng(room))
+            granted = Destination(0, ids, slot)
+            pair.receiver.expect(room, 1, granted)
+            pair.sender.open(room, 1, "peer", granted, pair.ends)
+            pair.run(room, plans(ids, slot, 2))
+            end = pair.ends.wait(room, timeout=30)
+            assert isinstance(end, RoomSent), end
+            pair.receiver.verify(room, 1, end.report.digests, timeout=5)
+            counts.append(end.report.windows)
+        # Two forwards: windows with bytes of each, where every layer is sent alone.
+        alone = layout.full_layers + len(layout.layer_kinds)
+        assert counts[0] == alone
+        if rate is None:
+            assert min(counts) < alone
+        else:
+            assert counts[-1] >= alone - 2
