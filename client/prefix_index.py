@@ -2,7 +2,7 @@
 
 Owns hashes, never tokens. Does not know the tree, other caches, or how batches travel; it may live
 in another process. Thread rule: one thread at a time. Invariant: after every batch the index holds
-exactly what its stream says stands.
+exactly the prefixes that stand by its stream.
 """
 
 from collections.abc import Iterator

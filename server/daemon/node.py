@@ -70,11 +70,6 @@ _FUSED = {"node": "serve", "role": "fused"}
 _TREE_NODES = 256
 
 
-def no_routes(engine: EngineClient) -> Sequence[web.RouteDef]:
-    """HTTP answers probes and metrics only."""
-    return ()
-
-
 class Node:
     """Owns the engine thread and the servers. Build it inside a running event loop."""
 
@@ -84,7 +79,7 @@ class Node:
         config: FrontConfig,
         services: Callable[[EngineClient], Sequence[Service]],
         handover: Callable[[Outbox], None] | None = None,
-        routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
+        routes: Callable[[EngineClient], Sequence[web.RouteDef]] | None = None,
         status: HandoverStatusSource = HandoverStatus,
         about: Mapping[str, str] = _FUSED,
         tracing: Tracing | None = None,
@@ -127,7 +122,7 @@ class Node:
         self._routes = [
             web.get("/metrics", metrics.handle),
             *dashboard.routes(),
-            *routes(self.engine),
+            *(() if routes is None else routes(self.engine)),
         ]
         self._server: Server | None = None
         self._http: HttpServer | None = None

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -56,12 +56,6 @@ class Service:
     register: Callable[[grpc.aio.Server], None]
 
 
-class HealthSwitch(Protocol):
-    """The part of grpc_health's servicer that ends a server's life."""
-
-    def enter_graceful_shutdown(self) -> Coroutine[Any, Any, None]: ...
-
-
 class Server:
     """A started server. `drain` ends it, once."""
 
@@ -70,7 +64,7 @@ class Server:
         server: grpc.aio.Server,
         host: str,
         port: int,
-        health_servicer: HealthSwitch,
+        health_servicer: Any,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._server = server

@@ -91,21 +91,17 @@ class Probes:
         return web.json_response({"version": package_version()})
 
 
-def free_of_charge(caller: Caller) -> None:
-    """Requests are not counted."""
-
-
 async def start_http_server(
     bind: str,
     routes: Sequence[web.RouteDef],
     lost: Callable[[], str | None],
     access: Access = LOOPBACK_ONLY,
     *,
-    admit: Callable[[Caller], None] = free_of_charge,
+    admit: Callable[[Caller], None] | None = None,
     last_writes_seconds: float = 1.0,
 ) -> HttpServer:
-    """bind: HOST:PORT, port 0 picks one. admit: counts a request of a caller's before its body is
-    read, or raises RateLimited. Raises BindError, TlsError."""
+    """bind: HOST:PORT, port 0 picks one. admit: counts a caller's request before its body is read,
+    or raises RateLimited; None: no count. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access)
     require_callers_known(bind, access)
     tls = None if access.tls is None else access.tls.ssl_context()
@@ -150,7 +146,7 @@ async def start_http_server(
     return HttpServer(runner, listening, connections, probes, host)
 
 
-def _let_in(connections: HttpConnections, admit: Callable[[Caller], None]) -> Middleware:
+def _let_in(connections: HttpConnections, admit: Callable[[Caller], None] | None) -> Middleware:
     @web.middleware
     async def count(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -159,7 +155,8 @@ def _let_in(connections: HttpConnections, admit: Callable[[Caller], None]) -> Mi
         if caller != NOBODY:
             connections.let_in(request.transport)
         if request.path.startswith(_CHARGED):
-            admit(caller)
+            if admit is not None:
+                admit(caller)
             may_send(request)
         return await handler(request)
 
