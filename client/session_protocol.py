@@ -3,7 +3,7 @@
 Each operation is a generator of steps: it yields a Call, a Pause or a ReadTurn, is sent what came
 of it, and has a ClientError thrown in where that failed (`advance`). Session takes the steps with
 blocking calls, AsyncSession with awaited ones; the rules of reopening and retrying are these alone.
-Knows no gRPC and no thread. Invariant: the conversation holds only what the node confirmed.
+Free of gRPC and threads. Invariant: the conversation holds only what the node confirmed.
 """
 
 from collections.abc import Generator

@@ -105,8 +105,8 @@ def _answered(call: Any) -> str | None:
 
 
 def supervise(config: RayConfig, flags: Sequence[str]) -> None:
-    """Until Ctrl-C, which drains. Says where nodes are as one line of JSON, and again whenever one
-    has moved."""
+    """Until Ctrl-C, which drains. Prints the nodes' addresses as one line of JSON, and again
+    whenever one has moved."""
     ray.init(address=config.address)
     with RayFleet(config, flags) as fleet:
         try:

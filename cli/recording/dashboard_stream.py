@@ -1,6 +1,6 @@
 """A node's dashboard streams, from its HTTP port: JSON values as they come.
 
-Knows server-sent events and the key, no value's meaning. One thread; reading blocks.
+Reads server-sent events and sends the key; values stay JSON. One thread; reading blocks.
 """
 
 import json
