@@ -223,7 +223,7 @@ def call(method: Any, request: Any) -> Any:
     except grpc.RpcError as error:
         raise client_error(error) from error
     except ValueError as error:
-        # What gRPC raises of a channel that is closed.
+        # gRPC raises it for a closed channel.
         raise ClientError(
             f"{error}; this client was closed: open another",
             grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,4 +1,4 @@
-"""What metrics cost: the same answers with and without them, in turns within one run.
+"""The cost of metrics: the same answers with and without them, in turns within one run.
 
 python -m scripts.metrics_cost [--pairs 800] [--steps 16] [--clients 4]
 

@@ -1,4 +1,4 @@
-"""What a page that is looked at costs its node, and how smoothly it runs, over a large tree.
+"""The cost of an open page for its node, and how smoothly it runs, over a large tree.
 
 python -m scripts.page_cost [--nodes 100000] [--seconds 10]
 

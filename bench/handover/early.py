@@ -1,4 +1,4 @@
-"""What an early start is worth on a slow link: from Done to the second token, with and without it.
+"""The gain of an early start on a slow link: from Done to the second token, with and without it.
 
 Two engines of one process, driven by hand, over a loopback wire of a chosen rate (the throttle is
 in the sender's transport); the same prompts' lengths, taken in turns in one run. The main thread is

@@ -1,4 +1,4 @@
-"""Where and with what a bench ran: without it a figure cannot be compared."""
+"""The machine and versions of a bench, without which its figures cannot be compared."""
 
 import subprocess
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """One engine over random weights, driven by hand, with the time at which each token was emitted.
 
-What is measured is what a front waits for: from the Submit that the engine takes to the TokenOut
-that it gives. Single-threaded, so that no queue hides time.
+It measures the time that a front waits: from the engine's Submit to its TokenOut. Single-threaded,
+so that no queue hides time.
 """
 
 import time

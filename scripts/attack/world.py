@@ -1,6 +1,6 @@
 """The daemons under attack: a prefill and a decode node with keys of every scope.
 
-Owns processes. Does not know what they suffer. Thread rule: one thread starts, checks and mends;
+Owns processes. Thread rule: one thread starts, checks and mends;
 any may call the nodes. Invariant: after mend() both nodes run, take requests and have met.
 """
 

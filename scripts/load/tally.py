@@ -1,4 +1,4 @@
-"""What a load has seen: turns that ended, turns that were lost, and what each node held meanwhile.
+"""The counts of a load: turns that ended, turns that were lost, and each node's memory.
 
 Owns counts. One event loop's thread. Invariant: a lost turn is never forgotten, so that `good` can
 turn false but never true again.

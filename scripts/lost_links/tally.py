@@ -1,4 +1,4 @@
-"""What became of the requests, and whether that may be.
+"""Outcomes of the requests, and whether each is allowed.
 
 Owns counts. Thread rule: one thread counts, any reads. Invariant: once something was wrong, never
 again good.

@@ -1,4 +1,4 @@
-"""One small wrong change of one place in the source, and what became of it.
+"""One small wrong change of one place in the source, and its verdict.
 
 Pure. Invariant: a key names a symbol, an operator and how many of that operator stand before it in
 the symbol, so that it holds while the symbol's text does, whichever file the symbol lives in.

@@ -2,7 +2,7 @@
 
 Pure. Only code inside functions is touched: what stands around it are settings and declarations.
 Texts are left alone (messages, logging, assertions of the code about itself), since a change there
-says nothing about the tests. Invariant: a mutant still parses.
+is no measure of the tests. Invariant: a mutant still parses.
 """
 
 import ast

@@ -1,6 +1,6 @@
 """The daemons of a soak: a disturbed pair with a proxy between, and an undisturbed fused oracle.
 
-Owns processes and the proxy. Does not know what is asked. Thread rule: one thread disturbs and
+Owns processes and the proxy. Thread rule: one thread disturbs and
 mends; any may read. Invariant: after mend() both nodes run, unfrozen, connected over a whole link.
 """
 
