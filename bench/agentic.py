@@ -37,13 +37,13 @@ class AgenticConfig:
 
 @dataclass
 class Session:
-    """tokens: all that was said, by either side. answers: one a turn."""
+    """tokens: of the whole conversation, both sides'. answers: one a turn."""
 
     tokens: list[int]
     answers: list[Answer] = field(default_factory=list)
 
     def take_turn(self, rig: Rig, new_tokens: int) -> Answer:
-        """Submit all that was said so far."""
+        """Submit the whole conversation so far."""
         answer = rig.submit(self.tokens, new_tokens)
         self.answers.append(answer)
         return answer
@@ -137,7 +137,7 @@ def _rows(sessions: Sequence[Session], own: AgenticConfig, floor: ModelFloor) ->
     later = [answer for session in sessions for answer in session.answers[1:]]
     rate = hit_rate(later)
     name = f"{len(sessions)} sessions, {own.turns} turns"
-    # The mean context of the answers: a turn's own share of what the session has said.
+    # The mean context of the answers: a turn's own share of the session's tokens.
     context = own.first_turn + (own.turns - 1) / 2 * (own.turn + own.answer) + own.answer / 2
     return [
         _percentiles(

@@ -1,4 +1,4 @@
-"""What stops a bench, with the mend."""
+"""The error that stops a bench."""
 
 
 class BenchError(Exception):

@@ -1,4 +1,4 @@
-"""What telling the step counter of every layer costs a prompt's forward.
+"""The cost of ticking the step counter at every layer of a prompt's forward.
 
 The same forward with and without ticks, by turns in one run, so that a clock that drifts moves
 both.

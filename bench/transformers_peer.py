@@ -49,7 +49,7 @@ def _model(config: ModelConfig, device: torch.device) -> Iterator[Any]:
     if find_spec("transformers") is None:
         raise BenchError("transformers is not installed: leave --peer out, or install it")
     if not isinstance(config.feed_forward, DenseShape):
-        raise BenchError("the comparison with transformers knows dense models only")
+        raise BenchError("the comparison with transformers is for dense models only")
     from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
     shape = Qwen3_5TextConfig(

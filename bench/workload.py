@@ -1,4 +1,4 @@
-"""What was asked of each measured point, so that a row can say whether it was met.
+"""The target of each measured point, by which a row is marked as met or missed.
 
 Targets are for one H200 and the published shapes; elsewhere a row has none.
 """
@@ -35,7 +35,7 @@ TURN_TARGETS = {"9b": (45e-3, 15e-3)}
 # Against transformers with fla in the same run, at one request.
 DECODE_PEER_RATIO = 12.0
 PREFILL_PEER_RATIO = 1.35
-# Of a forward's time, for telling the step counter of its layers.
+# The share of a forward's time that ticking the step counter may take.
 MOST_TICK_COST = 0.01
 # Between two decode graphs, at that batch.
 IDLE_BATCH, IDLE_SECONDS = 64, 50e-6

@@ -1,7 +1,7 @@
-"""`tasuki chat`: a conversation in a terminal, and under each answer what its turn had cached.
+"""`tasuki chat`: a conversation in a terminal, and under each answer the cached tokens of its turn.
 
-Owns the daemon that it starts where none is named, and one session at a time. Reads lines until
-their end; `/help` lists what else it understands.
+Owns the daemon that it starts where --target names none, and one session at a time. Reads lines
+until their end; `/help` lists its commands.
 """
 
 import sys
@@ -32,8 +32,8 @@ HELP = """/new    forget the conversation and begin another
 class ChatConfig:
     target: str = option("", "HOST:PORT of a running node; none: start one here")
     model: str = option("", "checkpoint folder for a node that is started; the embedded if empty")
-    ca: str = option("", "PEM file: the node speaks TLS and is checked against it")
-    api_key: str = option("", "the node's key, where it asks for one")
+    ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
+    api_key: str = option("", "the node's key, where it requires one")
     system: str = option("", "a system message to begin with")
     max_new_tokens: int = option(256, "tokens of an answer at most")
     temperature: float = option(0.7, "0 takes the likeliest token")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _lines(source: TextIO, out: TextIO) -> Iterator[str]:
-    """With a prompt where a person types."""
+    """Lines of `source`; with a prompt before each on a terminal."""
     while True:
         if source.isatty():
             out.write("> ")
@@ -81,7 +81,7 @@ class Chat:
             "/fork": self._fork,
             "/back": self._back,
             "/stats": self._stats,
-            "/help": lambda: self._say(HELP),
+            "/help": lambda: self._write_line(HELP),
         }
 
     def run(self, lines: Iterator[str]) -> None:
@@ -92,11 +92,11 @@ class Chat:
                 if line in self._commands:
                     self._commands[line]()
                 elif line.startswith("/"):
-                    self._say(f"{line} is no command: /help lists them")
+                    self._write_line(f"{line} is no command: /help lists them")
                 elif line:
                     self._turn(line)
             except (ClientError, ConnectionError) as error:
-                self._say(f"the turn failed: {error}")
+                self._write_line(f"the turn failed: {error}")
         for session in self._sessions:
             session.close()
 
@@ -120,44 +120,44 @@ class Chat:
                 self._out.flush()
         except KeyboardInterrupt:
             stream.cancel()
-            self._say("\n[cut off]")
+            self._write_line("\n[cut off]")
             return
-        self._say("\n" + told(stream.result().usage))
+        self._write_line("\n" + summary(stream.result().usage))
 
     def _new(self) -> None:
         for session in self._sessions:
             session.close()
         self._sessions = [self._client.open_session()]
         self._begun = False
-        self._say("[a new conversation]")
+        self._write_line("[a new conversation]")
 
     def _fork(self) -> None:
         self._sessions.append(self._sessions[-1].fork())
-        self._say(f"[fork {len(self._sessions) - 1}]")
+        self._write_line(f"[fork {len(self._sessions) - 1}]")
 
     def _back(self) -> None:
         if len(self._sessions) == 1:
-            self._say("there is no fork to come back from")
+            self._write_line("there is no fork to come back from")
             return
         self._sessions.pop().close()
-        self._say("[back]")
+        self._write_line("[back]")
 
     def _stats(self) -> None:
         stats = self._client.stats()
         for name, pool in (("pages", stats.pages), ("slots", stats.slots)):
             held = ", ".join(f"{count} {owner}" for owner, count in sorted(pool.items()) if count)
-            self._say(f"{name}: {held}")
+            self._write_line(f"{name}: {held}")
 
-    def _say(self, text: str) -> None:
+    def _write_line(self, text: str) -> None:
         self._out.write(text + "\n")
         self._out.flush()
 
 
-def told(usage: Usage) -> str:
-    """One line under an answer."""
+def summary(usage: Usage) -> str:
+    """The line under an answer."""
     cached = 0 if usage.hit is None else usage.hit.usable_tokens
     return (
         f"[{usage.prompt_tokens} prompt tokens, {cached} cached, prefilled on "
-        f"{usage.prefilled_on or 'a node not told'}; {usage.completion_tokens} new, first after "
+        f"{usage.prefilled_on or 'an unnamed node'}; {usage.completion_tokens} new, first after "
         f"{usage.time_to_first_token * 1000:.0f} ms]"
     )

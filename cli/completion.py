@@ -1,6 +1,6 @@
 """`tasuki completion SHELL`: a script that completes commands, flags and the values of choices.
 
-Made from what each command says of its own flags, so that it cannot lag behind them. Usage:
+Made from each command's own description of its flags, so that it cannot lag behind them. Usage:
 `source <(tasuki completion bash)`, or write it where your shell looks for completions.
 """
 
@@ -39,11 +39,11 @@ def main(argv: Sequence[str]) -> int:
 def described(name: str) -> Command:
     """Imports the command."""
     module = importlib.import_module(f"{PACKAGE}.{COMMANDS[name][0]}")
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(io.StringIO()), suppress(SystemExit):
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):
         module.main([DESCRIBE])
     try:
-        flags = json.loads(said.getvalue())["flags"]
+        flags = json.loads(printed.getvalue())["flags"]
     except (ValueError, KeyError):
         # A command of commands has no flags of its own.
         flags = []

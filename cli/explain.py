@@ -1,8 +1,8 @@
-"""`tasuki explain REQUEST`: one request's story in a screen.
+"""`tasuki explain REQUEST`: how one request ran, on one screen.
 
-Where its prompt matched and which state it resumed from, what was lost and to whom, what was given
-up for it, its hand-over's timeline, and where its time went. Tells what the node told, adds
-nothing.
+Shows where its prompt matched and which state it resumed from, which cached tokens were lost and to
+which request, what the cache evicted for it, its hand-over's timeline, and its seconds by state.
+Prints the node's report and computes nothing.
 """
 
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ _MEANING = {
 @dataclass(frozen=True)
 class ExplainConfig:
     target: str = option("127.0.0.1:50051", "HOST:PORT of the node that answered")
-    ca: str = option("", "PEM file: the node speaks TLS and is checked against it")
-    api_key: str = option("", "the node's key, where it asks for one")
+    ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
+    api_key: str = option("", "the node's key, where it requires one")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,22 +59,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def story(told: pb.ExplainResponse) -> list[str]:
-    head = f"request {told.request_id}, ended {told.ended_seconds_ago:.1f} s ago"
-    if told.WhichOneof("end") == "rejected":
-        return [f"{head}: refused", f"  {told.rejected}"]
-    reason = pb.FinishReason.Name(told.finished.reason).removeprefix("FINISH_REASON_").lower()
-    usage = usage_from_proto(told.finished.usage)
+def story(report: pb.ExplainResponse) -> list[str]:
+    """One request's report, in lines."""
+    head = f"request {report.request_id}, ended {report.ended_seconds_ago:.1f} s ago"
+    if report.WhichOneof("end") == "rejected":
+        return [f"{head}: refused", f"  {report.rejected}"]
+    reason = pb.FinishReason.Name(report.finished.reason).removeprefix("FINISH_REASON_").lower()
+    usage = usage_from_proto(report.finished.usage)
     return [
         f"{head}: {reason}",
         *_answer(usage),
-        *(pull_chart(timeline_from_wire(told.pull)) if told.HasField("pull") else []),
+        *(pull_chart(timeline_from_wire(report.pull)) if report.HasField("pull") else []),
         *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
         *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
-        *_took([eviction_from_proto(eviction) for eviction in told.took]),
+        *_took([eviction_from_proto(eviction) for eviction in report.took]),
         *(_transfer(usage.transfer) if usage.transfer else []),
-        *(chart(timeline_from_wire(told.handover)) if told.HasField("handover") else []),
-        *_life(told.life),
+        *(chart(timeline_from_wire(report.handover)) if report.HasField("handover") else []),
+        *_life(report.life),
     ]
 
 
@@ -90,8 +91,8 @@ def _answer(usage: Usage) -> list[str]:
 
 
 def _route(route: RouteReport) -> list[str]:
-    told = ", ".join(f"{of} {1000 * at:.1f} ms" for of, at in sorted(route.estimates.items()))
-    return [f"  route    {route.choice}: " + (f"by rates, {told}" if told else "by constants")]
+    times = ", ".join(f"{of} {1000 * at:.1f} ms" for of, at in sorted(route.estimates.items()))
+    return [f"  route    {route.choice}: " + (f"by rates, {times}" if times else "by constants")]
 
 
 def _pulled(report: PullReport) -> list[str]:
@@ -130,7 +131,7 @@ def _transfer(report: TransferReport) -> list[str]:
 
 
 def _lost(lost: LostState) -> list[str]:
-    """What stood there once, and who has its place."""
+    """The evicted state that the prompt needed, and the request that took its place."""
     taken = "what took it is forgotten"
     if lost.eviction is not None:
         taken = f"taken by {lost.eviction.taken_by or 'a flush, or a request that is gone'}"
@@ -142,7 +143,7 @@ def _lost(lost: LostState) -> list[str]:
 
 
 def _took(evictions: Sequence[Eviction]) -> list[str]:
-    """What the policy gave up for this request: each decision with its score."""
+    """The policy's evictions for this request, each with its score."""
     lines = []
     for eviction in evictions[:_DECISIONS]:
         kept_for = f" of a {eviction.checkpoint_kind}" if eviction.checkpoint_kind else ""
@@ -164,5 +165,5 @@ def _life(life: Sequence[pb.LifeMark]) -> list[str]:
         return []
     marks = ((mark.state, mark.at_seconds) for mark in life)
     spans = seconds_by_phase(RequestPhase.WAITING.value, marks)
-    told = (f"{phase} {1000 * seconds:.1f} ms" for phase, seconds in spans.items() if seconds)
-    return [f"  life     {', '.join(told)}"]
+    parts = (f"{phase} {1000 * seconds:.1f} ms" for phase, seconds in spans.items() if seconds)
+    return [f"  life     {', '.join(parts)}"]

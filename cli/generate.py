@@ -20,7 +20,7 @@ _MAX_CONCURRENT = 256
 
 
 class PromptFileError(ValueError):
-    """--prompt-ids cannot be used; the message says why."""
+    """--prompt-ids cannot be used; the message has the cause and the mend."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
-    """Who asks for two daemons wants every prompt handed over, however short."""
+    """The daemons that answer; yields HOST:PORT. Two daemons hand over every prompt, short ones
+    too."""
     if config.disaggregated:
         return disaggregated(config.daemon_flags(), ["--local-prefill-tokens", "0"])
     return fused(config.daemon_flags())
@@ -127,7 +128,7 @@ def as_text(index: int, answer: Answer) -> str:
         f"  usage  {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens, first "
         "after "
         f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms, "
-        f"prefilled on {usage.prefilled_on or 'a node not told'}"
+        f"prefilled on {usage.prefilled_on or 'an unnamed node'}"
     )
     if usage.hit is not None:
         causes = ", ".join(f"{cause} {count}" for cause, count in usage.hit.causes.items() if count)

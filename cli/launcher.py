@@ -1,7 +1,7 @@
 """Starts daemons as child processes and stops them, whatever happens to the caller.
 
-Owns the children it started and no others. Knows their command lines, not their work. A child reads
-stdin and stops when it ends (--exit-with-parent), so even a killed caller leaves none behind.
+Owns the children that it started and no others. A child reads stdin and stops when it ends
+(--exit-with-parent), so even a killed caller leaves none behind.
 """
 
 import json
@@ -48,10 +48,10 @@ class Daemon:
         self._http: str | None = None
         self._handover: str | None = None
         self._asked = False
-        self._said: SimpleQueue[str | None] = SimpleQueue()
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._readers = [
-            self._read(self._process.stdout, self._said.put),
+            self._read(self._process.stdout, self._lines.put),
             self._read(self._process.stderr, self._complain),
         ]
 
@@ -71,7 +71,7 @@ class Daemon:
 
     @property
     def handover_address(self) -> str | None:
-        """HOST:PORT that decode nodes are told, where it is not the one of wait_ready. REQUIRES:
+        """HOST:PORT for decode nodes, where it is not the one of wait_ready. REQUIRES:
         wait_ready."""
         return self._handover
 
@@ -85,18 +85,18 @@ class Daemon:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                line = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 raise self._failure(f"was not ready within {timeout:.0f} s") from None
             if line is None:
                 self._process.wait()
                 self._readers[1].join()
                 raise self._failure(f"ended with status {self._process.returncode}")
-            said = _announcement(line)
-            if said is not None:
-                self._http = said.get("http")
-                self._handover = said.get("handover")
-                return said["ready"]
+            announced = _announcement(line)
+            if announced is not None:
+                self._http = announced.get("http")
+                self._handover = announced.get("handover")
+                return announced["ready"]
 
     def ask_to_stop(self) -> None:
         """SIGTERM, once: the child drains and ends. A second one would end it at once."""
@@ -166,11 +166,11 @@ def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:
 
 
 def _announcement(line: str) -> dict[str, str] | None:
-    """The line with which a daemon says that it is ready; None for any other."""
+    """The fields of a daemon's ready line; None for any other line."""
     try:
-        said = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("ready"), str):
+    if not isinstance(fields, dict) or not isinstance(fields.get("ready"), str):
         return None
-    return said
+    return fields

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_expected(error: Exception) -> bool:
-    """Our own typed errors and the system's say what to mend; anything else is a bug with a
+    """tasuki's typed errors and the system's name the mend; anything else is a bug with a
     traceback."""
     return isinstance(error, OSError) or type(error).__module__.startswith(f"{PACKAGE}.")
 

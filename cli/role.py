@@ -1,4 +1,4 @@
-"""`tasuki role prefill|decode`: asks a node to take the other role, and waits until it has."""
+"""`tasuki role prefill|decode`: changes a node's role, and waits until the node serves in it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ class RoleNotTaken(RuntimeError):
 @dataclass(frozen=True)
 class RoleConfig:
     target: str = option("127.0.0.1:50051", "HOST:PORT of the node")
-    ca: str = option("", "PEM file: the node speaks TLS and is checked against it")
-    api_key: str = option("", "the node's key, where it asks for one")
+    ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
+    api_key: str = option("", "the node's key, where it requires one")
     wait: float = option(120.0, "seconds for it to drain and come back")
 
 

@@ -1,6 +1,6 @@
 """`tasuki top`: a node's hits, arena and faults, live in the terminal.
 
-Draws what the node's overview stream tells, once a second; computes nothing that the page does not.
+Draws the node's overview stream once a second; computes nothing that the page does not.
 """
 
 import sys

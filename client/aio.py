@@ -1,6 +1,6 @@
 """The same client for asyncio: AsyncClient and AsyncSession, as Client and Session but awaited.
 
-One event loop's thread. The rules of reopening and retrying are those of session_life.py.
+One event loop's thread. client/session_protocol.py has the rules of reopening and retrying.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class AsyncClient:
         async def start() -> AsyncCall:
             return self._inference.Generate(request, metadata=self._metadata)
 
-        return AsyncAnswer(start, self._retry, _nothing, _ignored)
+        return AsyncAnswer(start, self._retry)
 
     async def abort(self, request_id: str) -> None:
         """Idempotent: ends the request where it still lives."""
@@ -125,14 +125,12 @@ class AsyncAnswer:
         self,
         start: Callable[[], Awaitable[AsyncCall]],
         retry: RetryPolicy,
-        failed: Callable[[], None],
-        finished: Callable[[Answer], None],
+        life: SessionLife | None = None,
     ) -> None:
-        """start: one attempt; failed, finished: as answer.Ask."""
+        """start: one attempt. life: of the session whose turn this is; None: no session's."""
         self._start = start
         self._retry = retry
-        self._failed = failed
-        self._finished = finished
+        self._life = life
         self._parts = AnswerParts()
         self._call: AsyncCall | None = None
         self.cancelled = False
@@ -151,12 +149,13 @@ class AsyncAnswer:
                     piece = self._parts.take(response)
                     if piece is not None:
                         yield piece
-                    else:
-                        self._finished(self._parts.answer())
+                    elif self._life is not None:
+                        self._life.turn_finished(self._parts.answer())
                 return
             except (grpc.RpcError, ClientError) as caught:
                 self._call = None
-                self._failed()
+                if self._life is not None:
+                    self._life.turn_failed()
                 error = caught if isinstance(caught, ClientError) else client_error(caught)
                 if self._parts.begun or self.cancelled:
                     raise error from caught
@@ -185,7 +184,7 @@ class AsyncSession:
 
     @property
     def id(self) -> str:
-        """As the node knows the conversation; another after it was opened again."""
+        """The node's id of the session; another one after it was opened again."""
         return self._life.id
 
     async def append(self, prompt: Prompt) -> int:
@@ -201,7 +200,7 @@ class AsyncSession:
             return self._stub.Generate(request, metadata=self._metadata)
 
         life = self._life
-        turn = AsyncAnswer(start, life.retry, life.turn_failed, life.turn_finished)
+        turn = AsyncAnswer(start, life.retry, life)
         life.turn_begun(turn)
         return turn
 
@@ -250,11 +249,3 @@ async def _call(call: Awaitable[Any]) -> Any:
         return await call
     except grpc.RpcError as error:
         raise client_error(error) from error
-
-
-def _nothing() -> None:
-    return None
-
-
-def _ignored(answer: Answer) -> None:
-    return None

@@ -10,7 +10,7 @@ from tasuki.proto import inference_pb2 as pb
 class CacheEvent:
     """kind: page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared. tokens:
     the prefix's length. prefix, parent: 16 bytes each; None of cleared. namespace: the name of the
-    empty prefix under the same salt; None of cleared, and of nodes that do not tell it."""
+    empty prefix under the same salt; None of cleared, and of nodes that do not send it."""
 
     sequence: int
     kind: str
@@ -22,7 +22,7 @@ class CacheEvent:
 
 @dataclass(frozen=True)
 class EventGap:
-    """Events first_lost..resync_from are not told one by one."""
+    """Events first_lost..resync_from were lost; the snapshot that follows replaces them."""
 
     first_lost: int
     resync_from: int
@@ -30,7 +30,7 @@ class EventGap:
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Changes up to `sequence`, or a snapshot that replaces all that was told before."""
+    """Changes up to `sequence`, or a snapshot that replaces every earlier batch."""
 
     sequence: int
     is_snapshot: bool

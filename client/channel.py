@@ -36,7 +36,7 @@ def bearing(channel: grpc.Channel, api_key: str) -> grpc.Channel:
 
 
 class _Details(NamedTuple):
-    """What gRPC asks of a call's details."""
+    """A call's details with the fields that gRPC requires."""
 
     method: str
     timeout: float | None

@@ -1,7 +1,7 @@
-"""The caller's copy of a session: enough to build it again on a node that does not know it.
+"""The client's copy of a session, from which it can be built again on any node.
 
-Holds what was appended and what was answered, in order. Knows no channel. One thread. Invariant:
-only what the server confirmed is in it, so that a rebuilt session is exactly the one that was lost.
+Holds appended pieces and answers, in order. One thread. Invariant: it holds only what the server
+confirmed, so that a rebuilt session equals the lost one exactly.
 """
 
 from collections.abc import Iterator, Sequence

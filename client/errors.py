@@ -1,12 +1,12 @@
-"""What goes wrong on the caller's side."""
+"""The errors that a client raises."""
 
 import grpc
 
 
 class ClientError(Exception):
-    """A call was refused or lost. status: the gRPC status; kind: what programs may switch on
-    (docs of server/errors.py), None where the failure is not the server's. retry_after: seconds
-    after which the server would have it again, None where it did not say."""
+    """A call was refused or lost. status: the gRPC status; kind: the error's name for
+    programs (docs/errors.md), None where the failure is not the server's. retry_after: seconds to
+    wait before a retry, None where the server set none."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""What one cache holds, as its events tell: how much of a prompt a router will find there.
+"""An index of one cache, built from its events: how much of a prompt a router will find there.
 
 Owns hashes, never tokens. Does not know the tree, other caches, or how batches travel; it may live
 in another process. Thread rule: one thread at a time. Invariant: after every batch the index holds
-exactly what its stream says stands.
+exactly the prefixes that stand by its stream.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a caller sends: a prompt, and how its answer is to be sampled."""
+"""A request of the client: a prompt, and the sampling of its answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

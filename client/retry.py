@@ -15,7 +15,8 @@ _TRANSIENT_KINDS = frozenset(
         *("session_limit", "request_limit", "watcher_limit"),
     }
 )
-# A call that comes as a node stops is cancelled by it; what the caller cancels is not asked again.
+# A node that stops cancels calls that come meanwhile. A call that its caller cancels is not
+# retried.
 _TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
@@ -37,7 +38,7 @@ class RetryPolicy:
         for _ in range(self.attempts - 1):
             if time.monotonic() - begun + pause > self.deadline:
                 return
-            # Clients that lost one node together should not come back together.
+            # The jitter keeps clients that lost one node together from coming back together.
             yield pause * random.uniform(0.5, 1.0)
             pause = min(2 * pause, self.longest_pause)
 
@@ -51,6 +52,6 @@ def next_pause(pauses: Iterator[float], error: ClientError) -> float:
 
 
 def is_transient(error: ClientError) -> bool:
-    """Another node, or this one a moment later, may well answer. A session that a node does not
-    know is one that it lost: the conversation is rebuilt."""
+    """Whether another node, or this one a moment later, may answer. An unknown session is one that
+    the node lost: the client rebuilds it."""
     return error.status in _TRANSIENT_STATUS or error.kind in _TRANSIENT_KINDS

@@ -1,8 +1,8 @@
-"""The caller's face: a client of one front, and the sessions it opens.
+"""The blocking client of one node, and the sessions that it opens.
 
-A session outlives the node's memory of it: where a node restarts or forgets, the conversation is
-opened again and replayed from the caller's copy, and the cache finds what it still has. No answer
-depends on which node gave it.
+A session outlives its node: after a restart or an expiry the conversation is opened again and
+replayed from the client's copy, and the cache still holds most of its prefix. No answer depends on
+which node gave it.
 """
 
 import time
@@ -38,7 +38,7 @@ class Client:
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """target: HOST:PORT; tls: None speaks plain text; retry: of calls that a node failed.
+        """target: HOST:PORT; tls: None for plain text; retry: of failed calls.
         Raises TlsError."""
         self._channel = open_channel(target, tls)
         self._retry = retry or RetryPolicy()
@@ -92,7 +92,7 @@ class Client:
 
     def explain(self, request_id: str) -> pb.ExplainResponse:
         """How a request of this node ended. Raises ClientError, of kind unknown_request where the
-        node remembers none of that id."""
+        node remembers no request of that id."""
         reply: pb.ExplainResponse = call(
             self._admin.Explain, pb.ExplainRequest(request_id=request_id)
         )
@@ -142,7 +142,7 @@ class Session:
 
     @property
     def id(self) -> str:
-        """As the node knows the conversation; another after it was opened again."""
+        """The node's id of the session; another one after it was opened again."""
         return self._life.id
 
     def append(self, prompt: Prompt) -> int:
@@ -223,9 +223,9 @@ def call(method: Any, request: Any) -> Any:
     except grpc.RpcError as error:
         raise client_error(error) from error
     except ValueError as error:
-        # What gRPC raises of a channel that is closed.
+        # gRPC raises it for a closed channel.
         raise ClientError(
-            f"{error}; a client that was closed asks nothing: open another",
+            f"{error}; this client was closed: open another",
             grpc.StatusCode.FAILED_PRECONDITION,
             None,
         ) from error

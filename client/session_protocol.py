@@ -1,9 +1,9 @@
-"""A session's life without a channel: what is asked of the node, and what a failure makes of it.
+"""The rules of a session: its calls, and how it retries and reopens after a failure.
 
-Each operation is a generator of steps: it yields a Call, a Pause or a ReadTurn, is sent what came
-of it, and has a ClientError thrown in where that failed (`advance`). Session takes the steps with
-blocking calls, AsyncSession with awaited ones; the rules of reopening and retrying are these alone.
-Knows no gRPC and no thread. Invariant: the conversation holds only what the node confirmed.
+Each operation is a generator of steps: it yields a Call, a Pause or a ReadTurn, is sent the step's
+result, and has a ClientError thrown in where the step failed (`advance`). Session takes the steps
+with blocking calls, AsyncSession with awaited ones. Free of gRPC and threads. Invariant: the
+conversation holds only what the node confirmed.
 """
 
 from collections.abc import Generator
@@ -64,8 +64,8 @@ class Over(Generic[Result]):
 
 
 def advance(steps: Steps[Result], outcome: Any) -> Call | Pause | ReadTurn | Over[Result]:
-    """The step after one that ended in `outcome`: what came of it, None before the first, or the
-    ClientError with which it failed. Raises ClientError where that ends the operation."""
+    """The next step. outcome: the result of the last one, None before the first, or the ClientError
+    with which it failed. Raises ClientError where that ends the operation."""
     try:
         return steps.throw(outcome) if isinstance(outcome, ClientError) else steps.send(outcome)
     except StopIteration as end:
@@ -76,7 +76,7 @@ class SessionLife:
     """One conversation with a node that may forget it. One operation at a time."""
 
     def __init__(self, conversation: Conversation, retry: RetryPolicy, id: str) -> None:
-        """id: as the node knows the conversation; empty where it is yet to be told."""
+        """id: the node's id of the session; empty until the node has given one."""
         self.id = id
         self.retry = retry
         self._conversation = conversation
@@ -102,7 +102,7 @@ class SessionLife:
         yield Call("Close", pb.SessionCloseRequest(session_id=self.id))
 
     def attempt_turn(self, request: pb.SessionGenerateRequest) -> Steps[None]:
-        """Before each attempt at an answer: addresses the request to the session as it now is."""
+        """Before each attempt at an answer: puts the session's present id into the request."""
         yield from self._reopen_if_lost()
         request.session_id = self.id
 
@@ -110,7 +110,8 @@ class SessionLife:
         self._turn = turn
 
     def turn_failed(self) -> None:
-        """What the node made of it is unknown."""
+        """An attempt failed: the node's session may or may not have the answer, so it is opened
+        again."""
         self._lost = True
 
     def turn_finished(self, answer: Answer) -> None:
@@ -142,7 +143,7 @@ class SessionLife:
 
     def _reopen_if_lost(self) -> Steps[None]:
         if self._turn is not None and self._turn.cancelled and not self._turn.finished:
-            # It may have ended just before, and then the node has an answer that nobody read.
+            # It may have ended just before, and then the node's session has an unread answer.
             self._lost = True
         if not self._lost or self._closed:
             return

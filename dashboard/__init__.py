@@ -1,1 +1,1 @@
-"""What operators see: the table of a session, from the same numbers that clients are told."""
+"""Metrics, a node's history and its page, all from the engine's messages."""

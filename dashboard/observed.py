@@ -1,4 +1,4 @@
-"""What a dashboard hears: the messages between an engine and its world that say how it went."""
+"""The engine's messages that metrics, history and traces observe."""
 
 from tasuki.engine.messages import (
     Evicted,

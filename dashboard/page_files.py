@@ -1,7 +1,7 @@
-"""The page's files, as the package holds them.
+"""The page's files, read from the package.
 
-Owns their bytes. Nothing of them is made at run time, so that a page of another node or of a
-recording is the same.
+Owns their bytes. No file is made at run time, so that every node and every recording has the same
+page.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class PageFile:
 
 
 def load_page() -> dict[str, PageFile]:
-    """Every file by its path below the page's folder, as `vendor/uplot.js`."""
+    """Every file by its path below the page's folder, for example `main.js`."""
     return dict(_walk(files(__package__) / "page", ""))
 
 

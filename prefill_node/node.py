@@ -21,7 +21,7 @@ from tasuki.server.discovery.etcd import Etcd
 from tasuki.server.discovery.registration import Registration
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import admin_service
-from tasuki.server.grpc.unimplemented import unserved_routes
+from tasuki.server.grpc.unimplemented import unimplemented_routes
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.tracing.export import open_tracing
@@ -96,7 +96,7 @@ class PrefillNode:
                 *gateway(client),
             ),
             handover=lambda message: self._service.deliver(message),
-            routes=lambda client: unserved_routes(),
+            routes=lambda client: unimplemented_routes(),
             status=self._status,
             about={"node": config.name, "role": "prefill"},
             tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),

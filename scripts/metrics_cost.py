@@ -1,8 +1,8 @@
-"""What metrics cost: the same answers with and without them, in turns within one run.
+"""The cost of metrics: the same answers with and without them, in turns within one run.
 
 python -m scripts.metrics_cost [--pairs 800] [--steps 16] [--clients 4]
 
-One engine of the embedded model decodes; what it says goes through a front's client to readers, as
+One engine of the embedded model decodes; its messages go through a front's client to readers, as
 in a daemon. A pair is two short segments, one with metrics and history and one without, every
 second pair the other way round; in each segment as many answers end and begin. So whatever else the
 machine does falls on both alike, and drift cancels. The figures are the median over pairs of one's
@@ -103,7 +103,7 @@ class Rig:
         for _ in range(steps):
             self._engine.step()
             self._client.deliver(self._engine.take_outbox())
-            # What was told is dispatched, and readers read it.
+            # Messages are dispatched, and readers read them.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         if watch is not Watch.NOBODY:
@@ -162,8 +162,8 @@ class Difference:
     high: float
 
     @classmethod
-    def of(cls, told: NDArray[np.float64], silent: NDArray[np.float64]) -> "Difference":
-        ratios = told / silent - 1
+    def of(cls, observed: NDArray[np.float64], unobserved: NDArray[np.float64]) -> "Difference":
+        ratios = observed / unobserved - 1
         drawn = np.random.default_rng(1).integers(0, len(ratios), (_RESAMPLED, len(ratios)))
         low, high = np.percentile(np.median(ratios[drawn], axis=1), (2.5, 97.5))
         return cls(float(np.median(ratios)), float(low), float(high))
@@ -186,8 +186,8 @@ def main() -> int:
     spent, share = asyncio.run(pairs(given.pairs, given.steps, given.clients))
     differences = {
         name: Difference.of(
-            np.array([getattr(told, field) for told, _ in spent]),
-            np.array([getattr(silent, field) for _, silent in spent]),
+            np.array([getattr(observed, field) for observed, _ in spent]),
+            np.array([getattr(unobserved, field) for _, unobserved in spent]),
         )
         for name, field in (("wall time", "wall"), ("CPU time", "cpu"))
     }

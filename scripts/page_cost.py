@@ -1,4 +1,4 @@
-"""What a page that is looked at costs its node, and how smoothly it runs, over a large tree.
+"""The cost of an open page for its node, and how smoothly it runs, over a large tree.
 
 python -m scripts.page_cost [--nodes 100000] [--seconds 10]
 
@@ -117,8 +117,8 @@ async def fill(client: EngineClient, asked: Iterator[Submit], nodes: int) -> int
     return standing
 
 
-async def serve(nodes: int, told: Connection) -> None:
-    """Until the other end of `told` closes."""
+async def serve(nodes: int, pipe: Connection) -> None:
+    """Until the other end of `pipe` closes."""
     slab = MODEL.cache_layout("float32", "float32", "float32").slab_bytes
     # Memory that nothing is written to is not taken from the machine.
     config = EngineConfig(dtype="float32", arena_mib=_SLABS_A_NODE * nodes * slab // 2**20 + 64)
@@ -129,16 +129,16 @@ async def serve(nodes: int, told: Connection) -> None:
     node = Node(engine, front, lambda client: front_services(client, codec, front))
     await node.startup()
     asked = questions()
-    told.send((node.http_address, await fill(node.engine, asked, nodes)))
-    closed = asyncio.create_task(asyncio.to_thread(told.poll, None))
+    pipe.send((node.http_address, await fill(node.engine, asked, nodes)))
+    closed = asyncio.create_task(asyncio.to_thread(pipe.poll, None))
     while not closed.done():
         await ask(node.engine, next(asked))
         await asyncio.wait([closed], timeout=1)
     await node.shutdown()
 
 
-def run(nodes: int, told: Connection) -> None:
-    asyncio.run(serve(nodes, told))
+def run(nodes: int, pipe: Connection) -> None:
+    asyncio.run(serve(nodes, pipe))
 
 
 @dataclass(frozen=True)
@@ -185,13 +185,13 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=10, help="for each view")
     given = parser.parse_args()
-    told, theirs = mp.Pipe()
+    pipe, theirs = mp.Pipe()
     process = mp.get_context("spawn").Process(target=run, args=(given.nodes, theirs))
     process.start()
     # Else the child's death is not noticed here.
     theirs.close()
     assert process.pid is not None
-    address, standing = told.recv()
+    address, standing = pipe.recv()
     alone = unseen(process.pid, given.seconds)
     print(f"{standing} nodes in the tree; nobody looks: {100 * alone:.1f} % of a core", flush=True)
     passed = standing >= given.nodes
@@ -201,7 +201,7 @@ def main() -> int:
             passed &= seen.passed
             print(seen.line(view), flush=True)
     with suppress(OSError):
-        told.close()
+        pipe.close()
     process.join()
     print(
         f"{'PASSED' if passed else 'FAILED'}: asked are {given.nodes} nodes, under "

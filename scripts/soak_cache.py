@@ -1,7 +1,7 @@
 """`make soak-cache SECONDS=600`: random lives of the tree against the oracle of its tests.
 
 Owns the clock and the count; the lives and what must hold in them are the test's (TreeMachine).
-Each round is one seed, told before it starts: `SEED=n` begins with the round that failed.
+Each round is one seed, printed before it starts: `SEED=n` begins with the round that failed.
 """
 
 import argparse

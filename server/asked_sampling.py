@@ -1,8 +1,8 @@
-"""What clients write of sampling, as a row of a batch can hold it.
+"""A client's sampling fields, brought within the bounds of a batch row.
 
-Pure. A number that means the same as one within the bounds (model/ops/sampling/params.py) becomes
-that one: clients write 2^31 - 1 and more for "every token", and next to nothing for "greedy". What
-means something else is SamplingParams' to refuse."""
+Pure. A number beyond the bounds of model/ops/sampling/params.py becomes the one within them that
+means the same: clients write 2^31 - 1 and more for "every token", and tiny temperatures for
+"greedy". SamplingParams refuses the others."""
 
 from tasuki.model.ops.sampling.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
 

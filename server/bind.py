@@ -11,7 +11,7 @@ class BindError(OSError):
 
 def parse_bind(bind: str, access: Access) -> tuple[str, int]:
     """HOST:PORT as (host without brackets, port). Raises BindError, also where plain text would
-    leave the host."""
+    leave this host."""
     host, separator, port = bind.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise BindError(f"bind {bind!r} is not HOST:PORT: write for example 127.0.0.1:0")
@@ -25,13 +25,13 @@ def parse_bind(bind: str, access: Access) -> tuple[str, int]:
 
 
 def require_callers_known(bind: str, access: Access) -> None:
-    """Raises BindError where somebody on another host could call who neither bears a key nor shows
-    a certificate."""
+    """Raises BindError where a caller on another host would need neither a key nor a
+    certificate."""
     host, _ = parse_bind(bind, access)
     shows_certificate = access.tls is not None and access.tls.client_ca
     if not (is_loopback(host) or access.keys or shows_certificate):
         raise BindError(
-            f"bind {bind} is not a loopback address and this server knows none of its callers: "
+            f"bind {bind} is not a loopback address and this server identifies no caller: "
             "give --api-key or --api-keys, --tls-client-ca where certificates are enough, or bind "
             "to 127.0.0.1"
         )

@@ -1,4 +1,4 @@
-"""Everything that shapes a front, fixed before it starts."""
+"""The settings of a node's servers, fixed before it starts."""
 
 import time
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class FrontConfig:
     metrics_compat: str = option(
         "none", "other names for /metrics to offer beside its own", DIALECTS
     )
-    metrics: str = option("on", "count and remember what requests were told", ("on", "off"))
+    metrics: str = option("on", "count requests and keep their history", ("on", "off"))
     served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
     tls_cert: str = option(
         "",
@@ -138,7 +138,8 @@ class FrontConfig:
 
     @property
     def _keyless(self) -> Caller:
-        """Off loopback a certificate lets callers in, and none of them owns the node by it."""
+        """The caller of a call without a key. Off loopback a certificate admits callers, and does
+        not make them operators."""
         binds = [bind for bind in (self.bind, self.http_bind) if bind]
         here = all(is_loopback(bind.rpartition(":")[0].strip("[]")) for bind in binds)
         return ANYBODY if here else CERTIFIED

@@ -1,6 +1,6 @@
 """docs/errors.md, written from the errors themselves: python -m tasuki.server.error_reference
 
-Pure functions. Knows every FrontError that its own imports bring in.
+Pure functions. Lists every FrontError that its imports define.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _REJECTED = {
     ErrorKind.TOO_LONG: "The engine's memory or the model's context cannot hold it.",
     ErrorKind.DRAINING: "The node takes no new requests: it is being stopped or changes its role.",
     ErrorKind.QUEUE_TIMEOUT: "Its prompt was not begun within `--queue-timeout`: too many wait.",
-    ErrorKind.INTERNAL: "A forward failed or the engine died; the node's log says why.",
+    ErrorKind.INTERNAL: "A forward failed or the engine died; the node's log has the cause.",
 }
 
 _HEAD = """\
@@ -25,7 +25,7 @@ _HEAD = """\
 Written by `python -m tasuki.server.error_reference` from `server/errors.py`; a test compares.
 
 Every refusal is a gRPC status whose message names the field and the mend. Its trailing metadata
-tell programs the same: `tasuki-error-kind` is the kind, `tasuki-retry` the hint below;
+carry the same for programs: `tasuki-error-kind` is the kind, `tasuki-retry` the hint below;
 `rate_limited` adds `grpc-retry-pushback-ms`. Over HTTP
 the body is OpenAI's `{"error": {message, type, param, code}}`; 429 and 503 carry `Retry-After`. A
 call never ends with OK and half an answer: an answer is whole exactly where it ended with

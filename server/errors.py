@@ -1,10 +1,9 @@
-"""Why a front refuses or ends a call, and the gRPC status each reason has.
+"""The errors with which a server refuses or ends a call, and the gRPC status of each.
 
-docs/errors.md lists them, written by server/error_reference.py from the classes below: a class's
-docstring says when it comes, `retry` what the caller may do. Over gRPC the trailing metadata
-`tasuki-error-kind` and `tasuki-retry` say both to programs. RateLimited tells beside
-them after how many milliseconds to ask again, as gRPC has it: in `grpc-retry-pushback-ms`. The
-status of each over HTTP stands in http_errors.py.
+server/error_reference.py writes docs/errors.md from the classes below: a class's docstring is the
+cause, `retry` what the caller may do. Over gRPC the trailing metadata `tasuki-error-kind` and
+`tasuki-retry` carry both for programs; RateLimited adds gRPC's own `grpc-retry-pushback-ms`, the
+milliseconds to wait. server/http/errors.py has the status of each over HTTP.
 """
 
 import math
@@ -120,7 +119,7 @@ class UnknownRequest(FrontError):
 
 
 class UnknownNode(FrontError):
-    """The tree no longer holds what was asked about."""
+    """The tree no longer holds the node or prefix of the question."""
 
     status = grpc.StatusCode.NOT_FOUND
     kind = "unknown_node"

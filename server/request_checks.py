@@ -12,8 +12,6 @@ from .errors import InvalidRequest, PromptTooLong
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
-
-
 MAX_REQUEST_ID = 256
 MAX_STOP_TOKENS = 256
 

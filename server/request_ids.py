@@ -1,9 +1,8 @@
-"""Whose request an id names. Each caller has a namespace of its own; the engine has one for all.
+"""Request ids: each caller has a namespace of its own, and the engine one for all callers.
 
-Owns the ids in flight and, for as long as ended requests are remembered, theirs. Knows no engine
-and no answers. One event loop's thread.
-Invariants: an id in flight is taken for its caller and free for everybody else; the engine's id of
-a request is the caller's own where no other caller's request has it.
+Owns the ids of requests in flight and of remembered ended ones. One event loop's thread.
+Invariants: an id in flight is taken for its caller and free for everybody else; the engine uses the
+caller's own id for a request unless another caller's request has that id.
 """
 
 import itertools
@@ -13,7 +12,7 @@ from tasuki.engine.messages import RequestId
 from tasuki.server.auth.caller import Caller, Scope
 
 _Owned = tuple[str, RequestId]
-"""The caller's name, and what the caller calls the request."""
+"""The caller's name, and its id for the request."""
 
 
 class RequestNames:
@@ -25,12 +24,12 @@ class RequestNames:
         self._ended: OrderedDict[RequestId, None] = OrderedDict()
 
     def is_in_flight(self, caller: Caller, given: RequestId) -> bool:
-        """One of the caller's own."""
+        """Whether a request of this caller with the id `given` is in flight."""
         name = self._names.get((caller.name, given))
         return name is not None and name not in self._ended
 
     def take(self, caller: Caller, given: RequestId) -> RequestId:
-        """What the engine is to call the request. REQUIRES: not is_in_flight."""
+        """The engine's id for the caller's request. REQUIRES: not is_in_flight."""
         owned = (caller.name, given)
         name = self._names.get(owned) or self._unused(given)
         self._ended.pop(name, None)
@@ -38,7 +37,7 @@ class RequestNames:
         return name
 
     def end(self, name: RequestId) -> None:
-        """The engine has ended the request. Those that this node did not take are nobody's."""
+        """The engine has ended the request. Ids that take() did not give are ignored."""
         if name not in self._owners:
             return
         self._ended[name] = None
@@ -48,8 +47,8 @@ class RequestNames:
             del self._names[self._owners.pop(oldest)]
 
     def find(self, caller: Caller, given: str) -> RequestId | None:
-        """What the engine calls the caller's request of that id. To operators every id of the
-        engine's is known. None where there is none: also where it is another's."""
+        """The engine's id for the caller's request; None where there is none, also where the id is
+        another caller's. Operators may give any id of the engine's."""
         own = self._names.get((caller.name, RequestId(given)))
         if own is None and caller.may(Scope.OPERATOR):
             return RequestId(given)

@@ -1,7 +1,7 @@
-"""How the last requests ended, by id: what `explain` answers from.
+"""How the last requests ended, by id: the source of `explain`.
 
-Owns a bounded memory of plain messages; the oldest goes first. Timelines, which are the larger part
-of a message by far, are kept of fewer. Knows no proto. One event loop's thread.
+Owns a bounded memory of messages; the oldest goes first. Timelines, the largest part of a message,
+are kept of fewer requests. One event loop's thread.
 """
 
 from collections import OrderedDict, deque
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tasuki.engine.messages import Evicted, Eviction, Finished, Rejected, RequestId
 
-_MOST_TOLD = 256
+_MOST_EVICTIONS = 256
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RequestLog:
 
     def took(self, request_id: str) -> tuple[Eviction, ...]:
         """What the cache gave up for the request, oldest first; the last of very many."""
-        return tuple(self._took.get(request_id, ())[-_MOST_TOLD:])
+        return tuple(self._took.get(request_id, ())[-_MOST_EVICTIONS:])
 
     def _forget_timeline(self, request_id: RequestId) -> None:
         ended = self._ended.get(request_id)

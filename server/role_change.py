@@ -1,17 +1,15 @@
-"""A node that is asked to take the other role: drain, then begin again as what was asked for.
+"""Changes a node's role on request: the node drains, then starts again in the other role.
 
-The process replaces itself (exec), so that the new role has a process of its own making, under the
-same id and at the same addresses. Knows roles as names of commands and their settings as fields;
-does not know what either does. Thread rule: the event loop, but for become(), which ends all
-threads.
-Invariants: what is asked for was read and found good before anything is drained; a call tunes and
-never says who may ask, where the node is or whom it trusts (role_settings.py); secrets travel in
-memory, never on a command line.
+The process replaces itself (exec) under the same process id and at the same addresses. A role is
+the name of a command here, and its settings are fields. Thread rule: the event loop, but for
+become(), which ends all threads. Invariants: the new role's settings are read and checked before
+the node drains; a call may tune a node and never sets its callers, its addresses or its peers
+(role_settings.py); secrets pass through memory, never on a command line.
 
-The new role's settings are, the later before the earlier: what both roles have; what this node was
-started with for its other role (`other_role_config`); what the call tunes. A node that comes back
-to a role finds it as it left it, because the process that takes over is given the settings left as
-its other role's.
+The new role's settings come from three sources, of which a later one wins: the settings that both
+roles have; the file for the other role (`other_role_config`); the call. The new process gets the
+old role's settings as its `other_role_config`, so that a node which comes back to a role has the
+same settings as before.
 """
 
 import importlib
@@ -44,7 +42,7 @@ class NextRole:
 
 
 class RoleChange:
-    """wanted: what the daemon is to become once it has drained; None: nothing, it just ends."""
+    """wanted: the role to take once the daemon has drained; None: the daemon ends."""
 
     def __init__(self, role: str, configs: Sequence[object]) -> None:
         """role: one of ROLES, the daemon's now; configs: its dataclasses. Raises ConfigFileError,
@@ -67,13 +65,13 @@ class RoleChange:
             _check(other, self._carried(other))
 
     def offer(self, address: str, http: str | None, stop: Callable[[], None]) -> None:
-        """From now on it may be asked for. address, http: HOST:PORT that are served and are to be
-        kept; stop: makes the daemon drain and end."""
+        """Accept changes from now on. address, http: the HOST:PORT of both servers, which the new
+        role keeps; stop: makes the daemon drain and end."""
         self._standing = {"bind": address, "http_bind": http or ""}, stop
 
     def ask(self, role: str, given: Mapping[str, str]) -> None:
-        """Returns at once. Nothing happens where the node has that role. given: what is tuned for
-        the new role. Raises InvalidRequest, RoleFixed."""
+        """Begin the change and return at once. A node that has the role already does nothing.
+        given: settings of the new role by name. Raises InvalidRequest, RoleFixed."""
         if role not in ROLES:
             raise InvalidRequest(f"role must be one of {', '.join(ROLES)}")
         if self.wanted is not None and self.wanted.role != role:
@@ -105,7 +103,7 @@ class RoleChange:
         return carried | (file_settings(str(path), [*known]) if path else {})
 
     def _left(self) -> dict[str, Setting]:
-        """Defaults too: what a call has tuned meanwhile is not to outlive the role."""
+        """This role's settings, defaults included, so that no tuned setting outlives the role."""
         return {
             name: value
             for name, value in self._settings.items()
@@ -128,7 +126,7 @@ def _tuned(role: str, given: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def become(wanted: NextRole) -> NoReturn:
-    """This process goes on as that daemon. REQUIRES: everything it served has ended."""
+    """Replace this process by the daemon of that role. REQUIRES: all servers have ended."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             _close_on_exec(int(name))
@@ -140,7 +138,7 @@ def become(wanted: NextRole) -> NoReturn:
 
 
 def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
-    """The path of a file in memory that only the process that takes over may read."""
+    """The path of a file in memory that the new process inherits and no other can open."""
     descriptor = os.memfd_create(name, 0)
     os.write(descriptor, _toml(settings).encode())
     os.set_inheritable(descriptor, True)
@@ -179,4 +177,4 @@ def _close_on_exec(descriptor: int) -> None:
     try:
         os.set_inheritable(descriptor, False)
     except OSError:
-        return  # it was the listing's own
+        return  # the descriptor of the listing itself, closed by now

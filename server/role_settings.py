@@ -1,7 +1,7 @@
-"""What a caller may set of a node's new role, and what only whoever starts the node may.
+"""The settings that a role-change call may set, and those that only a start of the node may set.
 
-Owns the two lists. Pure. Invariant: every setting of a node stands in exactly one of them (a test
-compares), so that a new one is nobody's to change before somebody has thought of it.
+Pure. Invariant: every setting of a node is in exactly one of the two lists (a test compares), so
+that no call can set a new setting before its author has decided.
 """
 
 TUNING = frozenset(
@@ -16,19 +16,19 @@ TUNING = frozenset(
 
 FIXED = frozenset(
     {
-        # Who may ask, and for how much.
+        # Callers and their limits.
         *("api_key", "api_keys", "share_cache", "max_message_mib"),
         *("requests_per_minute", "tokens_per_minute"),
         *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
         *("max_connections", "allowed_hosts"),
         *("tls_cert", "tls_key", "tls_client_ca", "insecure", "gateway"),
-        # Where the node is, and whom it trusts with prompts and memory.
+        # Addresses, and peers trusted with prompts and memory.
         *("bind", "http_bind", "handover_bind", "name", "advertise", "etcd", "etcd_prefix"),
         *("prefill", "prefill_file", "prefill_ca"),
-        # What it serves, and what its peers must agree to.
+        # The model, and the settings that peers must share.
         *("model", "served_model_name", "dtype", "ssm_dtype", "device", "transport"),
         *("wire_kv", "wire_state", "wire_staging_mib", "lease_seconds"),
-        # What it reads and writes elsewhere, and how its process is kept.
+        # Files, collectors, and the process itself.
         *("other_role_config", "otlp_endpoint", "log_format", "metrics", "metrics_compat"),
         "exit_with_parent",
     }

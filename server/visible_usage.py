@@ -1,17 +1,17 @@
-"""What of a request's end its caller is told.
+"""How much of a request's usage its caller may see.
 
-A count that says how far a prompt agrees with cached ones answers a guess of somebody else's, so
-it is told as finely as the caller may know whose those were:
+The length of the cached prefix reveals whether another caller's prompt begins the same way. So the
+counts are as fine as the caller's right to see whose prompts are cached:
 
-    operators            everything, exactly
-    a tenant's callers   usable tokens exactly, since all of them are the tenant's own; what is not
-                         usable by whole pages
-    callers that share   what would stand if the cache knew whole pages only, and nothing that
-                         follows from exact counts: not where the prompt was computed, nor why
+    operators            every count, exactly
+    a tenant's callers   usable tokens exactly, since every cached token is the tenant's own; the
+                         unusable ones by whole pages
+    callers that share   the counts of a cache of whole pages, and nothing that follows from exact
+                         counts: neither where the prompt was computed nor why
 
-Pure. Invariants: usable + causes == prompt in each; what callers that share are told is the same
-for any two prompts that agree with the cache in the same whole pages. Nobody but an operator is
-told what the cache gave up, as that names others' requests.
+Pure. Invariants: usable + causes == prompt in every view; two prompts that share the same whole
+pages with the cache get the same view where callers share it. Only operators see evictions, since
+an eviction names other callers' requests.
 """
 
 from dataclasses import replace
@@ -21,13 +21,14 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.server.auth.caller import Scope
 from tasuki.server.auth.request_context import RequestContext
 
-NOT_TOLD = ""
-"""In the place of a prefill node's name."""
+HIDDEN_NODE = ""
+"""Replaces the name of the node that computed the prompt."""
 
 
 def visible_end(end: Finished, request_context: RequestContext) -> Finished:
-    """As visible_usage(); which states a request went through follows where it was computed."""
-    life = end.life if _knows_whose(request_context) else ()
+    """With visible_usage(), and without the request's states where these would show which node
+    computed the prompt."""
+    life = end.life if _sees_exact_hits(request_context) else ()
     return replace(end, usage=visible_usage(end.usage, request_context), life=life)
 
 
@@ -40,26 +41,26 @@ def visible_evictions(
 def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
     if request_context.caller.may(Scope.OPERATOR):
         return usage
-    if _knows_whose(request_context):
+    if _sees_exact_hits(request_context):
         return replace(usage, hit=None if usage.hit is None else _by_pages(usage.hit))
     return replace(
         usage,
         hit=None if usage.hit is None else usage.hit.in_pages,
         transfer=None,
-        prefilled_on=NOT_TOLD,
+        prefilled_on=HIDDEN_NODE,
         local_fallback=False,
         pulled=None,
         route=None,
     )
 
 
-def _knows_whose(request_context: RequestContext) -> bool:
-    """All that its prompts agree with is the caller's own, or may be known to it."""
+def _sees_exact_hits(request_context: RequestContext) -> bool:
+    """Whether every cached prefix of its prompts is the caller's own, or open to it."""
     return request_context.tenant is not None or request_context.caller.may(Scope.OPERATOR)
 
 
 def _by_pages(hit: HitBreakdown) -> HitBreakdown:
-    """Each cause ends at the end of a page, and what stood inside one is new."""
+    """The same hit in whole pages: a cause ends where a page ends; a page's rest counts as new."""
     causes = dict.fromkeys(hit.causes, 0)
     end = done = hit.usable_tokens
     for cause in _ORDER:
@@ -72,5 +73,5 @@ def _by_pages(hit: HitBreakdown) -> HitBreakdown:
     return replace(hit, kv_tokens=kv, causes=causes, lost=None, in_pages=None)
 
 
-# As the tree lays them over a prompt (cpp_cache/requests/matcher.cpp).
+# As the tree lays them over a prompt (cpp_cache).
 _ORDER = ("checkpoint_evicted", "never_checkpointed", "alignment", "in_flight", "kv_evicted")

@@ -1,8 +1,8 @@
-"""Threads for what one request costs a processor: parsing its body, its template, its tokens.
+"""Threads for a request's work on the processor: parsing a body, rendering a template, tokenizing.
 
-Owns the threads and how much may wait for one. Knows no request. `run` belongs to an event loop's
-thread; what it runs is any thread's. Invariants: nothing waits without a bound, and work whose
-caller left before it began is never begun; what failed work held is freed where it ran.
+Owns the threads and the bound on waiting work. `run` belongs to an event loop's thread; the work
+itself must be good for any thread. Invariants: at most `waiting` pieces wait or run; work whose
+caller left before it began is never begun; the memory of failed work is freed on its own thread.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _WAITING = 256
 
 
 class WorkThreads:
-    """threads begin with the first work. waiting: pieces that may run or wait."""
+    """threads: how many; they start with the first work. waiting: pieces that may run or wait."""
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tasuki-front")
@@ -29,7 +29,8 @@ class WorkThreads:
         self._waiting = waiting
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises. Raises Busy, at once, where no place is free."""
+        """Returns or raises as `work` does. Raises Busy, at once, where `waiting` pieces are
+        held."""
         if not self._places.acquire(blocking=False):
             raise Busy(
                 f"{self._waiting} prompts wait to be read: ask again in a moment, or another node"
@@ -43,7 +44,8 @@ class WorkThreads:
 
 
 def _tidied(work: Callable[[], Result]) -> Result:
-    """An error keeps what every frame below it held, and freeing that takes a while."""
+    """Frees the frames of a failed work here: an error keeps all that they hold, and freeing it
+    takes a while."""
     try:
         return work()
     except Exception as error:

@@ -1,6 +1,6 @@
 """How a daemon writes its log: lines for people, or one JSON object a line for machines.
 
-Owns the root logger's handler, once a process. Knows no message's meaning. A record's extras
+Owns the root logger's handler, once a process. A record's extras
 (`extra={"request_id": ...}`) become fields of the object, and stand behind the text.
 """
 

@@ -1,10 +1,10 @@
-"""How far something long has come: told to whoever wants to know."""
+"""Callbacks for the progress of long work."""
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Told (done, of how many), with done ascending to the whole."""
+"""Called with (done, whole); done ascends to whole."""
 
 
 def no_progress(done: int, whole: int) -> None:
-    return None
+    """Shows nothing."""

@@ -1,6 +1,6 @@
-"""A bar on a terminal for what takes long at start, and nothing where nobody looks.
+"""A progress bar on a terminal for long work at start; nothing where the stream is no terminal.
 
-Owns the last line of a terminal until what it shows is whole. One thread.
+Owns the last line of a terminal until the work is done. One thread.
 """
 
 import sys

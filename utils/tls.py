@@ -1,4 +1,4 @@
-"""Certificates: what a server shows and asks for, what a caller shows and trusts.
+"""TLS files: the certificates of servers and clients, and the CAs that each trusts.
 
 Holds paths of PEM files, never their contents; they are read once, when a server starts or a
 channel is made, so a renewed certificate needs a restart. Immutable, any thread.

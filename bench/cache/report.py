@@ -1,4 +1,4 @@
-"""Results as a table and a plot. Knows the targets; measures nothing."""
+"""Results as a table and a plot, judged by their targets; measures nothing."""
 
 from dataclasses import dataclass
 from html import escape
@@ -54,21 +54,21 @@ def _met(row: str, ours: Rows, peers: Results) -> str:
     target = next((t for t in TARGETS if t.row == row), None)
     if target is None or row not in ours:
         return ""
-    told = []
+    verdicts = []
     if target.limit is not None:
         good = ours[row] >= target.limit if _more_is_better(row) else ours[row] <= target.limit
         sign = ">=" if _more_is_better(row) else "<="
-        told.append(f"{sign} {target.limit:g}: {'met' if good else 'MISSED'}")
+        verdicts.append(f"{sign} {target.limit:g}: {'met' if good else 'MISSED'}")
     if target.ratio is not None and isinstance(rust, dict) and row in rust:
         ratio = _times_better(row, ours[row], rust[row])
         verdict = "met" if ratio >= target.ratio else "MISSED"
-        told.append(f">= {target.ratio:g}x Rust: {ratio:.1f}x {verdict}")
+        verdicts.append(f">= {target.ratio:g}x Rust: {ratio:.1f}x {verdict}")
     measured = [r[row] for r in peers.values() if isinstance(r, dict) and row in r]
     if target.lead is not None and measured:
         lead = min(_times_better(row, ours[row], each) for each in measured)
         verdict = "met" if lead >= target.lead else "MISSED"
-        told.append(f">= {target.lead:g}x the fastest peer: {lead:.2f}x {verdict}")
-    return "; ".join(told)
+        verdicts.append(f">= {target.lead:g}x the fastest peer: {lead:.2f}x {verdict}")
+    return "; ".join(verdicts)
 
 
 def _cell(rows: Rows | str, row: str) -> str:

@@ -1,4 +1,4 @@
-"""Thread CPU time of single calls, and what to say of many. Knows nothing of caches."""
+"""Thread CPU time of single calls, and percentiles of many. Has no part in caches."""
 
 import ctypes
 import gc
@@ -57,8 +57,8 @@ def heap_bytes() -> int:
     """Bytes that malloc has handed out in this process, its own headers included."""
     use = ctypes.CDLL(None).mallinfo2
     use.restype = _HeapUse
-    told = use()
-    return int(told.uordblks + told.hblkhd)
+    info = use()
+    return int(info.uordblks + info.hblkhd)
 
 
 def quiet(warm_bytes: int = 1 << 30) -> None:

@@ -1,1 +1,1 @@
-"""What `tasuki bench kernels` measures: one module a family, each with `cases(stage)`."""
+"""The cases of `tasuki bench kernels`: one module a family, each with `cases(stage)`."""

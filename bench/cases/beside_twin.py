@@ -1,4 +1,4 @@
-"""A fused elementwise kernel beside what torch.compile makes of its naive twin."""
+"""A fused elementwise kernel beside its naive twin under torch.compile."""
 
 from collections.abc import Callable
 from functools import partial

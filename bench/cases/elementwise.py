@@ -1,4 +1,4 @@
-"""What stands between matrix products: norms, rotary, gates. Each beside its compiled twin."""
+"""Elementwise work between matrix products: norms, rotary, gates. Each beside its compiled twin."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,1 +1,1 @@
-"""What `tasuki bench transfer` measures: windows alone, hand-overs of an engine, whole nodes."""
+"""The rows of `tasuki bench transfer`: windows alone, hand-overs of an engine, whole nodes."""

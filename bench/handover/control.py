@@ -48,7 +48,7 @@ _HIT = m.HitBreakdown(64, 0, 0, {"new": 64}, None)
 
 
 class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Counts what receivers say, by call; what they are answered starts no round trip."""
+    """Counts receivers' messages, by call; answers to them start no round trip."""
 
     def __init__(self) -> None:
         self.by_call: dict[str, int] = {}
@@ -168,14 +168,14 @@ async def _hand_overs() -> tuple[float, float]:
         for number in range(1, 1 + _REQUESTS):
             await _hand_over_one(client, over, number)
         seconds = (loop.time() - start) / _REQUESTS
-        said = sum(count for call, count in counts.by_call.items() if call != "Heartbeat")
+        messages = sum(count for call, count in counts.by_call.items() if call != "Heartbeat")
     finally:
         await client.stop()
         await service.stop()
         await server.stop(0)
         for part in parts:
             part.stop()
-    return seconds, said / _REQUESTS
+    return seconds, messages / _REQUESTS
 
 
 async def _hand_over_one(

@@ -1,6 +1,6 @@
 """How fast one core digests windows of host memory: out of memory, and out of its cache.
 
-Knows the layout of goodput's rows and no transport.
+Uses the layout of goodput's rows; needs no transport.
 """
 
 import time

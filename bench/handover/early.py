@@ -1,4 +1,4 @@
-"""What an early start is worth on a slow link: from Done to the second token, with and without it.
+"""The gain of an early start on a slow link: from Done to the second token, with and without it.
 
 Two engines of one process, driven by hand, over a loopback wire of a chosen rate (the throttle is
 in the sender's transport); the same prompts' lengths, taken in turns in one run. The main thread is
@@ -37,7 +37,7 @@ from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTranspor
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import WindowDigester
 
-Said = TypeVar("Said")
+Sent = TypeVar("Sent")
 
 _SHAPE = {
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -145,20 +145,20 @@ class _Pair:
         sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
         self._decode.handle(m.Submit(m.RequestId(f"bench-{number}"), prompt, sampling))
         self._decode.step()
-        wanted = _said(self._decode.take_outbox(), m.HandoverWanted)
+        wanted = _sent(self._decode.take_outbox(), m.HandoverWanted)
         room, generation = wanted.ticket.room, wanted.ticket.generation
         self._prefill.handle(m.PrefillReserve(wanted.ticket, wanted.prompt))
         self._prefill.step()
         self._decode.handle(m.GrantWanted(room))
         self._decode.step()
-        grant = _said(self._decode.take_outbox(), m.HandoverGranted).grant
+        grant = _sent(self._decode.take_outbox(), m.HandoverGranted).grant
         granted = Destination(grant.first_page, grant.pages, grant.slot)
         self._receiver.expect(room, generation, granted)
         self._sender.open(room, generation, "receiver", granted, self._flushed.put)
         self._prefill.handle(m.PrefillStart(grant))
         while self._prefill.step():
             pass
-        token = _said(self._prefill.take_outbox(), m.PrefillToken)
+        token = _sent(self._prefill.take_outbox(), m.PrefillToken)
         begun = self._early.counters["begun"]
         self._decode.handle(
             m.RemoteReady(
@@ -180,20 +180,20 @@ class _Pair:
         report = end.report
         self._receiver.verify(room, generation, report.digests, _SECONDS)
         done = time.perf_counter()
-        told = m.TransferReport(
+        transfer = m.TransferReport(
             report.bytes,
             report.windows,
             report.pages,
             report.hidden_seconds,
             report.exposed_seconds,
         )
-        self._decode.handle(m.RemoteDone(room, told))
+        self._decode.handle(m.RemoteDone(room, transfer))
         if early:
             self._decode.handle(self._ended.get(timeout=_SECONDS))
         while self._decode.step():
             pass
         second = time.perf_counter()
-        _said(self._decode.take_outbox(), m.Finished)
+        _sent(self._decode.take_outbox(), m.Finished)
         self._receiver.forget(room)
         self._prefill.handle(m.PrefillEnd(room))
         return second - done, second - first
@@ -204,7 +204,7 @@ def _digester(parts: EngineParts, transport: LoopbackTransport) -> WindowDigeste
     return WindowDigester(parts.arena.bytes.numpy(), parts.layout)
 
 
-def _said(outbox: list[m.Outbox], kind: type[Said]) -> Said:
+def _sent(outbox: list[m.Outbox], kind: type[Sent]) -> Sent:
     """The last of its kind. Raises BenchError where there is none."""
     for message in reversed(outbox):
         if isinstance(message, kind):

@@ -1,4 +1,4 @@
-"""What a wire of fewer bytes is worth on a slow link: a prefix handed over as it lies, and in fp8.
+"""The gain of a wire of fewer bytes on a slow link: a prefix handed over as it lies, and in fp8.
 
 Both over a loopback wire of a chosen rate (the throttle is in the sender's transport) within one
 process, in turns in one run: from the plan to every digest equal, encoding and decoding included.

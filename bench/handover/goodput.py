@@ -107,7 +107,7 @@ def goodput_rows() -> Iterator[Row | str]:
 
 
 def _in_a_process(tls: str) -> tuple[Measured, str]:
-    """What was measured, and the protocols that UCX says it used for puts."""
+    """What was measured, and the protocols that UCX reports for puts."""
     context = mp.get_context("spawn")
     channel, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:

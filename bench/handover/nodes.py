@@ -1,6 +1,6 @@
 """A whole pair over random weights: a prefill node in a process of its own, a decode node here.
 
-Everything is as `tasuki prefill` and `tasuki decode` build it, but for weights and tokenizer. Knows
+Everything is as `tasuki prefill` and `tasuki decode` build it, but for weights and tokenizer. Has
 no clients: requests enter where the fronts' do.
 """
 
@@ -95,11 +95,11 @@ class NodePair:
         submit = m.Submit(m.RequestId(f"bench-{next(self._names)}"), ids, sampling)
         start = time.perf_counter()
         seconds = None
-        async for said in self._node.front.engine.generate(submit):
-            if isinstance(said, m.TokenOut) and seconds is None:
+        async for message in self._node.front.engine.generate(submit):
+            if isinstance(message, m.TokenOut) and seconds is None:
                 seconds = time.perf_counter() - start
-            if isinstance(said, m.Finished) and seconds is not None:
-                return FirstToken(seconds, said.usage)
+            if isinstance(message, m.Finished) and seconds is not None:
+                return FirstToken(seconds, message.usage)
         raise BenchError("an answer ended without a token")
 
 

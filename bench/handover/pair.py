@@ -1,4 +1,4 @@
-"""A second process that receives, as the first one sees it.
+"""The first process's handle on a second one that receives.
 
 Owns the process. Life: a context manager. Thread rule: one thread.
 """

@@ -144,16 +144,16 @@ class PrefillRig:
         return Destination(held_pages, tuple(ids), 0)
 
     def _step_until(self, kind: type) -> None:
-        """Until the engine says it. Raises BenchError where it refuses or stops."""
+        """Wait for a message of that kind. Raises BenchError where the engine refuses or stops."""
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             self._engine.step()
-            for said in self._engine.take_outbox():
-                if isinstance(said, kind):
+            for message in self._engine.take_outbox():
+                if isinstance(message, kind):
                     return
-                if isinstance(said, m.PrefillRefused):
-                    raise BenchError(f"the engine refuses: {said.error.message}")
-        raise BenchError(f"the engine never said {kind.__name__}")
+                if isinstance(message, m.PrefillRefused):
+                    raise BenchError(f"the engine refuses: {message.error.message}")
+        raise BenchError(f"the engine never sent {kind.__name__}")
 
 
 def pages_of(tokens: int) -> int:

@@ -1,6 +1,6 @@
 """The receiving node of a hand-over without its engine: an arena, a transport, a receiver.
 
-Runs as a process of its own and does what it is asked over a pipe; `pair` asks. Knows no model.
+Runs as a process of its own and obeys commands over a pipe, which `pair` sends. Has no model.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """A link of a chosen rate over a faster one: no transfer is done before such a link had carried it.
 
-The throttle is inside the sender, and a row that used it says so. It needs a transport that tells
-the peer of a window in poll(), as peer_copy does: then nobody looks at bytes that came early. Owns
-the imagined wire's clock. Thread rule: as any transport.
+The throttle is inside the sender, and a row that used it is marked. It needs a transport that
+reports the peer of a window in poll(), as peer_copy does: then nobody looks at bytes that came
+early. Owns the imagined wire's clock. Thread rule: as any transport.
 """
 
 import threading

@@ -1,1 +1,1 @@
-"""What every bench measures with: clocks, floors, host, report."""
+"""The tools of every bench: clocks, floors, host, report."""

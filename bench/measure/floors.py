@@ -1,4 +1,4 @@
-"""What this device can do at most, measured in the same run as everything that is compared with it.
+"""The device's greatest rates, measured in the same run as the figures compared with them.
 
 A floor is bytes over the copy bandwidth, or operations over the rate of a large matrix product;
 datasheet rates are reached by no program.

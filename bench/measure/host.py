@@ -1,4 +1,4 @@
-"""Where and with what a bench ran: without it a figure cannot be compared."""
+"""The machine and versions of a bench, without which its figures cannot be compared."""
 
 import subprocess
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Host:
 
 
 def describe_host(device: torch.device, commit: str) -> Host:
-    """`commit` where the caller knows it, since a copied tree does not; else git's answer."""
+    """`commit` where it is given, as for a copied tree, which has no history; else git's answer."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor() or "cpu"
     versions = {"python": python_version(), "cuda": torch.version.cuda or "none"}
     for package in _PACKAGES:

@@ -1,7 +1,7 @@
-"""One engine over random weights, driven by hand, with the time at which each token was said.
+"""One engine over random weights, driven by hand, with the time at which each token was emitted.
 
-What is measured is what a front waits for: from the Submit that the engine takes to the TokenOut
-that it gives. Single-threaded, so that no queue hides time.
+It measures the time that a front waits: from the engine's Submit to its TokenOut. Single-threaded,
+so that no queue hides time.
 """
 
 import time
@@ -32,7 +32,7 @@ _SEED = 1
 
 @dataclass
 class Answer:
-    """Of one request: tokens, the times they were said, and the usage at its end."""
+    """Of one request: tokens, the times they were emitted, and the usage at its end."""
 
     submitted: float
     tokens: list[int] = field(default_factory=list)
@@ -76,8 +76,8 @@ class Rig:
         """One step of the engine. Raises BenchError where a request fails."""
         worked = self._engine.step()
         now = time.perf_counter()
-        for said in self._engine.take_outbox():
-            self._note(said, now)
+        for message in self._engine.take_outbox():
+            self._note(message, now)
         return worked
 
     def run(self) -> None:
@@ -109,15 +109,15 @@ class Rig:
         self._engine.handle(m.FlushCache(0))
         self._engine.take_outbox()
 
-    def _note(self, said: m.Outbox, now: float) -> None:
-        if isinstance(said, m.TokenOut):
-            answer = self._answers[said.request_id]
-            answer.tokens.append(said.token)
+    def _note(self, message: m.Outbox, now: float) -> None:
+        if isinstance(message, m.TokenOut):
+            answer = self._answers[message.request_id]
+            answer.tokens.append(message.token)
             answer.times.append(now)
-        elif isinstance(said, m.Finished):
-            self._answers[said.request_id].usage = said.usage
-        elif isinstance(said, m.Rejected):
-            raise BenchError(f"{said.request_id} was refused: {said.error.message}")
+        elif isinstance(message, m.Finished):
+            self._answers[message.request_id].usage = message.usage
+        elif isinstance(message, m.Rejected):
+            raise BenchError(f"{message.request_id} was refused: {message.error.message}")
 
 
 def random_parts(model: ModelConfig, config: EngineConfig) -> EngineParts:

@@ -1,4 +1,4 @@
-"""What a replay refuses, in words that name the file and the mend."""
+"""The error of a replay; it names the file and the mend."""
 
 
 class ReplayError(ValueError):

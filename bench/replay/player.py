@@ -58,7 +58,7 @@ class Player:
         self, request: TraceRequest, tokens: NDArray[np.int32], known: int, tally: Tally
     ) -> None:
         """`known`: prompt tokens in whole blocks. Where in a last partial block two prompts part is
-        not told by a trace, so the prompt's end is kept before it."""
+        absent from a trace, so the prompt's end is kept before it."""
         tree = self._tree
         grain = self._rules.grain_tokens
         shared = request.prompt_tokens // grain * grain

@@ -1,4 +1,5 @@
-"""What a replay keeps of a request: the engine's rules, or those of what it is compared with."""
+"""The checkpoints that a replay keeps of a request: by the engine's rules, or by those of a
+peer."""
 
 from dataclasses import dataclass
 

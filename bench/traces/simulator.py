@@ -1,6 +1,6 @@
 """An independent simulator of the same trace, run as a program of its own.
 
-Knows its command line and JSON; shares no code with the tree.
+Uses its command line and JSON; shares no code with the tree.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The replays as Markdown. Knows rows, not traces."""
+"""The replays' rows as a Markdown table."""
 
 from typing import Any
 

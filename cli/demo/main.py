@@ -37,13 +37,13 @@ def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki demo", "Ten turns of an agent.", argv, DemoConfig)
     model = config.model or str(embedded_model())
     flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
-    say(f"Model {model}\nStarting a prefill daemon and a decode daemon ...")
+    write_line(f"Model {model}\nStarting a prefill daemon and a decode daemon ...")
     pair = play(disaggregated, flags, config.answer_tokens)
-    say("\nThe same session in one fused process ...")
+    write_line("\nThe same session in one fused process ...")
     alone = play(fused, flags, config.answer_tokens)
     verdict = compare(pair, alone)
-    say(f"\nThe last answer: {' '.join(pair[-1].text.split()) or '(no readable text)'}")
-    say(f"\nTwo daemons against one process, fp32: {verdict}")
+    write_line(f"\nThe last answer: {' '.join(pair[-1].text.split()) or '(no readable text)'}")
+    write_line(f"\nTwo daemons against one process, fp32: {verdict}")
     return 0 if verdict.equal else 1
 
 
@@ -56,16 +56,16 @@ def play(
     answers = []
     sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
     with start(flags) as address, Client(address) as client:
-        say(f"Ready at {address}\n\n{table.header()}")
+        write_line(f"Ready at {address}\n\n{table.header()}")
         with client.open_session() as session:
             for number, messages in enumerate(demo_script.turns(), 1):
                 session.append(Prompt(messages=messages))
                 answer = session.generate(**sampling).result()
                 answers.append(answer)
-                say(table.row(number, answer.usage))
+                write_line(table.row(number, answer.usage))
     return answers
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

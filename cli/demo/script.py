@@ -1,4 +1,4 @@
-"""What is said in the demonstration: ten turns of an assistant that reads letters through a tool.
+"""The demonstration's conversation: ten turns of an assistant that reads letters through a tool.
 
 Data and pure functions only. The first turn sets the scene, each later one brings what a tool
 returned or what the person asks next; every turn adds several hundred tokens, so that the context

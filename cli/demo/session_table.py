@@ -1,7 +1,6 @@
 """The table of a session, a row a turn, from the usage that the server reported.
 
-Pure functions of usage objects: what is printed here is what a client was told, nothing is
-measured.
+Pure functions of usage objects: the table prints the client's usages and measures nothing.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Whether two runs of one session gave the same tokens.
 
-Pure. The oracle's margins say where a choice was so near a tie that rounding may decide it.
+Pure. The oracle's margins show where a choice was so near a tie that rounding may decide it.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,9 @@ class DoctorConfig:
     model: str = option("", "folder of a checkpoint that is to be served")
     bind: str = option("127.0.0.1:50051", "HOST:PORT that a daemon is to serve")
     peers: str = option("", "daemons that should answer, HOST:PORT separated by commas")
-    peers_ca: str = option("", "PEM file: peers speak TLS and are checked against it")
+    peers_ca: str = option(
+        "", "PEM file of a CA: connect to peers by TLS and check them against it"
+    )
     json: bool = option(False, "print a list of objects")
 
 
@@ -88,10 +90,10 @@ def peer(target: str, ca: str) -> Finding:
     except TlsError as error:
         return failure("peer", str(error), "give --peers-ca the authority's PEM file")
     except grpc.RpcError as error:
-        said = error.code().name if isinstance(error, grpc.Call) else str(error)
+        cause = error.code().name if isinstance(error, grpc.Call) else str(error)
         return failure(
             "peer",
-            f"{target} does not answer: {said}",
+            f"{target} does not answer: {cause}",
             "start it, open the port between the hosts, or give --peers-ca where it has TLS",
         )
     if reply.status != health_pb2.HealthCheckResponse.SERVING:

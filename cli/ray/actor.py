@@ -1,8 +1,8 @@
-"""One node under Ray: an actor that keeps one daemon alive and says where it is.
+"""One node under Ray: an actor that keeps one daemon alive and gives its address.
 
-Owns a child process and a file of prefill nodes that the child watches. Does not know its fellows.
-Thread rule: Ray calls one method at a time. Invariants: a child never outlives its actor, since its
-stdin ends with it; whoever asks for the address of a child that died gets its successor's.
+Owns a child process and a file of prefill nodes that the child watches. Thread rule: Ray calls one
+method at a time. Invariants: a child never outlives its actor, since its stdin ends with it; the
+address of a child that died is its successor's.
 """
 
 import tempfile
@@ -16,8 +16,8 @@ class RayNode:
     """Made an actor by fleet.py. role: prefill or decode."""
 
     def __init__(self, role: str, name: str, flags: Sequence[str], host: str) -> None:
-        """flags: the daemon's, without --bind and --name; host: to bind, empty for the address that
-        Ray knows this machine by."""
+        """flags: the daemon's, without --bind and --name; host: to bind, empty for Ray's address of
+        this machine."""
         self._role = role
         self._folder = tempfile.TemporaryDirectory(prefix="tasuki-")
         self._members = Path(self._folder.name) / "prefill-nodes"
@@ -47,7 +47,7 @@ class RayNode:
         fresh.replace(self._members)
 
     def pid(self) -> int:
-        """Of the daemon. REQUIRES: address() was asked."""
+        """The daemon's process id. REQUIRES: address() was called."""
         assert self._daemon is not None
         return self._daemon.pid
 

@@ -1,9 +1,8 @@
 """Prefill and decode nodes on the machines of a Ray cluster: `tasuki ray`.
 
-Ray places, starts and restarts; it never carries a token or a byte of cache: nodes talk to each
-other as everywhere. Owns one actor a node and the placement group that they live in. One thread.
-Invariant: decode nodes are told of every prefill node's address once it takes calls, and again when
-it has moved.
+Ray places, starts and restarts nodes; tokens and cache travel between nodes directly, as in every
+deployment. Owns one actor a node and the placement group that they live in. One thread. Invariant:
+decode nodes get every prefill node's address once it takes calls, and again when it has moved.
 """
 
 import json
@@ -48,8 +47,8 @@ class RayFleet:
             self.nodes[name] = actor.remote(role, name, list(flags), config.host)
 
     def look(self, patience: float = _ANSWER_SECONDS) -> dict[str, str]:
-        """Ask every node where it is, which also starts what has died; tell decode nodes of
-        prefill nodes that came, moved or went. patience: seconds for all of them together."""
+        """Get every node's address, which also starts daemons that died, and give decode nodes the
+        prefill nodes' addresses. patience: seconds for all of them together."""
         asked = {name: node.address.remote() for name, node in self.nodes.items()}
         ray.wait([*asked.values()], num_returns=len(asked), timeout=patience)
         self.addresses = {
@@ -60,7 +59,7 @@ class RayFleet:
         )
         for name, node in self.nodes.items():
             if name.startswith("decode-"):
-                # Also where nothing changed: a decode node that was restarted knows nobody.
+                # Also where nothing changed: a restarted decode node has no addresses.
                 node.follow.remote(prefill)
         return self.addresses
 
@@ -106,8 +105,8 @@ def _answered(call: Any) -> str | None:
 
 
 def supervise(config: RayConfig, flags: Sequence[str]) -> None:
-    """Until Ctrl-C, which drains. Says where nodes are as one line of JSON, and again whenever one
-    has moved."""
+    """Until Ctrl-C, which drains. Prints the nodes' addresses as one line of JSON, and again
+    whenever one has moved."""
     ray.init(address=config.address)
     with RayFleet(config, flags) as fleet:
         try:

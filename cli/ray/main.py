@@ -1,4 +1,4 @@
-"""`tasuki ray`: what it may be told. The work is fleet.py's, imported only where Ray is."""
+"""`tasuki ray`: its settings. fleet.py does the work and is imported only where Ray is."""
 
 import importlib
 import importlib.util
@@ -25,7 +25,7 @@ class RayConfig:
         "how nodes lie over machines",
         ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"),
     )
-    host: str = option("", "address that each node binds; none: the one Ray knows its machine by")
+    host: str = option("", "address that each node binds; none: Ray's address of its machine")
     poll_seconds: float = option(1.0, "between two looks at every node")
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """A node's dashboard streams, from its HTTP port: JSON values as they come.
 
-Knows server-sent events and the key, no value's meaning. One thread; reading blocks.
+Reads server-sent events and sends the key; values stay JSON. One thread; reading blocks.
 """
 
 import json
@@ -21,8 +21,8 @@ _CONNECT_SECONDS = 10.0
 @dataclass(frozen=True)
 class HttpTarget:
     http: str = option("127.0.0.1:8000", "HOST:PORT of the node's HTTP server (--http-bind)")
-    ca: str = option("", "PEM file: the node speaks TLS and is checked against it")
-    api_key: str = option("", "the node's key, where it asks for one")
+    ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
+    api_key: str = option("", "the node's key, where it requires one")
 
     def values(self, path: str) -> Iterator[dict[str, Any]]:
         """Of the stream at `path`, as /debug/stream, until it ends. Raises ClientError."""

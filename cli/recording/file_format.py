@@ -1,7 +1,7 @@
 """A recording: what happened at a node, event by event, in a file of gzipped JSON lines.
 
 Owns the format. The first line is {"tasuki_recording": 1, "about": {...}}, every other one an event
-as dashboard/history/events.py tells them, in order of `at`. A recording whose end was cut off is
+as in dashboard/history/events.py, in order of `at`. A recording whose end was cut off is
 read up to there: the recorder may have been killed."""
 
 import gzip

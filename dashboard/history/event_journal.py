@@ -1,7 +1,7 @@
-"""The last events in order, for those who follow: a recorder, or a page's stream.
+"""The last events in order, for followers: a recorder, or a page's stream.
 
-Owns a bounded ring. Who follows asks for what came after a number and is told which came next; one
-that is too slow is told the numbers it missed. One thread.
+Owns a bounded ring of numbered events. A follower reads the events from a number on, and gets the
+number to go on with; one that is too slow gets the count of missed events. One thread.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ _REMEMBERED = 8192
 
 @dataclass(frozen=True)
 class EventsSince:
-    """next: to ask for what comes later. missed: so many are forgotten already."""
+    """next: the number to go on with. missed: how many events are forgotten already."""
 
     events: tuple[Event, ...]
     next: int

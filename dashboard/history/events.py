@@ -1,4 +1,4 @@
-"""What a node's history is made of: events, each an object of plain JSON.
+"""The events of a node's history, each an object of plain JSON.
 
 An event has `kind`, and `at` (seconds since 1970) once it is kept. The same events feed the page of
 a running node, a recording, and the page of a recording. Pure functions.
@@ -9,11 +9,11 @@ a running node, a recording, and the page of a recording. Pure functions.
 | finished | it ended | request, reason, usage, life, hint |
 | rejected | it was refused | request, error |
 | room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
-| evicted | the cache made room | evictions |
+| evicted | the cache evicted | evictions |
 | lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
 | pulled, pull_lost, pull_fenced | a pull of a prompt's beginning | room; of pulled report |
 | peers | whether a prefill node is connected | prefill_available |
-| pools | a sample of what the node counts | as pools_event says |
+| pools | a sample of the node's counters | see pools_event |
 """
 
 from dataclasses import replace
@@ -44,7 +44,7 @@ Event = dict[str, Any]
 
 
 def event_of(message: ObservedMessage) -> Event | None:
-    """None of what leaves no trace: single tokens."""
+    """The message as an event; None for single tokens, which history does not keep."""
     match message:
         case Submit(request_id=request, prompt=prompt, session=session):
             return _event("submit", request=request, session=session, prompt_tokens=len(prompt))

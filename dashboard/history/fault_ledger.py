@@ -1,8 +1,7 @@
 """What went wrong and how it ended: a bounded list of entries, youngest last.
 
 Owns the entries, their counts since the start, and the rooms that may wait for their fence (one
-that was lost before its grant never needs one). Knows
-events only.
+that was lost before its grant never needs one).
 """
 
 from collections import Counter, deque

@@ -1,7 +1,7 @@
 """The hit waterfall over time: how many prompt tokens were usable, and why the rest was not.
 
-Owns one interval a second for the last while and the totals since the start. Knows breakdowns as
-events tell them. Invariant: prompt == usable + the sum of causes, in each interval and in all.
+Owns one interval a second for the last hour, and the totals since the start. Breakdowns are those
+of events. Invariant: prompt == usable + the sum of causes, in each interval and in all.
 """
 
 from collections import Counter, deque

@@ -1,9 +1,9 @@
-"""A node's recent past: what its page shows, by the events that made it.
+"""A node's recent history, built from events, for its page.
 
-Owns every part below; each is bounded, so the whole is. Knows events, not engines: a recording
-fills it as a running node does. Thread rule: one thread, the event loop's; nothing blocks.
-Invariant: totals of the waterfall equal the node's counters of ended requests, and what their
-clients were told.
+Owns every part below; each is bounded, so the whole is. Events alone fill it, a recording's as well
+as a running node's. Thread rule: one thread, the event loop's; nothing blocks. Invariant: the
+waterfall's totals equal the node's counters of ended requests, and the sum of these requests'
+usages.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ class NodeHistory:
         self.evictions: deque[dict[str, Any]] = deque(maxlen=_EVICTIONS)
 
     def apply(self, event: Event) -> None:
-        """`event` has its `at`, which never runs back."""
+        """Add one event. REQUIRES: its `at` is not before the last event's."""
         self.journal.add(event)
         self.faults.take(event)
         match event["kind"]:

@@ -1,4 +1,4 @@
-"""Samples of what a node counts, one a second or so, for the last while."""
+"""Samples of a node's pools, about one a second, for the last half hour."""
 
 from collections import deque
 from typing import Any

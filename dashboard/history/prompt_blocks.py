@@ -1,5 +1,5 @@
-"""Prompts as names of their blocks, for recordings: equal names mean equal prefixes, and nothing
-else can be learnt from them.
+"""Names of prompts' blocks, for recordings: equal names mean equal prefixes, and reveal nothing
+else.
 
 Owns a secret of this process, so that nobody can check a guess of a prompt against a name. Names of
 two salts never agree.
@@ -18,6 +18,6 @@ class PromptBlocks:
         self._secret = secrets.token_bytes(16)
 
     def names(self, submit: Submit) -> list[str]:
-        """One a page of 64 tokens, the last for what is left of the prompt."""
+        """One name for each page of 64 tokens, and one for the rest of the prompt."""
         _, *names = prefix_hashes(submit.prompt, self._secret + submit.salt)
         return [name[:_NAME_BYTES].hex() for name in names]

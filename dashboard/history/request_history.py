@@ -1,6 +1,7 @@
-"""The last requests, whole: what each asked, where it spent its time, what it was told.
+"""The last requests: what each asked for, its seconds by state, and its usage.
 
-Owns a bounded memory by id, the oldest end first to go, and those in flight. Knows events only.
+Owns a bounded memory of ended requests by id, which forgets the oldest end first, and the requests
+in flight.
 """
 
 from collections import OrderedDict, deque
@@ -18,7 +19,7 @@ class RequestHistory:
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._drawn: deque[dict[str, Any]] = deque()
         self.ends = 0
-        """How many have ended since the start; says whether a list is stale."""
+        """How many have ended since the start; a list is stale where this has changed."""
 
     @property
     def in_flight(self) -> int:
@@ -50,10 +51,10 @@ class RequestHistory:
 
     def _bound_timelines(self, record: dict[str, Any]) -> None:
         """Timelines are the larger part of a record by far: fewer are kept."""
-        told = _told_with_timelines(record)
-        if not any(report.get("timeline") for report in told.values()):
+        reports = _transfer_reports(record)
+        if not any(report.get("timeline") for report in reports.values()):
             return
-        self._drawn.append(told)
+        self._drawn.append(reports)
         if len(self._drawn) > _TIMELINES:
             for report in self._drawn.popleft().values():
                 report["timeline"] = None
@@ -75,17 +76,17 @@ def _arrival(event: Event, submit: Event | None) -> float:
 
 
 def _summary(record: dict[str, Any]) -> dict[str, Any]:
-    told = _told_with_timelines(record)
-    if not told:
+    reports = _transfer_reports(record)
+    if not reports:
         return record
     brief = {
         name: {key: value for key, value in report.items() if key != "timeline"}
-        for name, report in told.items()
+        for name, report in reports.items()
     }
     return {**record, "usage": {**record["usage"], **brief}}
 
 
-def _told_with_timelines(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the record tells of its hand-over and of the pull before, where there was one."""
+def _transfer_reports(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The reports of the record's hand-over and of the pull before it, those that exist."""
     usage = record.get("usage") or {}
     return {name: usage[name] for name in ("transfer", "pulled") if usage.get(name)}

@@ -1,7 +1,7 @@
 """Conversations, turn by turn: what was cached, computed and decoded, and the pauses between.
 
-Owns a bounded memory of sessions by the name that operators may call them, the one unused longest
-first to go. Knows records of requests (request_history.py).
+Owns a bounded memory of sessions by their labels for operators, which forgets the one unused
+longest first. Fed with records of requests (request_history.py).
 """
 
 from collections import OrderedDict, deque
@@ -16,7 +16,7 @@ class SessionHistory:
         self._sessions: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
 
     def ended(self, record: dict[str, Any]) -> None:
-        """A turn is over. Requests of no session leave no turn."""
+        """Add the turn of an ended request; a request without a session adds none."""
         name, usage = record["session"], record.get("usage")
         if name is None or usage is None:
             return

@@ -1,4 +1,4 @@
-"""Values as JSON knows them. Pure."""
+"""The engine's values as JSON values. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass

@@ -1,4 +1,4 @@
-"""What the page asks for, as JSON values. Pure functions of a history; the page draws, decides
+"""The page's views as JSON values. Pure functions of a history; the page draws, decides
 nothing."""
 
 from typing import Any
@@ -7,12 +7,11 @@ from .node_history import NodeHistory
 
 _LISTED = 200
 _SESSIONS, _TURNS = 24, 24
-"""So many sessions are drawn, and the last turns of each: what one second's news redraws must fit
-into a frame."""
+"""Bounds on the drawn sessions and on the turns of each, so that a redraw fits into a frame."""
 
 
 def overview(history: NodeHistory, now: float, seconds: int, points: int) -> dict[str, Any]:
-    """The waterfall, the what-if, both pools, and how many of everything there is."""
+    """The waterfall, the what-if, both pools, and counts of requests, sessions and faults."""
     return {
         "at": now,
         "events": history.journal.end,

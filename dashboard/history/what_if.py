@@ -1,9 +1,8 @@
-"""How much a larger arena would have saved: asked of the prompts whose evicted states are
-remembered.
+"""An estimate of the prompt tokens that a larger arena would have saved.
 
 Owns the last prompts' losses. A prompt whose state was evicted `slabs_since` slabs ago would have
-found it in an arena larger by as much, as far as evictions go by age: the distance is that of the
-traffic that was, so the answer is an estimate, never less than one slab.
+found it in an arena larger by as much, if evictions went by age alone. The distance is that of past
+traffic, so the answer is an estimate; it is at least one slab.
 """
 
 import math

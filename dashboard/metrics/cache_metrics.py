@@ -1,7 +1,7 @@
 """A node's report as Prometheus families. Pure functions: nothing is counted here.
 
 Counters come from the tree itself, so this node's waterfall includes requests that were retracted
-or aborted, which the counters of request_metrics.py tell once each.
+or aborted, which the counters of request_metrics.py count once each.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
     yield counter("cache_lost_tokens", "Prompt tokens not usable, by cause.", "cause", stats.lost)
     yield gauge(
         "cache_policy_saved_tokens",
-        "Prefill that each policy's shadow would have saved of late.",
+        "Prefill that each policy's shadow would have saved recently.",
         "policy",
         stats.policies,
     )
@@ -58,12 +58,12 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         "peer_engine_seconds",
         "Since a linked node's engine last ended a step; 0 where it has nothing to do.",
         "peer",
-        {peer: told.engine_seconds for peer, told in report.peers.items()},
+        {peer: progress.engine_seconds for peer, progress in report.peers.items()},
     )
     yield gauge(
         "peer_front_seconds",
         "For how long a linked node's callers have waited for its event loop.",
         "peer",
-        {peer: told.front_seconds for peer, told in report.peers.items()},
+        {peer: progress.front_seconds for peer, progress in report.peers.items()},
     )
     yield counter("handover_windows", "Windows sent here, by outcome.", "outcome", report.windows)

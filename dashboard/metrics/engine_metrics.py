@@ -20,7 +20,7 @@ def engine_families(report: NodeReport) -> Iterator[Metric]:
     if report.stats.early:
         yield counter(
             "early_steps",
-            "Decode steps behind the layer barrier, by what became of them.",
+            "Decode steps behind the layer barrier, by outcome.",
             "outcome",
             report.stats.early,
         )

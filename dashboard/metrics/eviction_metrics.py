@@ -1,6 +1,6 @@
-"""What the cache gave up, by kind and by what its policy held it to be worth.
+"""Histograms of evictions by kind and by the policy's score.
 
-Owns no registry but the one it is given. One thread.
+Borrows its registry. One thread.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram

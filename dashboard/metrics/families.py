@@ -1,4 +1,4 @@
-"""Families of numbers that somebody else counted. Pure functions."""
+"""Metric families from numbers that other parts have counted. Pure functions."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,6 @@
-"""Hand-overs that were lost, and how long what they were granted stayed out of use.
+"""Counters of lost hand-overs, and how long their granted pages stayed out of use.
 
-Owns no registry but the one it is given, and the rooms that wait for their fence. One thread.
+Borrows its registry; owns the rooms that wait for their fence. One thread.
 """
 
 import time

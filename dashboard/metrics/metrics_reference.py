@@ -1,7 +1,7 @@
 """docs/metrics.md, from the metrics themselves:
 `python -m tasuki.dashboard.metrics.metrics_reference`.
 
-Pure: lists what an exposition tells that has heard everything once.
+Pure: lists the metrics of an exposition that has observed every kind of message once.
 """
 
 import sys
@@ -40,15 +40,15 @@ _HEAD = f"""# Metrics
 
 Written by `python -m tasuki.dashboard.metrics.metrics_reference`; a test compares.
 
-`GET /metrics` on the HTTP port of any node (`--http-bind`) tells these in Prometheus' text format.
+`GET /metrics` on the HTTP port of any node (`--http-bind`) serves these in Prometheus' text format.
 `--metrics-compat {"|".join(DIALECTS[1:])}` adds the names that boards of other engines use,
-`--metrics off` tells none of those that count requests. Counters end in `_total`, histograms in
+`--metrics off` leaves out those that count requests. Counters end in `_total`, histograms in
 `_bucket`, `_sum` and `_count`. Causes are `new`, `never_checkpointed`, `checkpoint_evicted`,
 `kv_evicted`, `alignment`, `in_flight` and, for requests that ended before their prompt was looked
 up, `{UNSCHEDULED}`; usable plus all causes is the prompt, exactly.
 
-`tasuki_request_*` are of requests that ended, as their clients were told; `tasuki_cache_*` are of
-the tree of this node, which also counts what was retracted, aborted or leased for another node.
+`tasuki_request_*` count requests that ended, by their usages; `tasuki_cache_*` count in this node's
+tree, also requests that were retracted, aborted or computed for another node.
 
 | metric | type | labels | meaning |
 | --- | --- | --- | --- |
@@ -65,26 +65,26 @@ def reference() -> str:
 
 def _row(family: Metric) -> str:
     labels = sorted({key for sample in family.samples for key in sample.labels} - {"le"})
-    told = ", ".join(f"`{label}`" for label in labels)
+    names = ", ".join(f"`{label}`" for label in labels)
     suffix = "_total" if family.type == "counter" else ""
-    return f"| `{family.name}{suffix}` | {family.type} | {told} | {family.documentation} |"
+    return f"| `{family.name}{suffix}` | {family.type} | {names} | {family.documentation} |"
 
 
 def _exposition() -> Exposition:
-    """It has heard of everything that has labels, once."""
-    heard = Exposition()
+    """One that has observed every message with labels once."""
+    exposition = Exposition()
     request, room = RequestId(_LABEL_ONLY), RoomId(0)
     hit = HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None)
     usage = Usage(0, 0, hit, None, _LABEL_ONLY, False, 0.0, 0.0)
-    heard.observe(Finished(request, FinishReason.STOP, usage))
-    heard.observe(Rejected(request, RequestError(ErrorKind.INVALID, _LABEL_ONLY)))
-    heard.observe(RoomEnded(room, 0, hit, True, ()))
-    heard.observe(Evicted((Eviction(1, _LABEL_ONLY, None, 0, 0.0, None, None),)))
-    return heard
+    exposition.observe(Finished(request, FinishReason.STOP, usage))
+    exposition.observe(Rejected(request, RequestError(ErrorKind.INVALID, _LABEL_ONLY)))
+    exposition.observe(RoomEnded(room, 0, hit, True, ()))
+    exposition.observe(Evicted((Eviction(1, _LABEL_ONLY, None, 0, 0.0, None, None),)))
+    return exposition
 
 
 def _report() -> NodeReport:
-    """Everything a node may tell, once."""
+    """A report with every field set."""
     none: Counter[str] = Counter()
     one = {_LABEL_ONLY: 0}
     pool = dict.fromkeys(_COUNTS, 0)

@@ -1,4 +1,4 @@
-"""Everything that a node counts, at one moment: plain values, the source of every gauge."""
+"""A node's counters at one moment: plain values, the source of every gauge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +10,9 @@ from tasuki.transfer.sending.counters import SenderCounters
 
 @dataclass(frozen=True)
 class NodeReport:
-    """prefill_nodes: by state. windows: those sent here, by what became of them. sent: of a node
-    that hands on. peers: what nodes linked to this one tell of themselves, by address or name."""
+    """prefill_nodes: counts by state. windows: counts of windows sent here, by outcome. sent: of a
+    node that hands prompts over. peers: the progress that linked nodes report of themselves, by
+    address or name."""
 
     stats: StatsReply
     prefill_nodes: Mapping[str, int] = field(default_factory=dict)

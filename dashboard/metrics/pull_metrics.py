@@ -1,4 +1,4 @@
-"""What a prefill node pulled from decode nodes, so as not to compute it.
+"""Counters of the prefixes that a prefill node pulled from decode nodes instead of computing them.
 
 Owns no registry but the one it is given. One thread.
 """

@@ -1,8 +1,7 @@
-"""What requests were told: counters and histograms fed from the messages that end them.
+"""Counters and histograms of requests, fed from the messages that end them.
 
-Owns no registry but the one it is given. Knows the engine's messages, not its caches. One thread.
-Invariant: prompt tokens == usable tokens + the sum of lost tokens over causes, exactly as the
-usages that clients got.
+Borrows its registry. One thread. Invariant: prompt tokens == usable tokens + the sum of lost tokens
+over causes, exactly as in the usages that clients got.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram

@@ -1,6 +1,6 @@
-"""What a prefill node's rooms came to: counters and histograms fed as each ends.
+"""Counters and histograms of a prefill node's rooms, fed as each room ends.
 
-Owns no registry but the one it is given. Knows the engine's messages, not the sender. One thread.
+Borrows its registry. One thread.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram

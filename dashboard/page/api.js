@@ -1,4 +1,4 @@
-// Where the page's data comes from: JSON by request, and a stream of it. Nothing else is asked for.
+// The page's data: JSON by request, and a stream of it.
 // The API key, where the node wants one, lives in this tab's session storage only.
 
 const KEY = "tasuki-key";
@@ -14,12 +14,12 @@ async function ask(path, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const reply = await fetch(path, { headers, signal });
   if (reply.status === 401 || reply.status === 403) throw new KeyWanted();
-  if (!reply.ok) throw new Error((await told(reply)) ?? `${path}: ${reply.status}`);
+  if (!reply.ok) throw new Error((await refusal(reply)) ?? `${path}: ${reply.status}`);
   return reply;
 }
 
-// What the node says of its refusal, and the mend.
-async function told(reply) {
+// The message of the node's refusal, with the mend.
+async function refusal(reply) {
   const body = await reply.json().catch(() => null);
   return body?.error?.message;
 }

@@ -51,7 +51,7 @@ function pull(pulled) {
   ];
 }
 
-const told = (window) => `window ${window.sequence}: layers ${window.first_layer} to `
+const titleOf = (window) => `window ${window.sequence}: layers ${window.first_layer} to `
   + `${window.first_layer + window.layers_finished.length - 1}, `
   + `${window.pages} pages${window.carries_state ? " and state" : ""}, ${bytes(window.bytes)}`;
 const lastFlush = (track) => Math.max(0, ...track.windows.map((window) => window.flushed_at));
@@ -65,7 +65,7 @@ function sender(track) {
       ["hidden-time", window.begun_at, Math.min(window.flushed_at, forwardEnd)],
       ["exposed-time", Math.max(window.begun_at, forwardEnd), window.flushed_at],
     ],
-    told: told(window),
+    title: titleOf(window),
   }));
   return drawTrack("sender", track.phases, bars, Math.max(forwardEnd, lastFlush(track)));
 }
@@ -73,7 +73,7 @@ function sender(track) {
 // There is no forward that a pull could hide beside.
 function giver(track) {
   const bars = track.windows.map((window) => ({
-    marks: [], parts: [["exposed-time", window.begun_at, window.flushed_at]], told: told(window),
+    marks: [], parts: [["exposed-time", window.begun_at, window.flushed_at]], title: titleOf(window),
   }));
   return drawTrack("giver", track.phases, bars, lastFlush(track));
 }
@@ -81,10 +81,10 @@ function giver(track) {
 function receiver(name, track) {
   const bars = [
     ...track.windows.map((window) => ({
-      marks: [], told: `window ${window.sequence}`, parts: [["landed", window.landed_at, window.verified_at]],
+      marks: [], title: `window ${window.sequence}`, parts: [["landed", window.landed_at, window.verified_at]],
     })),
     ...track.waits.map((wait) => ({
-      marks: [], told: `waited for layer ${wait.layer}`, parts: [["wait", wait.began_at, wait.ended_at]],
+      marks: [], title: `waited for layer ${wait.layer}`, parts: [["wait", wait.began_at, wait.ended_at]],
     })),
   ];
   return drawTrack(name, track.phases, bars, Math.max(0, ...bars.map((bar) => bar.parts[0][2])));
@@ -100,10 +100,10 @@ function drawTrack(name, phases, bars, end) {
     svg.append(shape("line", { x1: x(phase.at), x2: x(phase.at), y1: 12, y2: height - 16, class: "phase" }),
       shape("text", { x: Math.min(x(phase.at), WIDTH - 60), y: 11 + 11 * (index % 3), "data-phase": phase.phase }, phase.phase));
   });
-  bars.forEach(({ parts, marks, told }, index) => {
+  bars.forEach(({ parts, marks, title }, index) => {
     const y = top + LINE * index;
     const group = shape("g", { "data-window": index });
-    group.append(shape("title", {}, told));
+    group.append(shape("title", {}, title));
     for (const [kind, from, to] of parts) {
       if (to > from) group.append(shape("rect", { x: x(from), y, width: Math.max(1, x(to) - x(from)), height: LINE - 1, class: kind }));
     }

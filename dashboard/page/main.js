@@ -1,4 +1,4 @@
-// Joins the views with the stream of the node's overview. A view asks for its own data when it is shown and when
+// Joins the views with the stream of the node's overview. A view loads its own data when it is shown and when
 // something has happened since, so that a page that nobody looks at costs the node one small message a second.
 
 import { follow, KeyWanted, useKey } from "./api.js";
@@ -23,10 +23,10 @@ const tabs = new Tabs(find("tabs"), show);
 
 function show(name) {
   if (name === "overview") { if (state) overview.draw(state); return; }
-  views[name].refresh().catch((error) => say(error.message));
+  views[name].refresh().catch((error) => showStatus(error.message));
 }
 
-function say(text) {
+function showStatus(text) {
   find("live").textContent = text;
 }
 
@@ -34,10 +34,10 @@ function take(next) {
   const happened = !state || next.ended !== state.ended || JSON.stringify(next.faults) !== JSON.stringify(state.faults);
   state = next;
   const { node, version = "" } = next.about;
-  // A checkout that is not installed has no version to tell.
+  // A checkout that is not installed has no version.
   find("node").textContent = version.startsWith("(") ? node : `${node} ${version}`;
   views.tree.role = next.about.role;
-  say(next.about.recorded ? `recorded ${next.about.recorded}` : "live");
+  showStatus(next.about.recorded ? `recorded ${next.about.recorded}` : "live");
   document.body.dataset.ended = next.ended;
   if (tabs.current === "overview" || happened) show(tabs.current);
 }
@@ -47,8 +47,8 @@ async function live() {
     try {
       await follow("/debug/stream", take);
     } catch (error) {
-      if (error instanceof KeyWanted) { say("this node asks for its key"); find("key").hidden = false; return; }
-      say(`no answer: ${error.message}`);
+      if (error instanceof KeyWanted) { showStatus("this node requires its key"); find("key").hidden = false; return; }
+      showStatus(`no answer: ${error.message}`);
     }
     await new Promise((again) => setTimeout(again, RETRY_MS));
   }

@@ -26,11 +26,11 @@ export class RequestView {
   }
 
   async choose(name) {
-    tell(find("request"), await load(`/debug/requests/${encodeURIComponent(name)}`));
+    showRequest(find("request"), await load(`/debug/requests/${encodeURIComponent(name)}`));
   }
 }
 
-function tell(list, row) {
+function showRequest(list, row) {
   const found = hit(row);
   const lost = found?.lost;
   const transfer = row.usage?.transfer;

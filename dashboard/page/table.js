@@ -3,7 +3,7 @@
 
 import { element, onChoose } from "./dom.js";
 
-// columns: [title, row => text, is_text]; key(row) tells rows apart; choose(key) or nothing.
+// columns: [title, row => text, is_text]; key(row) identifies a row; choose(key) or nothing.
 export function drawTable(table, columns, rows, key, choose) {
   const body = table.tBodies[0] ?? begin(table, columns);
   const wanted = new Set(rows.map((row) => String(key(row))));
@@ -12,7 +12,7 @@ export function drawTable(table, columns, rows, key, choose) {
   for (const row of rows) {
     const texts = columns.map(([, read]) => String(read(row)));
     if (next?.dataset.key === String(key(row))) {
-      say(next, texts);
+      update(next, texts);
       next = next.nextElementSibling;
     } else {
       body.insertBefore(lineOf(columns, texts, key(row), choose), next);
@@ -40,7 +40,7 @@ function lineOf(columns, texts, key, choose) {
   return line;
 }
 
-function say(line, texts) {
+function update(line, texts) {
   texts.forEach((text, index) => {
     const cell = line.cells[index];
     if (cell.textContent !== text) cell.textContent = text;

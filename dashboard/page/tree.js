@@ -8,7 +8,7 @@ import { count } from "./format.js";
 
 const WIDTH = 1200;
 const ROW = 26;
-const LEAST = 2; // narrower boxes are not drawn: the parent's "not drawn" tells of them
+const LEAST = 2; // narrower boxes are not drawn: the parent's "not drawn" counts them
 
 const KINDS = [
   ["checkpoint", "a state stands at its end"],
@@ -88,23 +88,23 @@ export class TreeView {
     if (focused) this.rect(this.current)?.focus();
   }
 
-  // Place, kind and what it tells; tenths of a pixel, since one more prompt in a large tree moves every box by less.
+  // Place, kind and title; tenths of a pixel, since one more prompt in a large tree moves every box by less.
   lookOf({ row, hidden, x, width, level }) {
     const kind = hidden ? "hidden-nodes" : this.kindOf(row);
-    const told = hidden
+    const title = hidden
       ? `${count(hidden.nodes)} more nodes, ${count(hidden.tokens)} tokens`
       : `${count(row.standing.tokens)} tokens, ${count(row.standing.nodes)} nodes, ${kind.replace("_", " ")}`;
     const label = width <= 60 ? "" : hidden ? `+${count(hidden.nodes)}` : count(row.standing.tokens);
-    return [x.toFixed(1), width.toFixed(1), level * ROW, kind, told, label];
+    return [x.toFixed(1), width.toFixed(1), level * ROW, kind, title, label];
   }
 
-  box(name, { row }, x, width, y, kind, told, label) {
+  box(name, { row }, x, width, y, kind, title, label) {
     const chosen = row && name === this.chosen ? " chosen" : "";
-    const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}${chosen}` }, shape("title", {}, told));
+    const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}${chosen}` }, shape("title", {}, title));
     const group = shape("g", {}, rect);
     if (label) group.append(shape("text", { x: Number(x) + 4, y: y + 16 }, label));
     if (row) {
-      for (const [key, value] of Object.entries({ tabindex: "-1", role: "treeitem", "aria-label": told, "data-node": name })) {
+      for (const [key, value] of Object.entries({ tabindex: "-1", role: "treeitem", "aria-label": title, "data-node": name })) {
         rect.setAttribute(key, value);
       }
       onChoose(rect, () => this.choose(name));

@@ -1,4 +1,4 @@
-"""What an attack is: a name, and a function that tries things until its time is up.
+"""An attack: a name, and a function that tries things until its time is up.
 
 Pure. A function notes each try and how it ended in the tally, and calls what must not be a finding;
 what holds for all attacks (the nodes live, answer /health, come to rest, give the same tokens) is

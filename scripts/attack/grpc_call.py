@@ -1,4 +1,4 @@
-"""One gRPC call as an attacker makes it, and what its status says of the server.
+"""One gRPC call as an attacker makes it, and what its status shows of the server.
 
 Every call has a deadline. INTERNAL, UNKNOWN and a deadline that passed are findings, whatever was
 asked.
@@ -67,7 +67,7 @@ def ask(
     tally: Tally,
     seconds: float = CALL_SECONDS,
 ) -> tuple[grpc.StatusCode, list[Any]]:
-    """How it ended, as the tally has noted, and what was heard. Endless streams are left."""
+    """The call's status, which the tally has noted, and its answers. Endless streams are left."""
     sent = list(requests)
     call = getattr(channel, method.arity)(
         method.path,
@@ -77,28 +77,28 @@ def ask(
         response_deserializer=method.response.FromString,
     )
     asked: Any = iter(sent) if method.arity.startswith("stream") else sent[0]
-    heard: list[Any] = []
+    answers: list[Any] = []
     try:
         answer = call(asked, timeout=seconds, metadata=bearer(key))
         if method.arity.endswith("_unary"):
-            heard.append(answer)
+            answers.append(answer)
         else:
-            heard += _some(answer)
+            answers += _some(answer)
         code = grpc.StatusCode.OK
     except grpc.RpcError as error:
         code = error.code()
         judge(code, error.details() or "", f"{method.path} {_short(sent)}", tally)
-        return code, heard
+        return code, answers
     tally.note(code.name)
-    return code, heard
+    return code, answers
 
 
-def judge(code: grpc.StatusCode, details: str, told: str, tally: Tally) -> None:
+def judge(code: grpc.StatusCode, details: str, call: str, tally: Tally) -> None:
     tally.note(code.name)
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-        tally.finding(f"{code.name} {details[:200]!r} of {told}")
+        tally.finding(f"{code.name} {details[:200]!r} of {call}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        tally.finding(f"no end in time: {told}")
+        tally.finding(f"no end in time: {call}")
 
 
 def _some(stream: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""One HTTP call as an attacker makes it, and what its end says of the server.
+"""One HTTP call as an attacker makes it, and what its end shows of the server.
 
 Every call has a deadline. A status of 500, or no end at all, is a finding, whatever was asked.
 """
@@ -28,7 +28,7 @@ class HttpCall:
     def posting(path: str, body: object, key: str = "") -> "HttpCall":
         return HttpCall("POST", path, json.dumps(body).encode(), key, dict(_JSON))
 
-    def told(self) -> str:
+    def description(self) -> str:
         body = "" if self.body is None else f" {self.body[:300]!r} of {len(self.body)} bytes"
         return f"{self.method} {self.path} {self.headers}{body}"
 
@@ -45,7 +45,7 @@ def ask(address: str, call: HttpCall, tally: Tally) -> int | None:
         reply = connection.getresponse()
         content = reply.read()
     except TimeoutError:
-        tally.finding(f"no end within {CALL_SECONDS:.0f} s: {call.told()}")
+        tally.finding(f"no end within {CALL_SECONDS:.0f} s: {call.description()}")
         tally.note("hung")
         return None
     except (OSError, http.client.HTTPException):
@@ -53,28 +53,28 @@ def ask(address: str, call: HttpCall, tally: Tally) -> int | None:
         return None
     finally:
         connection.close()
-    judge(reply.status, content, call.told(), tally)
+    judge(reply.status, content, call.description(), tally)
     return reply.status
 
 
-def judge(status: int, content: bytes, told: str, tally: Tally) -> None:
+def judge(status: int, content: bytes, description: str, tally: Tally) -> None:
     tally.note(str(status))
-    # An answer that is streamed tells what goes wrong later in its events.
+    # A streamed answer reports later errors in its events.
     if status == 500 or b'"type": "internal"' in content or b'"code": "internal"' in content:
-        tally.finding(f"{status} {content[-200:]!r} of {told}")
+        tally.finding(f"{status} {content[-200:]!r} of {description}")
 
 
 def raw(address: str, sent: bytes, seconds: float) -> bytes:
     """What comes back of bytes that need not be HTTP, within `seconds`; empty: nothing."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
-        heard = b""
+        received = b""
         try:
             connection.sendall(sent)
             while chunk := connection.recv(65536):
-                heard += chunk
-                if len(heard) > 2**20:
+                received += chunk
+                if len(received) > 2**20:
                     break
         except (TimeoutError, ConnectionError):
             pass
-        return heard
+        return received

@@ -1,7 +1,8 @@
 """Asks a node's /health again and again while it is attacked, and watches its memory.
 
-Owns a thread. Invariant: how long a node was silent is told in processor time of its event loop's
-thread, so that a busy machine is no finding; only a silence beyond all reason counts by the clock.
+Owns a thread. Invariant: how long a node was silent is measured in processor time of its event
+loop's thread, so that a busy machine is no finding; only a silence beyond all reason counts by the
+clock.
 """
 
 import http.client

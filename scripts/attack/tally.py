@@ -1,4 +1,4 @@
-"""What one attack tried, what it was answered, and what must not have been.
+"""The counts of one attack: its tries, their answers, and its findings.
 
 Owns counts. Thread rule: any thread, one lock. Invariant: a finding is never taken back.
 """

@@ -1,6 +1,6 @@
 """The daemons under attack: a prefill and a decode node with keys of every scope.
 
-Owns processes. Does not know what they suffer. Thread rule: one thread starts, checks and mends;
+Owns processes. Thread rule: one thread starts, checks and mends;
 any may call the nodes. Invariant: after mend() both nodes run, take requests and have met.
 """
 
@@ -53,7 +53,7 @@ class World:
         self.access = ("--api-key", OWNER, "--api-keys", str(keys))
         http_bind = ("--http-bind", "127.0.0.1:0")
         self.flags = (*flags(arena_mib=32), *self.access, "--prefill-chunk-tokens", "64")
-        # What rogue peers speak.
+        # The transport of rogue peers.
         self.flags += ("--transport", "nixl")
         small = (*self.flags, "--max-sessions", str(MOST_SESSIONS))
         self.prefill = Node("prefill", *small, *http_bind, bind=kept_address()).wait_ready()

@@ -1,7 +1,8 @@
-"""`python -m scripts.clients [CLIENT ...]`: each installed, run against a pair, and what it said.
+"""`python -m scripts.clients [CLIENT ...]`: installs each client, runs it against a pair, prints
+its counts.
 
-Exit status 0 only where none failed a request, and where the cached tokens that each was told of
-add up to exactly what the server counted; one that keeps no count asks for nothing twice. Traffic
+Exit status 0 only where no request failed, and where each client's sum of cached tokens equals the
+server's count; a client that keeps no count sends no prompt twice. Traffic
 stays on loopback.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from tasuki.cli.embedded import embedded_model
 
 from scripts.clients.environments import install
-from scripts.clients.runs import Said, runs
+from scripts.clients.runs import ClientCounts, runs
 from tests.harness.daemons import Node, flags
 from tests.harness.waiting import until
 
@@ -48,20 +49,21 @@ def row(client: str, address: str, folder: Path) -> bool:
     (folder / "output").write_text(done.stdout + done.stderr, encoding="utf-8")
     spent, counted = time.monotonic() - begun, usable_tokens(address) - before
     try:
-        said = run.read(done.stdout + done.stderr, folder)
+        counts = run.read(done.stdout + done.stderr, folder)
     except (OSError, ValueError, KeyError) as error:
-        print(f"| {client} | does not say: {error!r}; see {folder}/output | | | |", flush=True)
+        print(f"| {client} | no result: {error!r}; see {folder}/output | | | |", flush=True)
         return False
-    told = "does not count" if said.cached_tokens is None else str(said.cached_tokens)
+    cached = "does not count" if counts.cached_tokens is None else str(counts.cached_tokens)
     print(
-        f"| {client} | {said.requests} | {said.failed} | {told} | {counted} | {spent:.0f} s |",
+        f"| {client} | {counts.requests} | {counts.failed} | {cached} | {counted} "
+        f"| {spent:.0f} s |",
         flush=True,
     )
-    return done.returncode == 0 and _agrees(said, counted)
+    return done.returncode == 0 and _agrees(counts, counted)
 
 
-def _agrees(said: Said, counted: int) -> bool:
-    return said.requests > 0 and not said.failed and counted == (said.cached_tokens or 0)
+def _agrees(counts: ClientCounts, counted: int) -> bool:
+    return counts.requests > 0 and not counts.failed and counted == (counts.cached_tokens or 0)
 
 
 def main() -> int:

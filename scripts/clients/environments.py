@@ -1,7 +1,7 @@
-"""Where each client that this project did not write is installed: an environment of its own, since
-their dependencies contradict ours and each other's.
+"""The virtual environment of each foreign client: one each, since their dependencies contradict
+tasuki's and each other's.
 
-Knows folders and package names. A client is pinned, so that a run can be repeated.
+A client is pinned, so that a run can be repeated.
 """
 
 import subprocess

@@ -1,6 +1,6 @@
-"""Users for locust: chats of several turns, whose answers must say what they had cached.
+"""Users for locust: chats of several turns, whose answers must report cached tokens.
 
-Prints one line of JSON at the end: turns, failures, and the cached tokens that clients were told.
+Prints one line of JSON at the end: turns, failures, and the cached tokens that answers reported.
 """
 
 import json
@@ -8,7 +8,7 @@ import random
 
 from locust import HttpUser, constant, events, task
 
-told = {"turns": 0, "failed": 0, "cached_tokens": 0}
+counts = {"turns": 0, "failed": 0, "cached_tokens": 0}
 _WORDS = ("house", "road", "letter", "aunt", "sister", "walk", "dinner", "ball", "room", "window")
 
 
@@ -24,19 +24,19 @@ class Talker(HttpUser):
             messages.append({"role": "user", "content": words})
             body = {"messages": messages, "max_tokens": 12, "temperature": 0}
             with self.client.post("/v1/chat/completions", json=body, catch_response=True) as reply:
-                told["turns"] += 1
+                counts["turns"] += 1
                 if reply.status_code != 200:
-                    told["failed"] += 1
+                    counts["failed"] += 1
                     reply.failure(reply.text)
                     return
                 answer = reply.json()
                 usage = answer["usage"]["prompt_tokens_details"]
-                told["cached_tokens"] += usage["cached_tokens"]
+                counts["cached_tokens"] += usage["cached_tokens"]
                 messages.append(
                     {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
                 )
 
 
 @events.quitting.add_listener
-def tell(environment: object, **_: object) -> None:
-    print(json.dumps(told), flush=True)
+def print_counts(environment: object, **_: object) -> None:
+    print(json.dumps(counts), flush=True)

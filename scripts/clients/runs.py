@@ -1,4 +1,4 @@
-"""How each client that this project did not write is run against a pair, and what it says.
+"""The commands that run foreign clients against a pair, and the readers of their results.
 
 Pure but for reading what a client left in its folder. Every client is as its authors ship it: what
 stands here are command lines, and where its own numbers are to be found.
@@ -16,7 +16,7 @@ _HUB_NAME = "local/embedded"
 
 
 @dataclass(frozen=True)
-class Said:
+class ClientCounts:
     """cached_tokens: their sum over all answers; None where the client keeps no such count, and
     asks for prompts that share nothing."""
 
@@ -27,10 +27,10 @@ class Said:
 
 @dataclass(frozen=True)
 class Run:
-    """command: run in `folder`; read: what it said, from its output and its folder."""
+    """command: run in `folder`; read: its result, from its output and its folder."""
 
     command: tuple[str, ...]
-    read: Callable[[str, Path], Said]
+    read: Callable[[str, Path], ClientCounts]
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -84,7 +84,7 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
             (
                 *(str(program("locust", "locust")), "--headless", "--only-summary"),
                 *("-f", str(Path(__file__).with_name("locustfile.py")), "--host", url),
-                # No user is cut in the middle of a chat: what it was told would be lost.
+                # No user is cut in the middle of a chat: its count would be lost.
                 *("--users", "4", "--run-time", "15s", "--stop-timeout", "60"),
             ),
             _read_locust,
@@ -105,7 +105,7 @@ def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
     return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
-def _read_aiperf(output: str, folder: Path) -> Said:
+def _read_aiperf(output: str, folder: Path) -> ClientCounts:
     (export,) = (folder / "aiperf").rglob("profile_export.jsonl")
     records = [json.loads(line) for line in export.read_text(encoding="utf-8").splitlines()]
     good = [record for record in records if not record.get("error")]
@@ -113,26 +113,28 @@ def _read_aiperf(output: str, folder: Path) -> Said:
         record["metrics"].get("usage_prompt_cache_read_tokens", {}).get("value", 0)
         for record in good
     ]
-    return Said(len(records), len(records) - len(good), int(sum(cached)))
+    return ClientCounts(len(records), len(records) - len(good), int(sum(cached)))
 
 
-def _read_evalscope(output: str, folder: Path) -> Said:
-    """Its summary tells a rate; its timeline has the count, added up answer by answer."""
+def _read_evalscope(output: str, folder: Path) -> ClientCounts:
+    """The summary has a rate; the timeline has the count, added up answer by answer."""
     (summary,) = (folder / "evalscope").rglob("benchmark_summary.json")
-    told = json.loads(summary.read_text(encoding="utf-8"))
+    counts = json.loads(summary.read_text(encoding="utf-8"))
     timeline = summary.with_name("workload_timeline.json")
     *_, last = json.loads(timeline.read_text(encoding="utf-8"))["points"]
-    return Said(told["Total Requests"], told["Failed Requests"], last["cum_cached_prompt"])
+    return ClientCounts(
+        counts["Total Requests"], counts["Failed Requests"], last["cum_cached_prompt"]
+    )
 
 
-def _read_guidellm(output: str, folder: Path) -> Said:
+def _read_guidellm(output: str, folder: Path) -> ClientCounts:
     report = json.loads((folder / "guidellm.json").read_text(encoding="utf-8"))
     totals = [benchmark["metrics"]["request_totals"] for benchmark in report["benchmarks"]]
     failed = sum(total["errored"] + total["incomplete"] for total in totals)
-    return Said(sum(total["total"] for total in totals), failed, None)
+    return ClientCounts(sum(total["total"] for total in totals), failed, None)
 
 
-def _read_locust(output: str, folder: Path) -> Said:
+def _read_locust(output: str, folder: Path) -> ClientCounts:
     (line,) = [line for line in output.splitlines() if line.startswith('{"turns"')]
-    told = json.loads(line)
-    return Said(told["turns"], told["failed"], told["cached_tokens"])
+    counts = json.loads(line)
+    return ClientCounts(counts["turns"], counts["failed"], counts["cached_tokens"])

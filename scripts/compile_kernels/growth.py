@@ -1,4 +1,4 @@
-"""What a kernel may not do without a commit that says so: take more than the recorded numbers."""
+"""Finds kernels that take more resources than recorded; a commit must record such growth."""
 
 from typing import Any
 

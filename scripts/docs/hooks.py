@@ -1,6 +1,6 @@
-"""What mkdocs adds to the pages in docs/: those that the code writes.
+"""mkdocs hooks that add the pages which the code writes to those in docs/.
 
-Knows mkdocs' events. Pages that a test holds against the code are files of their own (metrics,
+Pages that a test holds against the code are files of their own (metrics,
 errors); the settings change with every flag and are written at each build instead.
 """
 

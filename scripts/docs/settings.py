@@ -1,4 +1,4 @@
-"""Every command's flags as a page, from what the commands say of themselves."""
+"""Every command's flags as a page, from the commands' own descriptions."""
 
 from tasuki.cli.completion import Command, described
 from tasuki.utils.commands import COMMANDS

@@ -1,6 +1,6 @@
 """What transformers answers: its own PyTorch path, float32, one thread, eager attention.
 
-Owns the model of one shape. Knows nothing of files. Arrays are named as tests/harness/goldens.py
+Owns the model of one shape. Arrays are named as tests/harness/goldens.py
 reads them; a convolution's state is the last three inputs, since no step reads the fourth again.
 """
 

@@ -68,7 +68,7 @@ OVERVIEW = Board(
                 Query(rate("tasuki_generated_tokens_total"), "generated"),
                 Query(_PROMPT, "prompt"),
             ),
-            "Of requests that ended, and of tokens told.",
+            "Of requests that ended, and of tokens emitted.",
         ),
         Panel(
             "Requests by state",

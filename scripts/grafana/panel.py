@@ -1,6 +1,6 @@
 """One panel of a board: a title, a unit and its queries; and what Grafana's SDK makes of it.
 
-Queries say $node for the nodes that are looked at and $rate for the span of a rate.
+Queries use $node for the chosen nodes and $rate for the span of a rate.
 """
 
 from dataclasses import dataclass

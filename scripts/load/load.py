@@ -1,4 +1,4 @@
-"""One load: users and a watch over the nodes' memory, for a time that was said before."""
+"""One load: users and a watch over the nodes' memory, for a given time."""
 
 import asyncio
 import time

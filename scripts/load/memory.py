@@ -1,6 +1,6 @@
 """How much memory a process holds over time, and whether that stays flat.
 
-Knows /proc only. Thread rule: one caller.
+Reads /proc. Thread rule: one caller.
 """
 
 from pathlib import Path

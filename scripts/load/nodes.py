@@ -1,6 +1,6 @@
 """The pair of daemons that a load is put on, and a watch over what they hold.
 
-Owns the processes. Does not know what is asked. Invariant: each node keeps its address over its
+Owns the processes. Invariant: each node keeps its address over its
 lives, so that clients find it again.
 """
 

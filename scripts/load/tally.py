@@ -1,4 +1,4 @@
-"""What a load has seen: turns that ended, turns that were lost, and what each node held meanwhile.
+"""The counts of a load: turns that ended, turns that were lost, and each node's memory.
 
 Owns counts. One event loop's thread. Invariant: a lost turn is never forgotten, so that `good` can
 turn false but never true again.
@@ -33,12 +33,12 @@ class Tally:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
     def __str__(self) -> str:
-        told = (
+        text = (
             f"{self.turns} turns, {self.tokens} tokens, {self.cached_tokens} of "
             f"{self.prompt_tokens} prompt tokens cached, first token p50 {self.slowest(0.5):.2f} s "
             f"p99 {self.slowest(0.99):.2f} s, asked again {self.again}, "
             f"lost {self.lost.total()}"
         )
         if self.lost:
-            told += f" {dict(self.lost)}"
-        return "; ".join([told, *(f"{name}: {trail}" for name, trail in self.memory.items())])
+            text += f" {dict(self.lost)}"
+        return "; ".join([text, *(f"{name}: {trail}" for name, trail in self.memory.items())])

@@ -110,11 +110,11 @@ class _Caller:
         )
         begun, tokens, usage = time.monotonic(), [], None
         try:
-            async for told in self._stub.Generate(request, timeout=self._seconds):
-                if told.WhichOneof("event") == "finished":
-                    usage = told.finished.usage
+            async for response in self._stub.Generate(request, timeout=self._seconds):
+                if response.WhichOneof("event") == "finished":
+                    usage = response.finished.usage
                 else:
-                    tokens += told.chunk.token_ids
+                    tokens += response.chunk.token_ids
         except grpc.aio.AioRpcError as error:
             what = f"{error.code().name}: {error.details()}"
             self._tally.troubles.append(f"request {ask.number}, {name}: {what}")

@@ -1,4 +1,4 @@
-"""What became of the requests, and whether that may be.
+"""Outcomes of the requests, and whether each is allowed.
 
 Owns counts. Thread rule: one thread counts, any reads. Invariant: once something was wrong, never
 again good.
@@ -32,8 +32,8 @@ class Tally:
 
     def __str__(self) -> str:
         parts = (self.outcomes, self.faults, self.lost)
-        told = [", ".join(f"{n} {name}" for name, n in sorted(part.items())) for part in parts]
-        answered, faults, lost = (text or "none" for text in told)
+        texts = [", ".join(f"{n} {name}" for name, n in sorted(part.items())) for part in parts]
+        answered, faults, lost = (text or "none" for text in texts)
         text = f"{answered}; slowest {self.slowest:.1f} s; faults: {faults}"
         # Asked for once all is over.
         return f"{text}; hand-overs lost: {lost}" if self.lost else text

@@ -105,8 +105,8 @@ class World:
     def lost_by_cause(self) -> dict[str, int]:
         """Hand-overs, as the decode node counts them."""
         with urllib.request.urlopen(f"http://{self.decode.http_address}/metrics") as reply:
-            told = _LOST.findall(reply.read().decode())
-        return {cause: int(float(count)) for cause, count in told if float(count)}
+            counts = _LOST.findall(reply.read().decode())
+        return {cause: int(float(count)) for cause, count in counts if float(count)}
 
     def __enter__(self) -> Self:
         return self

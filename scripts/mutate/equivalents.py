@@ -1,4 +1,4 @@
-"""Mutants that no test can tell from the code, with the reason: a table in docs/testing.md.
+"""Mutants that no test can distinguish from the code, with the reason: a table in docs/testing.md.
 
 Pure but for reading the file. A row is `| `key` | reason |`.
 """

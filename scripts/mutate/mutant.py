@@ -1,4 +1,4 @@
-"""One small wrong change of one place in the source, and what became of it.
+"""One small wrong change of one place in the source, and its verdict.
 
 Pure. Invariant: a key names a symbol, an operator and how many of that operator stand before it in
 the symbol, so that it holds while the symbol's text does, whichever file the symbol lives in.
@@ -47,7 +47,7 @@ class Status(Enum):
     """The tests did not end: caught too, and slowly."""
     SURVIVED = "survived"
     EQUIVALENT = "equivalent"
-    """It survived, and docs/testing.md says why no test could tell."""
+    """It survived, and docs/testing.md has the reason why no test could notice."""
     INVALID = "invalid"
     """It does not compile: no mutant."""
 

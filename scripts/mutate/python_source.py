@@ -2,7 +2,7 @@
 
 Pure. Only code inside functions is touched: what stands around it are settings and declarations.
 Texts are left alone (messages, logging, assertions of the code about itself), since a change there
-says nothing about the tests. Invariant: a mutant still parses.
+is no measure of the tests. Invariant: a mutant still parses.
 """
 
 import ast
@@ -166,7 +166,7 @@ class _Function:
 
 
 def _unsaid(call: ast.expr) -> bool:
-    """Whether the statement only tells people something."""
+    """Whether the statement only writes text for people."""
     return (
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)

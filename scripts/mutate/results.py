@@ -1,4 +1,4 @@
-"""What is known of mutants, a JSON line each, so that a run goes on where the last one ended.
+"""The verdicts of mutants, a JSON line each, so that a run goes on where the last one ended.
 
 Owns the file. Thread rule: any thread, one lock. Invariant: a verdict counts only for the symbol's
 text that it was given for, and a survivor's only for the tests that it survived.

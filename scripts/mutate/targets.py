@@ -1,4 +1,4 @@
-"""What is mutated, and which tests should notice: those next to it, which take seconds.
+"""The mutated files, and the tests that should notice: those next to a file, which take seconds.
 
 A file is named by the end of its module's name, long enough to be the only one, so that it may
 move. A row may name a part of a file, which then has those tests instead of the file's.

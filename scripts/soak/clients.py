@@ -20,7 +20,7 @@ _TURN_SECONDS = 120.0
 
 
 @dataclass
-class _Heard:
+class _Outcome:
     """How one turn ended for its client."""
 
     tokens: list[int] = field(default_factory=list)
@@ -34,33 +34,33 @@ def converse(conversation: Conversation, world: World, tally: Tally, story: str)
     history = conversation.prefix
     for number, turn in enumerate(conversation.turns):
         prompt = (*history, *turn.tokens)
-        told = f"{story}, turn {number}, {len(prompt)} tokens"
+        place = f"{story}, turn {number}, {len(prompt)} tokens"
         deaths = world.wait_for_decode(_TURN_SECONDS * world.patience)
-        heard = _ask(world, conversation.salt, prompt, turn)
-        _count(heard, turn, world.decode_deaths > deaths, tally, told)
+        outcome = _ask(world, conversation.salt, prompt, turn)
+        _count(outcome, turn, world.decode_deaths > deaths, tally, place)
         with Client(world.oracle.address) as client:
             expected = _stream(client, conversation.salt, prompt, turn).result()
-        tally.judge(heard.tokens, expected.token_ids, expected.margins, told)
+        tally.judge(outcome.tokens, expected.token_ids, expected.margins, place)
         history = (*prompt, *expected.token_ids)
 
 
-def _count(heard: _Heard, turn: Turn, decode_died: bool, tally: Tally, told: str) -> None:
-    if heard.error is None:
+def _count(outcome: _Outcome, turn: Turn, decode_died: bool, tally: Tally, place: str) -> None:
+    if outcome.error is None:
         tally.count("answers")
-        tally.count("local fallbacks", int(heard.fell_back))
-        tally.count("pulls", int(heard.pulled))
-        if len(heard.tokens) != turn.answer_tokens:
-            tally.trouble("wrong", f"{told}: {len(heard.tokens)} of {turn.answer_tokens} tokens")
+        tally.count("local fallbacks", int(outcome.fell_back))
+        tally.count("pulls", int(outcome.pulled))
+        if len(outcome.tokens) != turn.answer_tokens:
+            tally.trouble("wrong", f"{place}: {len(outcome.tokens)} of {turn.answer_tokens} tokens")
     elif turn.leave_after is not None:
         tally.count("left")
     elif decode_died:
         tally.count("lost with decode")
     else:
-        tally.trouble("unexpected", f"{told}: {heard.error!r}")
+        tally.trouble("unexpected", f"{place}: {outcome.error!r}")
 
 
-def _ask(world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> _Heard:
-    heard = _Heard()
+def _ask(world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> _Outcome:
+    outcome = _Outcome()
     with Client(world.decode.address) as client:
         stream = _stream(client, salt, prompt, turn)
         patience = turn.leave_after
@@ -70,15 +70,15 @@ def _ask(world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> _Hea
         leaving.start()
         try:
             for piece in stream:
-                heard.tokens.extend(piece.token_ids)
+                outcome.tokens.extend(piece.token_ids)
             usage = stream.result().usage
-            heard.fell_back, heard.pulled = usage.local_fallback, usage.pulled is not None
+            outcome.fell_back, outcome.pulled = usage.local_fallback, usage.pulled is not None
         except (ClientError, ConnectionError) as error:
-            heard.error = error
+            outcome.error = error
         finally:
             leaving.cancel()
             leaving.join()
-    return heard
+    return outcome
 
 
 def _stream(client: Client, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> AnswerStream:

@@ -1,4 +1,4 @@
-"""What a soak has seen so far, and whether it may pass.
+"""The counts of a soak so far, and whether it passes.
 
 Owns counts. Thread rule: any thread, one lock. Invariant: once wrong, leaked or unexpected, never
 again good.

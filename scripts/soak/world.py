@@ -1,6 +1,6 @@
 """The daemons of a soak: a disturbed pair with a proxy between, and an undisturbed fused oracle.
 
-Owns processes and the proxy. Does not know what is asked. Thread rule: one thread disturbs and
+Owns processes and the proxy. Thread rule: one thread disturbs and
 mends; any may read. Invariant: after mend() both nodes run, unfrozen, connected over a whole link.
 """
 
@@ -53,8 +53,8 @@ class World:
                 self.prefill.start_again()
             case Fault.STOP_PREFILL:
                 status = self.prefill.stop()
-                told = f"the prefill node ended with {status}: {self.prefill.last_words}"
-                assert status == 0, told
+                failure = f"the prefill node ended with {status}: {self.prefill.last_words}"
+                assert status == 0, failure
                 self.prefill.start_again()
             case Fault.KILL_DECODE:
                 self._decode_stands.clear()

@@ -1,7 +1,7 @@
 """One point of a sweep: a daemon dies there, and what the others and the client must see.
 
-Owns nothing that lasts. Thread rule: one thread. Invariant: a Death is told only if every token was
-right and the survivor holds nothing.
+Owns nothing that lasts. Thread rule: one thread. Invariant: a Death is returned only if every token
+was right and the survivor holds nothing.
 """
 
 import time
@@ -94,7 +94,7 @@ def _receiver_dies(
 
 
 def _nothing_wrong(stream: AnswerStream, question: Question) -> None:
-    """What came before the death is right, and its client is told that it is not all."""
+    """The tokens before the death are right, and the client gets an error."""
     tokens: list[int] = []
     try:
         for piece in stream:
@@ -102,7 +102,7 @@ def _nothing_wrong(stream: AnswerStream, question: Question) -> None:
     except ClientError:
         assert tuple(tokens) == question.tokens[: len(tokens)], "wrong tokens before the death"
         return
-    raise AssertionError("the client was not told that its decode node died")
+    raise AssertionError("the client got no error when its decode node died")
 
 
 def _ask(node: Node, question: Question, salt: bytes) -> AnswerStream:

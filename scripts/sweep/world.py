@@ -53,7 +53,7 @@ class Victim(Node):
 
     def dies(self) -> float:
         """Wait for its death by itself; when that was, on the monotonic clock. Its client lives
-        on, and may read what it was told."""
+        on, and may read its messages."""
         handle = os.pidfd_open(self.pid)
         try:
             poller = select.poll()

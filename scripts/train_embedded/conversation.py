@@ -1,6 +1,6 @@
-"""Chapters as token sequences: a novel's own text, now plain, now told in turns of a chat.
+"""Chapters as token sequences: a novel's own text, now plain, now in turns of a chat.
 
-Owns where turns are cut and how long they are. A user tells a passage, the assistant goes on with
+Owns where turns are cut and how long they are. A user gives a passage, the assistant goes on with
 the sentences that follow, so the format teaches when to answer and when to stop without any text
 but the novels'. Randomness comes from the caller's generator only.
 """

@@ -1,4 +1,5 @@
-"""Who may reach a daemon's servers: TLS, the API key, and whether plain text may leave the host."""
+"""The access rules of a daemon's servers: TLS, API keys, bounds, and whether plain text may leave
+the host."""
 
 from dataclasses import dataclass, field
 
@@ -11,9 +12,9 @@ from .caller import ANYBODY, OWNER, Caller
 @dataclass(frozen=True)
 class Access:
     """tls: None serves plain text, which only loopback gets unless `insecure`. api_key: callers of
-    gRPC and HTTP must bear it, or one of more_keys; where there are none all may ask, as
-    `keyless`. max_message_bytes: of one message or body. max_connections: of HTTP, and of gRPC.
-    allowed_hosts: names that HTTP may be called by besides the address that it serves."""
+    gRPC and HTTP must bear it, or one of more_keys; where there is no key every call is `keyless`.
+    max_message_bytes: of one message or body. max_connections: of HTTP, and of gRPC. allowed_hosts:
+    names that HTTP may be called by besides the address that it serves."""
 
     tls: ServerTls | None = None
     api_key: str = field(default="", repr=False)

@@ -1,7 +1,7 @@
-"""Who calls, by the API key that they bear: what a file of keys looks like, and whose a key is.
+"""API keys: the file of keys, and the caller of each key.
 
-Owns the keys, which never leave it: not by repr, not by a log, not by an error. Knows no transport.
-Pure but for reading the file.
+Owns the keys, which never leave it: not by repr, not by a log, not by an error. Pure but for
+reading the file.
 """
 
 import hmac
@@ -18,7 +18,7 @@ class ApiKeyError(ValueError):
 
 class ApiKeys:
     def __init__(self, keys: Mapping[Caller, str], keyless: Caller = ANYBODY) -> None:
-        """keyless: who calls where there are no keys."""
+        """keyless: the caller of every call where there are no keys."""
         self._keyless = keyless
         self._bearers = {caller: f"Bearer {key}".encode() for caller, key in keys.items()}
 
@@ -67,8 +67,8 @@ class ApiKeys:
         return shared
 
     def caller(self, authorization: Sequence[str | bytes]) -> Caller | None:
-        """Who bears the key of those headers, of which there must be one; None where nobody does.
-        Takes as long whichever key matches."""
+        """The caller of the one authorization header; None where its key is unknown, or where there
+        is not exactly one header. Takes the same time whichever key matches."""
         if not self._bearers:
             return self._keyless
         if len(authorization) != 1:

@@ -1,6 +1,6 @@
-"""Who calls, and what their key lets them do.
+"""Callers, and the scopes of their keys.
 
-Knows no keys and no transports. Pure.
+Has no part in keys themselves or transports. Pure.
 """
 
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from enum import Enum
 
 
 class Scope(Enum):
-    """What a key is good for. None of them holds another: a key lists all that it has."""
+    """A right that a key has. No scope includes another: a key lists every one it has."""
 
     CALLER = "caller"
     """Prompts, sessions, own requests."""
     METRICS = "metrics"
     """Numbers about all requests, and no content: /metrics."""
     GATEWAY = "gateway"
-    """The gateway's engine protocol; may name the tenant that it asks for."""
+    """The gateway's engine protocol; a call may name its tenant."""
     OPERATOR = "operator"
-    """The node itself: its cache, its role, its end, and what others asked."""
+    """The node itself: its cache, its role, its drain, and every caller's requests."""
 
 
 EVERY_SCOPE = frozenset(Scope)
@@ -25,8 +25,8 @@ EVERY_SCOPE = frozenset(Scope)
 
 @dataclass(frozen=True)
 class Caller:
-    """name: may be logged. tenant: whose prompts may share cached prefixes with the caller's own;
-    None: those of everybody who has none either."""
+    """name: may be logged. tenant: its prompts share cached prefixes among themselves; None: they
+    share with all other callers without a tenant."""
 
     name: str
     scopes: frozenset[Scope] = frozenset({Scope.CALLER})
@@ -37,21 +37,21 @@ class Caller:
 
     @property
     def is_one_of_many(self) -> bool:
-        """One key of a file of them, so that what it holds is held from others."""
+        """Whether it has one key of a file, so that its use takes from other callers."""
         return self.name not in RESERVED_NAMES
 
 
 ANYBODY = Caller("anybody", EVERY_SCOPE)
-"""Calls where no key is asked for, which only loopback serves."""
+"""Every caller of a node without keys, which only loopback serves."""
 
 NOBODY = Caller("nobody", frozenset())
-"""Calls without a key of what is open to all, where keys are asked for."""
+"""A caller without a key, on a node with keys: it may use what is open to all."""
 
 CERTIFIED = Caller("certified", frozenset({Scope.CALLER, Scope.METRICS, Scope.GATEWAY}))
-"""Calls where no key is asked for off loopback: a certificate let them in and names nobody."""
+"""Every caller of a node without keys off loopback: a certificate admits it and names nobody."""
 
 OWNER = Caller("default", EVERY_SCOPE)
-"""Who bears the one key of --api-key."""
+"""The caller with the key of --api-key."""
 
 RESERVED_NAMES = frozenset(caller.name for caller in (ANYBODY, NOBODY, CERTIFIED, OWNER))
 """No key of a file may be called so."""

@@ -1,8 +1,8 @@
-"""How much of one thing callers hold at once: requests in flight, or watches.
+"""Caps on what callers hold at once: requests in flight, or watches.
 
-Owns counts, one a caller that holds any. Does not know what is held. One event loop's thread.
-Invariants: what was refused counts for nothing; what is held is given back exactly once. A key's
-cap holds where there are several keys: whoever has the only one takes from nobody.
+Owns a count for each caller that holds any. One event loop's thread. Invariants: a refusal counts
+for nothing; what is held is given back exactly once. A key's cap applies where there are several
+keys: the only key takes from nobody.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ class ConcurrencyCaps:
         in_all: int = 0,
         uncapped: frozenset[Scope] = frozenset(),
     ) -> None:
-        """refusal: what is raised beyond a cap. what: is held, in words. per_key, in_all: caps; 0
-        sets none. uncapped: keys of these scopes stand for many callers."""
+        """refusal: what is raised beyond a cap. what: the held thing's name in messages. per_key,
+        in_all: caps; 0 sets none. uncapped: keys of these scopes stand for many callers."""
         self._refusal = refusal
         self._what = what
         self._per_key = per_key

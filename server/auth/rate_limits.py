@@ -1,10 +1,9 @@
-"""How much each caller may ask for in a minute: requests, and tokens of prompts and answers.
+"""Rate limits by caller: requests, and tokens of prompts and answers, in a minute.
 
-Owns an allowance a caller, by name, which refills evenly and never holds more than one minute's
-worth. Does not know keys, transports or engines. One event loop's thread.
-Invariants: a request is paid for before anything of it is read, its prompt before it is computed,
-its answer as it is written, so that a long answer may leave a debt that later requests wait for.
-What an allowance refuses takes nothing from it.
+Owns an allowance for each caller's name, which refills evenly and never holds more than one
+minute's worth. One event loop's thread. Invariants: a request is charged before its body is read,
+its prompt before it is computed, its answer as it is written, so that a long answer may leave a
+debt that later requests wait for. A refusal takes nothing from an allowance.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Where a request comes from: who asks, for which tenant, and which trace it belongs to.
-
-Knows no transport's rules for keys; reads what was let in. Pure.
-"""
+"""A request's caller, tenant and trace, once the request was admitted. Pure."""
 
 from dataclasses import dataclass
 
@@ -13,8 +10,8 @@ TRACE_HEADER = "traceparent"
 
 @dataclass(frozen=True)
 class RequestContext:
-    """traceparent: the caller's span as W3C writes it; empty where there is none. tenant: as
-    tenant_of() has it."""
+    """traceparent: the caller's span in W3C's form; empty where there is none. tenant: from
+    tenant_of()."""
 
     caller: Caller = ANYBODY
     traceparent: str = ""

@@ -23,7 +23,7 @@ Name = TypeVar("Name")
 
 
 def surface_table() -> str:
-    """A row for each thing that is asked of callers: what asks it."""
+    """A row for each requirement: the methods and routes that have it."""
     asked = dict.fromkeys((*GRPC.values(), *HTTP.values()))
     return _HEAD + "".join(map(_row, sorted(asked, key=_asked_for)))
 

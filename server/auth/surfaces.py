@@ -1,7 +1,8 @@
-"""What a node serves, and what a caller's key must be good for to ask it: the one table of both.
+"""The methods and routes that a node serves, and the scopes that each requires of a caller's key.
 
-Owns no keys and no handlers. Pure. Invariant: what is not in the table is served to nobody, so that
-a new method or route cannot be forgotten here. docs/security.md shows it (surface_table.py).
+Owns no keys and no handlers. Pure. Invariant: a method or route that is not in the table is refused
+to everybody, so that nobody can forget to list a new one. docs/security.md shows the table
+(surface_table.py).
 """
 
 from collections.abc import Mapping
@@ -14,17 +15,17 @@ from .caller import Caller, Scope
 
 
 class Unscoped(Enum):
-    """What is asked of callers where no scope is."""
+    """Requirements other than a scope."""
 
     OPEN = "open"
     """Nothing: probes, and the page without its data."""
     ANY_KEY = "any key"
     PEER = "peer's certificate"
-    """A node, which TLS names; a key is not asked for."""
+    """The TLS certificate of a node; no key."""
 
 
 Needs = Unscoped | frozenset[Scope]
-"""Of several scopes any one will do; what is told may then depend on which."""
+"""A key needs one of the scopes. The answer may depend on which one it has."""
 
 
 def _needs(*scopes: Scope) -> Needs:
@@ -35,7 +36,7 @@ _CALLER = _needs(Scope.CALLER)
 _METRICS = _needs(Scope.METRICS)
 _GATEWAY = _needs(Scope.GATEWAY)
 _OPERATOR = _needs(Scope.OPERATOR)
-# Callers are answered about what is their own, operators about everything.
+# Callers get their own requests, operators every request.
 _OWN = _needs(Scope.CALLER, Scope.OPERATOR)
 
 
@@ -76,7 +77,7 @@ GRPC: Mapping[str, Needs] = MappingProxyType(
                     ),
                     _GATEWAY,
                 ),
-                # A gateway asks for these only where its own operator does.
+                # A gateway calls these only when its own operator does.
                 **dict.fromkeys(("FlushCache", "StartProfile", "StopProfile"), _OPERATOR),
             },
         ),
@@ -143,7 +144,7 @@ HTTP: Mapping[tuple[str, str], Needs] = MappingProxyType(
 
 
 def suffices(needs: Needs, caller: Caller | None) -> bool:
-    """caller: None where no key that is known was borne."""
+    """caller: None where the call had no known key."""
     if needs is Unscoped.OPEN or needs is Unscoped.PEER:
         return True
     if caller is None:
@@ -152,7 +153,7 @@ def suffices(needs: Needs, caller: Caller | None) -> bool:
 
 
 def is_for_peers(service: str) -> bool:
-    """Whether none of a service's methods asks for a key."""
+    """Whether a service is for nodes only: none of its methods needs a key."""
     ours = [needs for name, needs in GRPC.items() if name.startswith(f"/{service}/")]
     return bool(ours) and all(needs is Unscoped.PEER for needs in ours)
 

@@ -1,6 +1,7 @@
-"""Whose prompts may share cached prefixes: the tenant of a call, and the salt that its prompts get.
+"""Tenants, whose prompts share cached prefixes with nobody else's, and the salts that keep them
+apart.
 
-Knows keys' names and scopes, never keys; knows no transport and no tree. Pure.
+Uses keys' names and scopes, never keys; has no part in transports or the tree. Pure.
 
 A prompt's salt is made of the tenant's name and the client's own salt:
 
@@ -8,7 +9,7 @@ A prompt's salt is made of the tenant's name and the client's own salt:
     a tenant     MARK + SHA-256("tasuki tenant v1" + length of name + name + client's salt)
 
 Invariants: two pairs of name and client's salt have two salts, since the length (4 bytes, highest
-first) says where the name ends and no client's salt may begin with MARK; so no client reaches
+first) fixes where the name ends and no client's salt may begin with MARK; so no client reaches
 another tenant's prompts by a choice of its salt. The same pair has the same salt on every node, so
 that a prefill node keeps apart what its decode nodes do. A name is no secret: a tenant's salt keeps
 prompts apart, it does not hide the names of prefixes from who may watch them (docs/security.md).
@@ -38,7 +39,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
 
 @dataclass(frozen=True)
 class WatchScope:
-    """Whose blocks a caller is told of. tenant: its own prompts'. others: everybody else's too."""
+    """The prompts whose blocks a watcher sees. tenant: of the watcher's own prompts. others:
+    whether it sees every other tenant's blocks too."""
 
     caller: Caller
     tenant: str | None
@@ -46,8 +48,8 @@ class WatchScope:
 
 
 def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
-    """The tenant that a call's prompts are; None: of nobody in particular, shared by all such
-    calls. named: the values of TENANT_KEY. Raises PermissionDenied, InvalidField."""
+    """The tenant of a call's prompts; None: they share cached prefixes with all other calls without
+    a tenant. named: the values of TENANT_KEY. Raises PermissionDenied, InvalidField."""
     if not named:
         return caller.tenant
     _check_may_name(caller)
@@ -62,7 +64,8 @@ def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
 
 
 def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
-    """As tenant_of()."""
+    """What a subscriber sees. named: as in tenant_of(), or EVERY_TENANT alone. Raises
+    PermissionDenied, InvalidField."""
     if list(named) != [EVERY_TENANT]:
         return WatchScope(caller, tenant_of(caller, named), others=False)
     _check_may_name(caller)
@@ -70,8 +73,7 @@ def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
 
 
 def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:
-    """What the engine is given as a prompt's salt. cache_salt: the client's own. Raises
-    InvalidField."""
+    """The salt of a prompt in the engine. cache_salt: the client's own. Raises InvalidField."""
     if len(cache_salt) > MAX_SALT:
         raise InvalidField("cache_salt", f"has {len(cache_salt)} bytes: send at most {MAX_SALT}")
     if tenant is None:
@@ -79,8 +81,8 @@ def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:
             raise InvalidField("cache_salt", "begins as a tenant's does: choose another")
         return cache_salt
     name = tenant.encode()
-    told = _DOMAIN + len(name).to_bytes(4, "big") + name + cache_salt
-    return _MARK + hashlib.sha256(told).digest()
+    content = _DOMAIN + len(name).to_bytes(4, "big") + name + cache_salt
+    return _MARK + hashlib.sha256(content).digest()
 
 
 def _check_may_name(caller: Caller) -> None:

@@ -1,4 +1,4 @@
-"""`tasuki serve --dry-run`: says what would be allocated on a GPU, and allocates nothing."""
+"""`tasuki serve --dry-run`: prints the memory plan of a GPU and allocates nothing."""
 
 from dataclasses import dataclass
 

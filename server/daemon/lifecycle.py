@@ -1,7 +1,6 @@
-"""What tells a daemon to stop, and how it tells that it is ready.
+"""The requests to stop a daemon, and the line that it writes once it is ready.
 
-Owns the process's signal handlers while it is entered. Does not know what is being stopped. One
-event loop's thread.
+Owns the process's signal handlers while a StopRequest is entered. One event loop's thread.
 """
 
 import asyncio
@@ -15,9 +14,9 @@ _STDIN = 0
 
 
 class StopRequest:
-    """`async with` it around a daemon's life. The first SIGTERM or SIGINT asks to drain, the
-    second exits at once. exit_with_parent: the end of stdin asks too, so that no child outlives
-    its launcher."""
+    """`async with` it around a daemon's life. The first SIGTERM or SIGINT requests a drain, the
+    second one exits at once. exit_with_parent: the end of stdin requests a drain too, so that no
+    child outlives its launcher."""
 
     def __init__(self, *, exit_with_parent: bool = False) -> None:
         self._exit_with_parent = exit_with_parent
@@ -63,7 +62,7 @@ class StopRequest:
 def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
     """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. http,
     handover: HOST:PORT of the servers for HTTP and for decode nodes, where it has them apart."""
-    said = {"ready": address, "http": http, "handover": handover}
-    known = {name: where for name, where in said.items() if where is not None}
+    addresses = {"ready": address, "http": http, "handover": handover}
+    known = {name: where for name, where in addresses.items() if where is not None}
     sys.stdout.write(json.dumps(known) + "\n")
     sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""What every daemon shares: engine thread, its client, services, the gRPC and the HTTP server.
+"""The part that every daemon shares: engine thread, its client, services, gRPC and HTTP servers.
 
-Does not know roles or hand-overs. Thread rule: one event loop's thread, but for post(), lose() and
+Has no part in roles or hand-overs. Thread rule: one event loop's thread, but for post(), lose() and
 progress(); the engine has its own, and the gRPC server may live on another loop. Life: startup,
-then whatever the daemon waits for, then shutdown, once each.
+main loop, shutdown, once each.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ from .node_recorder import NodeRecorder, log_ended
 
 log = logging.getLogger(__name__)
 
-# What answers already made may take to reach their clients once the engine is empty.
+# The time for finished answers to reach their clients once the engine is empty.
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
-_TOLD_TO_THE_ENGINE = (
+_OBSERVED_INBOX = (
     HandoverLost,
     WriterFenced,
     PeersChanged,
@@ -67,11 +67,6 @@ _FUSED = {"node": "serve", "role": "fused"}
 _TREE_NODES = 256
 
 
-def no_routes(engine: EngineClient) -> Sequence[web.RouteDef]:
-    """HTTP answers probes and metrics only."""
-    return ()
-
-
 class Node:
     """Owns the engine thread and the servers. Build it inside a running event loop."""
 
@@ -81,15 +76,15 @@ class Node:
         config: FrontConfig,
         services: Callable[[EngineClient], Sequence[Service]],
         handover: Callable[[Outbox], None] | None = None,
-        routes: Callable[[EngineClient], Sequence[web.RouteDef]] = no_routes,
+        routes: Callable[[EngineClient], Sequence[web.RouteDef]] | None = None,
         status: HandoverStatusSource = HandoverStatus,
         about: Mapping[str, str] = _FUSED,
         tracing: Tracing | None = None,
     ) -> None:
-        """services, routes: what this role serves over its engine by gRPC and by HTTP. handover:
-        takes the engine's hand-over messages, on the engine's thread. status: of the hand-overs
-        behind this node. about: what its page says of it, `node` (its name) and `role`. tracing:
-        closed with the node."""
+        """services, routes: those of this role over its engine, by gRPC and by HTTP. handover:
+        takes the engine's hand-over messages, on the engine's thread. status: of this node's
+        hand-overs. about: the page's heading, `node` (its name) and `role`. tracing: closed with
+        the node."""
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
@@ -124,23 +119,24 @@ class Node:
         self._routes = [
             web.get("/metrics", metrics.handle),
             *dashboard.routes(),
-            *routes(self.engine),
+            *(() if routes is None else routes(self.engine)),
         ]
         self._server: Server | None = None
         self._http: HttpServer | None = None
 
     def lose(self, reason: str) -> None:
-        """This node cannot go on: everything in flight ends and what comes is refused. From any
-        thread."""
+        """End every request in flight with `reason` and refuse new ones: this node cannot go on.
+        From any thread."""
         self._loop.call_soon_threadsafe(self.engine.engine_lost, reason)
 
     def progress(self) -> NodeProgress:
-        """How far engine and front are behind. From one thread that is neither's."""
+        """How many seconds the engine and the event loop are behind. From one thread that is
+        neither the engine's nor the loop's."""
         return NodeProgress(self._thread.still_seconds, self._pulse.behind())
 
     def post(self, message: Inbox) -> None:
-        """To the engine, from any thread."""
-        if isinstance(message, _TOLD_TO_THE_ENGINE):
+        """Post a message of the hand-over's control to the engine, from any thread."""
+        if isinstance(message, _OBSERVED_INBOX):
             self._loop.call_soon_threadsafe(self._observe, message)
         self._thread.post(message)
 
@@ -204,7 +200,7 @@ class Node:
         await self.stop()
 
     async def refuse_and_drain(self) -> None:
-        """Say NOT_SERVING, let requests in flight end within drain_timeout."""
+        """Report NOT_SERVING, and let requests in flight end within drain_timeout."""
         if self._server is None:
             return
         await self._server.refuse_traffic()
@@ -216,7 +212,7 @@ class Node:
             log.warning("requests still in flight after %s s are cut", self._config.drain_timeout)
 
     async def stop(self) -> None:
-        """End the servers, then the engine. What is still in flight is cut."""
+        """End the servers, then the engine. Requests still in flight are cut."""
         if self._sampling is not None:
             self._sampling.cancel()
         if self._http is not None:

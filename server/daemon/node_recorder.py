@@ -1,6 +1,7 @@
-"""Keeps a node's history: what its engine and its world say, and a sample of its counters a second.
+"""Keeps a node's history: the messages of its engine and its hand-overs, and its counters once a
+second.
 
-Owns the history. Thread rule: the event loop's. `observe` never waits for anybody.
+Owns the history. Thread rule: the event loop's. `observe` never waits.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ def log_ended(message: ObservedMessage) -> None:
     match message:
         case Finished(request_id=request_id, reason=reason, usage=usage):
             cached = 0 if usage.hit is None else usage.hit.usable_tokens
-            told = {
+            fields = {
                 "request_id": request_id,
                 "prompt_tokens": usage.prompt_tokens,
                 "cached_tokens": cached,
@@ -32,7 +33,7 @@ def log_ended(message: ObservedMessage) -> None:
                 "first_token_seconds": round(usage.time_to_first_token, 6),
                 "seconds": round(usage.seconds, 6),
             }
-            log.info("request ended: %s", reason.value, extra=told)
+            log.info("request ended: %s", reason.value, extra=fields)
         case Rejected(request_id=request_id, error=error):
             log.warning("request refused: %s", error.message, extra={"request_id": request_id})
 
@@ -50,7 +51,7 @@ class NodeRecorder:
         self._recordings = 0
 
     def now(self) -> float:
-        """A clock that is set back must not turn the history around."""
+        """Seconds since 1970; never less than before, also where the clock is set back."""
         self._last = max(self._last, self._clock())
         return self._last
 
@@ -64,7 +65,8 @@ class NodeRecorder:
 
     @contextmanager
     def recording_blocks(self) -> Iterator[None]:
-        """Inside it prompts' blocks are told too: they are many, so only while somebody records."""
+        """Inside `with`, a submit event names the prompt's blocks. They are many, so they are named
+        only while a recording runs."""
         self._recordings += 1
         try:
             yield
@@ -72,7 +74,8 @@ class NodeRecorder:
             self._recordings -= 1
 
     async def sample(self, ask: Callable[[], Awaitable[NodeReport]]) -> None:
-        """Keep a sample a second until cancelled, or until the engine has died."""
+        """Keep a sample a second until cancelled, or until the engine has died. ask: the node's
+        counters now."""
         while True:
             try:
                 self._keep(pools_event(await ask()))

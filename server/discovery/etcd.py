@@ -1,7 +1,7 @@
-"""The little of etcd that membership needs: keys under leases, ranges and watches.
+"""A client of the part of etcd that membership needs: keys under leases, ranges and watches.
 
-Speaks etcd's own HTTP gateway (/v3/..., JSON with base64 keys), because no maintained Python client
-of its gRPC exists. Knows no meaning of keys. One event loop's thread.
+Uses etcd's own HTTP gateway (/v3/..., JSON with base64 keys), because no maintained Python client
+of its gRPC exists. One event loop's thread.
 """
 
 import asyncio
@@ -17,12 +17,13 @@ _SECONDS = 5.0
 
 
 class EtcdError(ConnectionError):
-    """etcd cannot be reached or refused; the message names the endpoint and what it said."""
+    """etcd cannot be reached or refused; the message has the endpoint and its reply."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """created: the store's revision at which the key came to be; another one after it was gone."""
+    """created: the store's revision at which the key was created; a key that is created again has
+    another."""
 
     key: str
     value: str
@@ -38,7 +39,7 @@ class Snapshot:
 
 
 class Etcd:
-    """endpoint: as http://127.0.0.1:2379. Close it. REQUIRES: a running event loop."""
+    """endpoint: for example http://127.0.0.1:2379. Close it. REQUIRES: a running event loop."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint.rstrip("/")
@@ -55,7 +56,7 @@ class Etcd:
             raise EtcdError(f"etcd at {self._endpoint}: lease {lease} has ended")
 
     async def revoke(self, lease: int) -> None:
-        """Its keys are gone at once."""
+        """End the lease, and with it its keys, at once."""
         await self._ask("lease/revoke", {"ID": lease})
 
     async def put(self, key: str, value: str, lease: int) -> None:
@@ -70,7 +71,7 @@ class Etcd:
         return Snapshot(tuple(entries), int(reply["header"]["revision"]))
 
     async def changed(self, prefix: str, after: int) -> AsyncGenerator[None, None]:
-        """Something under the prefix changed after revision `after`; again at every change."""
+        """Yields once for each change under the prefix after revision `after`."""
         create = {**_prefix_range(prefix), "start_revision": after + 1}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
         try:

@@ -1,7 +1,7 @@
-"""Prefill nodes as they register themselves in etcd: a key each, gone when its lease ends.
+"""The prefill nodes that are registered in etcd: a key for each, which ends with its lease.
 
-While etcd is silent the members stay as they are: it names nodes, it does not judge their health,
-and it never fences a write. Thread rule: the event loop.
+While etcd does not answer the members stay as they are: it lists nodes, it does not judge their
+health, and it never fences a write. Thread rule: the event loop.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ class EtcdMembership:
         self._retry_seconds = retry_seconds
 
     async def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """Nobody, while etcd has not answered yet: a node starts without it."""
+        """As Membership.changes(). No members until etcd first answers: a node starts without
+        it."""
         etcd = self._connect()
         known: tuple[str, ...] | None = None
         silent = False
@@ -54,7 +55,7 @@ class EtcdMembership:
 
 
 def _members(entries: tuple[Entry, ...]) -> tuple[str, ...]:
-    """In the order in which they registered; what is no address is left out, with a word."""
+    """In the order of their registration. An entry that is no address is logged and left out."""
     members = []
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
         try:

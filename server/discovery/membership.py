@@ -1,6 +1,6 @@
-"""Who the prefill nodes are: given once, or read from a file whenever it changes.
+"""The addresses of the prefill nodes: given once, or read from a file whenever it changes.
 
-Knows addresses only. Thread rule: the event loop.
+Thread rule: the event loop.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class FixedMembership:
 
 class FileMembership:
     """One HOST:PORT a line, `#` begins a comment. A file that cannot be read or is wrong changes
-    nothing: nodes that work are not given up for a slip of the pen."""
+    nothing: a typing error must not drop nodes that work."""
 
     def __init__(self, path: Path, poll_seconds: float = 0.5) -> None:
         self._path = path

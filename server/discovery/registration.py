@@ -1,7 +1,7 @@
-"""A prefill node's entry in etcd: there while the node takes prompts.
+"""A prefill node's entry in etcd, which exists while the node takes prompts.
 
 Owns one lease. Thread rule: the event loop. Invariant: the key is removed before the node drains,
-so that nobody is sent to a node that refuses.
+so that no prompt is sent to a node that refuses.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Registration:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Register, and again whenever etcd has forgotten; returns at once."""
+        """Register, and again whenever the lease has ended; returns at once."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep(), name="registration")
 
     async def stop(self) -> None:

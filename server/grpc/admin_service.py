@@ -1,4 +1,4 @@
-"""tasuki.v1.CacheAdmin: what an operator asks of the cache."""
+"""tasuki.v1.CacheAdmin: an operator's calls about the cache and the node."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -18,16 +18,16 @@ from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
 from .auth import grpc_request_context, named_tenant
 from .cache_messages import parts_of, tree_message, tree_question
 
-# How often an idle watch asks the engine again: a router may be so far behind.
+# How often an idle watch polls the engine: a router lags by at most that.
 _POLL_SECONDS = 0.05
 
 _ROLE_NUMBERS = {"prefill": pb.NODE_ROLE_PREFILL, "decode": pb.NODE_ROLE_DECODE}
 
 
 class AdminService(pb_grpc.CacheAdminServicer):
-    """Knows counters only. Lives on the event loop's thread. A prefill node has no sessions:
-    store None. `handover`: what a decode node tells of its prefill nodes. role_change: None where
-    the node has both roles. keys: whose own requests are explained, and whose watch one is."""
+    """Lives on the event loop's thread. store: None on a prefill node, which has no sessions.
+    handover: the state of a decode node's prefill nodes. role_change: None where the node has both
+    roles. keys: identify the caller, who may explain its own requests only."""
 
     def __init__(
         self,

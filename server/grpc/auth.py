@@ -1,7 +1,6 @@
-"""Who may call over gRPC: what surfaces.py asks of a method's callers is asked of each here, before
-the method's message is read.
+"""Checks each gRPC call against surfaces.py before the method's message is read.
 
-Knows methods by their names alone. A key is never logged. One event loop's thread.
+Uses methods' names alone. A key is never logged. One event loop's thread.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,13 +18,13 @@ _AUTHORIZATION = "authorization"
 
 
 def grpc_caller(keys: ApiKeys, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller | None:
-    """Who bears the metadata's key; None where nobody does."""
+    """The caller whose key is in the metadata; None where it has no known key."""
     return keys.caller([value for name, value in metadata or () if name == _AUTHORIZATION])
 
 
 class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Asks for the metadata `authorization: Bearer API_KEY`, of a key that is good for the
-    method."""
+    """Refuses a call unless its metadata has `authorization: Bearer API_KEY` with a key of the
+    method's scope."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
@@ -36,7 +35,7 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        # A method of somebody else's service keeps gRPC's own refusal.
+        # A method of a foreign service keeps gRPC's own refusal.
         refusal = None if handler is None else self._refusal(handler_call_details)
         return handler if refusal is None else _refusing(refusal)
 
@@ -74,12 +73,12 @@ def grpc_request_context(keys: ApiKeys, context: CallContext) -> RequestContext:
 
 
 def grpc_watch_scope(keys: ApiKeys, context: CallContext) -> WatchScope:
-    """Whose blocks a subscriber is told of. Raises PermissionDenied, InvalidField."""
+    """Whose blocks a subscriber sees. Raises PermissionDenied, InvalidField."""
     return watch_scope(_caller(keys, context), _values(context, TENANT_KEY))
 
 
 def named_tenant(context: CallContext) -> str | None:
-    """Whose prompts an operator's call is about; None: of no tenant. Raises InvalidField."""
+    """The tenant that an operator's call names; None: no tenant. Raises InvalidField."""
     return tenant_of(OWNER, _values(context, TENANT_KEY))
 
 

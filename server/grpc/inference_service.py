@@ -18,10 +18,10 @@ from .response_stream import REQUEST_ID_KEY, write_tokens
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    """Knows requests, not sessions. Lives on the event loop's thread."""
+    """Has no part in sessions. Lives on the event loop's thread."""
 
     def __init__(self, engine: EngineClient, codec: TextCodec, keys: ApiKeys = NO_KEYS) -> None:
-        """keys: whose limits a call counts against."""
+        """keys: identify the caller, whose limits a call counts against."""
         self._keys = keys
         self._engine = engine
         self._codec = codec

@@ -1,11 +1,11 @@
 """Lets a gRPC server live on one event loop and the services' methods run on another.
 
-Stands before all other interceptors. Knows no message: bytes cross as they came, so that reading
-them costs the server's loop nothing, and neither does who may call. Thread rule: intercept_service
-and what it gives on the server's loop; interceptors behind it, handlers and deserializers on the
-other one, where they are given a context that crosses back.
-Invariants: what ends a call on either side ends it on the other; a loop that does not come round
-costs its caller a typed error after `patience`, and the server's loop nothing.
+Is the first interceptor. Messages cross as bytes, so that neither their reading nor the check of
+the caller costs the server's loop anything. Thread rule: intercept_service and the handler that it
+returns run on the server's loop; later interceptors, handlers and deserializers run on the other
+one, with a context that crosses back. Invariants: the end of a call on either side ends it on the
+other; where the other loop stands, the caller gets a typed error after `patience` seconds, and the
+server's loop loses nothing.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         stay: Sequence[str],
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
-        """stay: services, package and all, whose methods run on the server's loop, as gRPC's own
-        do. patience: seconds in which `loop` must have taken a call up."""
+        """stay: full names of services whose methods run on the server's loop, as gRPC's own do.
+        patience: seconds within which `loop` must begin a call."""
         self._loop = loop
         self._stay = (*(f"/{service}/" for service in stay), "/grpc.")
         self._patience = patience
@@ -62,8 +62,8 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class _Crossing:
-    """A call's context as its method sees it on the other loop. What waits is done on the
-    server's loop; what is only read or set goes straight there."""
+    """A call's context for its method on the other loop. Methods that wait run on the server's
+    loop; attributes are read and set directly."""
 
     def __init__(
         self,

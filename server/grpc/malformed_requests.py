@@ -1,6 +1,6 @@
 """Answers bytes that are not the expected message with INVALID_ARGUMENT instead of UNKNOWN.
 
-gRPC itself reports them as a crash of the method, traceback and all. Knows no message's meaning.
+gRPC itself reports them as a crash of the method, with a traceback. Reads no message's fields.
 """
 
 import inspect

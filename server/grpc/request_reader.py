@@ -1,4 +1,4 @@
-"""Reads the fields of a request from proto messages, or refuses it with the field and the mend.
+"""Reads requests of tasuki.v1 from proto messages, or refuses them with the field and the mend.
 
 Pure functions of the message and the checkpoint's codec, whose threads run what may take long; the
 engine checks again what depends on its arena.

@@ -1,15 +1,15 @@
 """The gRPC server that every daemon's services stand on: health, reflection, keepalive, message
 cap.
 
-Knows no service's meaning. Thread rule: a server lives on the event loop that started it; whoever
-ends it may be on another.
+Reads no message. Thread rule: a server lives on the event loop that started it; another loop may
+end it.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,7 +22,7 @@ from tasuki.utils.loops.loop_thread import run_on
 from .auth import RequireScope
 from .loop_bridge import Bridge
 from .malformed_requests import MalformedRequests
-from .unimplemented import UnservedMethods
+from .unimplemented import UnimplementedMethods
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Finds clients that vanished without a word.
+    # Finds clients that vanished without closing the connection.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # Strangers hold a connection no longer than they use it, nor much of this node while they do.
@@ -44,7 +44,7 @@ _OPTIONS = (
     ("grpc.absolute_max_metadata_size", 32 * 2**10),
 )
 
-# What a loop that has died, or stands, may cost whoever ends its server.
+# How long the end of a server waits for a loop that has died or stands.
 _LATE_SECONDS = 5.0
 
 
@@ -56,12 +56,6 @@ class Service:
     register: Callable[[grpc.aio.Server], None]
 
 
-class HealthSwitch(Protocol):
-    """The part of grpc_health's servicer that ends a server's life."""
-
-    def enter_graceful_shutdown(self) -> Coroutine[Any, Any, None]: ...
-
-
 class Server:
     """A started server. `drain` ends it, once."""
 
@@ -70,7 +64,7 @@ class Server:
         server: grpc.aio.Server,
         host: str,
         port: int,
-        health_servicer: HealthSwitch,
+        health_servicer: Any,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._server = server
@@ -79,7 +73,7 @@ class Server:
         self.address = join_address(host, port)
 
     async def refuse_traffic(self) -> None:
-        """Health says NOT_SERVING from now on, for every service; calls are still answered."""
+        """Report NOT_SERVING for every service from now on; calls are still answered."""
         await self._there(self._health.enter_graceful_shutdown(), _LATE_SECONDS)
 
     async def drain(self, timeout: float) -> None:
@@ -113,10 +107,10 @@ async def start_server(
     interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [
         RequireScope(access.keys),
         MalformedRequests(),
-        UnservedMethods(),
+        UnimplementedMethods(),
     ]
     if bridge is not None:
-        # First, so that who may call is judged where all other callers are.
+        # First, so that callers are checked on the services' loop, as over HTTP.
         interceptors.insert(0, bridge)
     limits = (
         ("grpc.max_receive_message_length", access.max_message_bytes),

@@ -1,4 +1,4 @@
-"""The services that a front offers over one engine."""
+"""The gRPC services over one engine."""
 
 import time
 from functools import partial
@@ -24,7 +24,7 @@ def front_services(
     handover: HandoverStatusSource = HandoverStatus,
     role_change: RoleChange | None = None,
 ) -> tuple[Service, ...]:
-    """Inference, Session and CacheAdmin over one engine; the rest as AdminService says."""
+    """Inference, Session and CacheAdmin. handover, role_change: as in AdminService."""
     store = SessionStore(
         engine,
         time.monotonic,

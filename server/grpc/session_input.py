@@ -1,4 +1,4 @@
-"""What one Append adds to a session's log, read from its message.
+"""The tokens that one Append adds to a session's log, read from its message.
 
 Pure functions of the message, the log's tail and the checkpoint's codec; any thread.
 """
@@ -19,8 +19,8 @@ from .request_reader import read_messages, read_plain_input, read_token_ids
 
 @dataclass(frozen=True)
 class SessionInput:
-    """tail: the log's, with it. closing: tokens that come first, which end an answer; its first
-    one is left out where the log ends with it already. marks: token counts within `tokens`."""
+    """tail: of the log afterwards. closing: tokens that end the answer before; the first of them is
+    left out where the log already ends with it. marks: token counts within `tokens`."""
 
     tail: Tail
     tokens: Tokens
@@ -28,7 +28,7 @@ class SessionInput:
     closing: tuple[int, ...] = ()
 
     def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """What to append to that log: tokens, and marks among them."""
+        """The tokens to append to that log, and marks among them."""
         closing = self.closing
         if closing and log.ends_with(closing[0]):
             closing = closing[1:]
@@ -44,7 +44,7 @@ def read_session_input(
         case "messages":
             return _messages(request.messages, tail, ChatRenderer(codec))
         case "answer":
-            # As if the turn had been generated here.
+            # The log is then as after a turn that was generated here.
             tokens = read_token_ids("answer", request.answer.ids, codec)
             if not len(tokens):
                 raise InvalidRequest("answer is empty: leave out a turn that answered nothing")

@@ -33,7 +33,8 @@ class SessionService(pb_grpc.SessionServicer):
         store: SessionStore,
         keys: ApiKeys = NO_KEYS,
     ) -> None:
-        """keys: whose limits a call counts against, and whose its session is."""
+        """keys: identify the caller, who owns the session and whose limits a call counts
+        against."""
         self._keys = keys
         self._engine = engine
         self._codec = codec
@@ -58,7 +59,7 @@ class SessionService(pb_grpc.SessionServicer):
             added = await self._codec.work.run(
                 partial(read_session_input, request, tail, self._codec)
             )
-            # Others had their turn meanwhile.
+            # Other calls may have changed it meanwhile.
             session = self._store.idle(caller, request.session_id)
             if session.tail is not tail:
                 raise SessionBusy(
@@ -124,7 +125,8 @@ class SessionService(pb_grpc.SessionServicer):
         return grpc_request_context(self._keys, context).caller
 
     def _open_answer(self, session: Session) -> None:
-        """Messages need the opening of the assistant's turn; it is taken back with the turn."""
+        """After messages, append the opening of the assistant's turn. A turn that is taken back
+        takes the opening with it."""
         if session.tail is Tail.EMPTY:
             raise InvalidRequest("session has no tokens: append text, token_ids or messages first")
         if session.tail is Tail.MESSAGES:

@@ -1,7 +1,7 @@
-"""What this node does not serve: methods of ours that are unknown here, and OpenAI's paths on a
-node that answers no clients. Refused with the mend, where gRPC's own refusal names none.
+"""Refuses, with the mend, tasuki's methods that this node does not serve, and OpenAI's paths on a
+node that answers no clients. gRPC's own refusal names no mend.
 
-Knows services by their names alone; keeps nothing. One event loop's thread.
+Uses services' names alone. One event loop's thread.
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ _MENDS = {
 }
 
 
-class UnservedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Methods of foreign services keep gRPC's own refusal."""
 
     async def intercept_service(
@@ -36,7 +36,7 @@ class UnservedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def refuse(request: Any, context: CallContext) -> None:
             async with refusals(context):
-                raise _unserved(
+                raise _unimplemented(
                     method, next(_MENDS[prefix] for prefix in _MENDS if method.startswith(prefix))
                 )
 
@@ -44,14 +44,14 @@ class UnservedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def unserved_routes() -> list[web.RouteDef]:
+def unimplemented_routes() -> list[web.RouteDef]:
     """OpenAI's paths on a node that answers no clients."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
-        raise _unserved(request.path, _CLIENTS)
+        raise _unimplemented(request.path, _CLIENTS)
 
     return [web.route("*", path, refuse) for path in ("/v1/{path:.*}", "/tokenize")]
 
 
-def _unserved(what: str, mend: str) -> NotServedHere:
+def _unimplemented(what: str, mend: str) -> NotServedHere:
     return NotServedHere(f"{what} is not served here: {mend}")

@@ -1,7 +1,6 @@
-"""Who may ask over HTTP: what surfaces.py asks of a route's callers is asked of each here, before
-the request's body is read.
+"""Checks each HTTP request against surfaces.py before its body is read.
 
-Knows routes by their patterns alone. A key is never logged. One event loop's thread.
+Uses routes' patterns alone. A key is never logged. One event loop's thread.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,14 +19,14 @@ _CALLER = web.RequestKey("caller", Caller)
 
 
 def http_caller(request: web.Request) -> Caller:
-    """Who asks, once the middleware has let the request in."""
+    """The caller of a request that require_scope() has admitted."""
     caller: Caller = request.get(_CALLER, NOBODY)
     return caller
 
 
 def require_scope(keys: ApiKeys) -> Middleware:
-    """Middleware that asks for `Authorization: Bearer API_KEY`, of a key that is good for the
-    route."""
+    """Middleware that refuses a request unless it has `Authorization: Bearer API_KEY` with a key of
+    the route's scope."""
 
     @web.middleware
     async def check(
@@ -35,7 +34,7 @@ def require_scope(keys: ApiKeys) -> Middleware:
     ) -> web.StreamResponse:
         caller = keys.caller(request.headers.getall("Authorization", []))
         surface = surface_of(request.match_info)
-        # Of paths that are not there, too, only who bears a key is told.
+        # Which paths exist is shown to callers with a key only.
         needs = HTTP.get(surface, Unscoped.ANY_KEY) if surface else Unscoped.ANY_KEY
         if not suffices(needs, caller):
             if caller is None:
@@ -50,7 +49,7 @@ def require_scope(keys: ApiKeys) -> Middleware:
 
 
 def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
-    """The row's key in surfaces.HTTP; None of a path or method that no route has."""
+    """The row's key in surfaces.HTTP; None for a path or method without a route."""
     if not isinstance(match, web.UrlMappingMatchInfo) or match.http_exception is not None:
         return None
     route = match.route

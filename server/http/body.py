@@ -1,9 +1,9 @@
-"""A request's body, read within bounds of size and time, and what happens to one that is not read.
+"""Reads a request's body within bounds of size and time, and closes connections with unread bodies.
 
-Owns the deadline of a body. Knows no JSON. One event loop's thread.
-Invariants: nothing of a body is read before its reader asks for it, not even where the client waits
-for leave to send it; what is read is never inflated; a body that nobody asked for is not drained
-without a bound, but ends its connection.
+Owns the deadline of a body. One event loop's thread.
+Invariants: no byte of a body is read before read_body(), nor is the client given leave to send it
+(100 Continue); a body is never decompressed; an unread body is drained within bounds and ends its
+connection.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from aiohttp import web
 
 from .errors import HttpRefusal
 
-# A body has that long, and as long again as this rate takes for what came of it.
+# A body must end within the first, plus the time that its bytes take at the second.
 _GRACE_SECONDS = 30.0
 _BYTES_PER_SECOND = 1 << 16
 
-# Clients that send a short body before they listen hear why it was refused.
+# Clients that send a short body before they read the answer then see the refusal.
 _SKIMMED_BYTES = 1 << 18
 _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
@@ -55,7 +55,8 @@ async def read_body(request: web.Request) -> list[bytes]:
 
 
 async def leave_later(request: web.Request) -> None:
-    """For a route's `expect_handler`: leave to send the body is given when it is asked for."""
+    """For a route's `expect_handler`: read_body() gives the leave to send the body, not the
+    route."""
     if request.headers.get("Expect", "").lower() != "100-continue":
         raise web.HTTPExpectationFailed(text="send the body without Expect, or 100-continue")
 
@@ -64,7 +65,7 @@ async def leave_later(request: web.Request) -> None:
 async def refuse_encodings(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Few bytes may stand for any number in a compressed body."""
+    """Middleware: a compressed body could expand to any size."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise HttpRefusal(
@@ -77,7 +78,7 @@ async def refuse_encodings(
 async def end_with_unread_bodies(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """The outermost: closes a connection whose body nobody has read, once it was answered."""
+    """The outermost middleware: after the answer, closes a connection whose body was not read."""
     response = await handler(request)
     if not request.content.is_eof() and not response.prepared:
         response.force_close()
@@ -89,7 +90,7 @@ async def end_with_unread_bodies(
 
 
 def may_send(request: web.Request) -> None:
-    """The caller was let in: of a body that is too large, more is read before it is cut off."""
+    """Mark the caller as admitted: more of a body that is too large is read before the cut."""
     request[_MAY_SEND] = True
 
 

@@ -1,6 +1,6 @@
-"""How many connections an HTTP server holds, and how long one may take to say something.
+"""Bounds an HTTP server's connections: how many, and how long each may take to send a header.
 
-Owns the table of open connections; knows requests only by the end of their headers. One event
+Owns the table of open connections; finds the end of a header and reads nothing else. One event
 loop's thread. Invariants: a connection over a cap is answered 503 and closed before anything of it
 is read; one that has not sent a whole header within HEADER_SECONDS of being accepted is closed.
 """
@@ -25,8 +25,8 @@ class HttpConnections:
     def __init__(
         self, most: int, most_strangers: int, header_seconds: float = HEADER_SECONDS
     ) -> None:
-        """most: at a time, in all. most_strangers: of one address, as long as nothing that they
-        asked was let in."""
+        """most: at a time, in all. most_strangers: of one address, among connections without an
+        admitted request."""
         self._most = most
         self._most_strangers = most_strangers
         self.header_seconds = header_seconds
@@ -41,7 +41,7 @@ class HttpConnections:
         return lambda: _Connection(self, make())
 
     def let_in(self, transport: asyncio.BaseTransport | None) -> None:
-        """What was asked over it was let in: it is no stranger's from now on."""
+        """A request over it was admitted: the connection is no stranger's from now on."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None and connection.stranger_at is not None:
             self._forget_stranger(connection)

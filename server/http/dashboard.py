@@ -1,7 +1,7 @@
 """The dashboard over HTTP: the page at `/`, its data under `/debug`, a stream of changes.
 
-Knows a history and where to ask for the tree; draws nothing. One event loop's thread. Nothing here
-blocks an engine: views are made of what the history holds, the tree is asked for once a look.
+Reads a history, and queries the tree. One event loop's thread. Invariant: no request blocks the
+engine: views are made of the history alone; a request for the tree is one query.
 """
 
 import asyncio
@@ -36,9 +36,10 @@ TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class DashboardSource:
-    """now: seconds since 1970 of the history's end. tree: the nodes of the radix tree below the one
-    of that name, None from the top; None where nothing is served, as for a recording. about: what
-    this is a history of. recording_blocks: entered while somebody records prompts' blocks."""
+    """now: seconds since 1970 of the history's end. tree: gives the nodes of the radix tree below
+    the one of that name, or below the root for None; the field is None for a recording, which has
+    no tree. about: the node of this history. recording_blocks: entered while a recording of
+    prompts' blocks runs."""
 
     history: NodeHistory
     now: Callable[[], float]
@@ -54,7 +55,7 @@ class DashboardHandlers:
         page: dict[str, PageFile],
         watchers: ConcurrencyCaps | None = None,
     ) -> None:
-        """watchers: who may stream at once; None: everybody."""
+        """watchers: caps on streams at a time; None: no cap."""
         self._watchers = watchers or ConcurrencyCaps(WatcherLimit, "streams of events", 0)
         self._source = source
         self._history = source.history
@@ -77,12 +78,12 @@ class DashboardHandlers:
         ]
 
     async def _index(self, request: web.Request) -> web.Response:
-        return self._told(INDEX)
+        return self._page_file(INDEX)
 
     async def _file(self, request: web.Request) -> web.Response:
-        return self._told(request.match_info["name"])
+        return self._page_file(request.match_info["name"])
 
-    def _told(self, name: str) -> web.Response:
+    def _page_file(self, name: str) -> web.Response:
         file = self._page.get(name)
         if file is None:
             raise HttpRefusal(404, "not_found", f"the page has no file {name!r}")
@@ -121,7 +122,7 @@ class DashboardHandlers:
         return {"about": self._source.about, **overview}
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """The overview, now and whenever something happened, at most once a second."""
+        """The overview, now and after every event, at most once a second."""
         seconds, points = _span(request)
         reply = await _open_stream(request)
         seen = -1
@@ -133,8 +134,8 @@ class DashboardHandlers:
             await asyncio.sleep(_STREAM_SECONDS)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Events one by one from number `after` on, or from now: what a recorder keeps. Those that
-        are forgotten are left out. blocks=1: with prompts' blocks from now on."""
+        """Events one by one from number `after` on, or from now, for a recorder. Forgotten ones are
+        left out. blocks=1: submit events name the prompts' blocks from now on."""
         number = _number(request, "after", self._history.journal.end, 0, 1 << 62)
         blocks = _number(request, "blocks", 0, 0, 1)
         reply = await _open_stream(request)

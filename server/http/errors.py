@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: a status, and {"error": {message, type, param, code}}.
+"""Errors in OpenAI's shape: a status, and {"error": {message, type, param, code}}.
 
 | error | HTTP | code |
 | --- | --- | --- |
@@ -81,7 +81,7 @@ def error_status(error: Exception) -> int:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """What a client is told. An error that is none of ours says nothing of itself."""
+    """The body of a refusal. Of an error that is not typed the client sees no detail."""
     message, code = "internal error: see this node's log", "internal"
     if isinstance(error, HttpRefusal):
         message, code = str(error), error.code

@@ -1,7 +1,7 @@
-"""Which names a request may call this server by.
+"""The names by which a request may address this server.
 
-A web page of a stranger's name that resolves to this address is, to a browser, of one origin with
-this server; only the Host header tells. Knows no keys. Pure.
+A foreign name that resolves to this address makes a web page of one origin with this server in a
+browser (DNS rebinding); only the Host header shows it. Pure.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,13 +13,13 @@ from tasuki.server.bind import is_loopback
 from .errors import HttpRefusal
 
 ANY_HOST = "*"
-# Probes call a pod by its address, and are told nothing.
+# Probes address a pod by its IP address, and their answers hold no data.
 _OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
-    """Middleware. bound: the address that is served; allowed: more names, without ports. Off
-    loopback any name will do where none is listed."""
+    """Middleware that refuses a Host that is not served. bound: the served address; allowed: more
+    names, without ports. Off loopback every name is served where none is listed."""
     checked = ANY_HOST not in allowed and (bool(allowed) or is_loopback(bound))
     names = frozenset(name.strip("[]").lower() for name in (bound, *allowed))
 

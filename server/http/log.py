@@ -1,6 +1,6 @@
-"""What aiohttp logs of its own: heads that are no HTTP only where somebody looks closer.
+"""aiohttp's own log: a malformed request head is logged at debug level, without a traceback.
 
-Anybody may send such a head, without a key: a traceback each would let a stranger fill the log.
+Anybody may send such a head, without a key; a traceback for each would let a stranger fill the log.
 Thread rule: any thread.
 """
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """For aiohttp's server. Invariant: what is no client's fault is logged whole."""
+    """For aiohttp's server. Invariant: errors that no client caused keep level and traceback."""
 
     def __init__(self) -> None:
         super().__init__(log)

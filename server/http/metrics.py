@@ -15,7 +15,7 @@ from tasuki.transfer.liveness.link_status import (
 
 
 async def node_report(engine: EngineClient, handover: HandoverStatusSource) -> NodeReport:
-    """What the node counts, now."""
+    """The node's counters, now."""
     stats = await engine.counters()
     status = handover()
     return NodeReport(
@@ -24,14 +24,14 @@ async def node_report(engine: EngineClient, handover: HandoverStatusSource) -> N
 
 
 def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:
-    """Every state, so that a series does not end where its number becomes 0; none where there are
-    no nodes."""
+    """Counts of every state, zeros included, so that no series ends; empty where there are no
+    nodes."""
     counts = Counter(node.state for node in nodes)
     return {state.value: counts[state] for state in PrefillNodeState} if nodes else {}
 
 
 class MetricsHandler:
-    """Asks the engine for its counters at each scrape."""
+    """Reads the engine's counters at each scrape."""
 
     def __init__(
         self, engine: EngineClient, exposition: Exposition, handover: HandoverStatusSource

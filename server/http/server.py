@@ -1,9 +1,9 @@
 """The HTTP server beside a daemon's gRPC server: probes, version, and the routes it is given.
 
-Knows no route's meaning. One event loop's thread. A client that leaves cancels its handler.
-Invariant: what a stranger sends costs a header: connections are counted, then in this order a
-request's Host, its encoding, its key and its caller's limits are looked at, and nothing of its body
-is read before.
+One event loop's thread. A client that leaves cancels its handler.
+Invariant: a stranger's request costs no more than its header: connections are counted, then a
+request's Host, its encoding, its key and its caller's limits are checked in this order, and only
+then is its body read.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from .log import HttpLog
 _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
 
-# What a caller's requests in a minute are counted by.
+# Requests to these paths count against the caller's limits.
 _CHARGED = ("/v1/", "/tokenize", "/detokenize")
 
 
@@ -51,7 +51,7 @@ class HttpServer:
         self.address = join_address(host, port)
 
     def refuse_traffic(self) -> None:
-        """/ready says 503 from now on; requests are still answered."""
+        """/ready answers 503 from now on; requests are still answered."""
         self._probes.draining = True
 
     async def drain(self) -> None:
@@ -63,7 +63,7 @@ class HttpServer:
 
 
 class Probes:
-    """What a load balancer asks. lost: why the engine has died, None while it lives."""
+    """The routes of load balancers. lost: why the engine has died, None while it lives."""
 
     def __init__(self, lost: Callable[[], str | None]) -> None:
         self._lost = lost
@@ -91,21 +91,17 @@ class Probes:
         return web.json_response({"version": package_version()})
 
 
-def free_of_charge(caller: Caller) -> None:
-    """Requests are not counted."""
-
-
 async def start_http_server(
     bind: str,
     routes: Sequence[web.RouteDef],
     lost: Callable[[], str | None],
     access: Access = LOOPBACK_ONLY,
     *,
-    admit: Callable[[Caller], None] = free_of_charge,
+    admit: Callable[[Caller], None] | None = None,
     last_writes_seconds: float = 1.0,
 ) -> HttpServer:
-    """bind: HOST:PORT, port 0 picks one. admit: counts a request of a caller's before its body is
-    read, or raises RateLimited. Raises BindError, TlsError."""
+    """bind: HOST:PORT, port 0 picks one. admit: counts a caller's request before its body is read,
+    or raises RateLimited; None: no count. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access)
     require_callers_known(bind, access)
     tls = None if access.tls is None else access.tls.ssl_context()
@@ -131,7 +127,7 @@ async def start_http_server(
         shutdown_timeout=last_writes_seconds,
         auto_decompress=False,
         keepalive_timeout=_KEEP_ALIVE_SECONDS,
-        # http_body.py ends what was not read, within bounds of bytes too.
+        # server/http/body.py drains unread bodies, within bounds of bytes too.
         lingering_time=0.0,
     )
     await runner.setup()
@@ -150,7 +146,7 @@ async def start_http_server(
     return HttpServer(runner, listening, connections, probes, host)
 
 
-def _let_in(connections: HttpConnections, admit: Callable[[Caller], None]) -> Middleware:
+def _let_in(connections: HttpConnections, admit: Callable[[Caller], None] | None) -> Middleware:
     @web.middleware
     async def count(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -159,7 +155,8 @@ def _let_in(connections: HttpConnections, admit: Callable[[Caller], None]) -> Mi
         if caller != NOBODY:
             connections.let_in(request.transport)
         if request.path.startswith(_CHARGED):
-            admit(caller)
+            if admit is not None:
+                admit(caller)
             may_send(request)
         return await handler(request)
 

@@ -1,6 +1,6 @@
 """A chat's answer in OpenAI's shape: content, tool calls, logprobs.
 
-Owns what came so far. Knows no HTTP. One answer, one thread.
+Owns the answer so far. Has no part in HTTP. One answer, one thread.
 """
 
 import json
@@ -95,5 +95,5 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _chunk(delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    told = None if logprobs is None else {"content": logprobs}
-    return {"index": 0, "delta": delta, "logprobs": told, "finish_reason": None}
+    content = None if logprobs is None else {"content": logprobs}
+    return {"index": 0, "delta": delta, "logprobs": content, "finish_reason": None}

@@ -1,6 +1,6 @@
 """A plain completion's answer in OpenAI's shape: text and logprobs.
 
-Owns what came so far. Knows no HTTP. One answer, one thread.
+Owns the answer so far. Has no part in HTTP. One answer, one thread.
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
-"""What chats and completions over HTTP share: the model they serve, and a prompt becoming a reply.
+"""The common part of chats and completions over HTTP: the served model, and the way from a prompt
+to a reply.
 
-Knows no messages and no JSON shapes. One event loop's thread.
+Has no part in chat messages or JSON shapes. One event loop's thread.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """`messages` and `tools` of a chat request, as values that a chat template takes.
 
-Pure functions; what is wrong is named with its place.
+Pure functions; an error names the place of the wrong value.
 """
 
 import json

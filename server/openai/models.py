@@ -1,4 +1,4 @@
-"""GET /v1/models and POST /tokenize: what is served, and how it reads text."""
+"""GET /v1/models and POST /tokenize: the served model, and its tokens of a text."""
 
 import json
 from functools import partial
@@ -15,8 +15,6 @@ from .request_fields import RequestFields
 
 
 class ModelHandlers:
-    """Knows the model only, no engine."""
-
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 

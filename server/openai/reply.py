@@ -1,6 +1,6 @@
-"""What every OpenAI-shaped reply has: its head, and the two ways of sending it.
+"""The common part of OpenAI-shaped replies: the head, and the two ways of sending one.
 
-Knows no fields of chats or completions: those are a ReplyShape's. One event loop's thread.
+The fields of chats and completions are a ReplyShape's. One event loop's thread.
 """
 
 import json
@@ -106,8 +106,8 @@ async def send_stream(
                     continue
                 await write(shape.finish(item))
                 if include_usage:
-                    told = usage(item, with_hit=wants_hit(request))
-                    last = {**shape.head.around(shape.chunk_kind, []), "usage": told}
+                    last = shape.head.around(shape.chunk_kind, [])
+                    last["usage"] = usage(item, with_hit=wants_hit(request))
                     await response.write(_event(last))
         except ConnectionError:
             return response

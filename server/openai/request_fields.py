@@ -64,7 +64,7 @@ class RequestFields:
         return value or []
 
     def fields(self, name: str) -> "RequestFields":
-        """Those of an object; of an empty one where it is absent."""
+        """The fields of an object; none where it is absent."""
         value = self.get(name)
         if value is not None and not isinstance(value, dict):
             raise InvalidField(name, "must be an object")
@@ -72,14 +72,15 @@ class RequestFields:
 
 
 def check_is_json(request: web.Request) -> None:
-    """A body must say that it is JSON: a web page cannot send that to another origin unasked."""
+    """Raises HttpRefusal unless the content type is JSON: a web page cannot send that type to
+    another origin without the server's leave (CORS)."""
     if request.content_type != "application/json":
         raise HttpRefusal(415, "not_json", "send the body with Content-Type: application/json")
 
 
 def read_fields(pieces: list[bytes]) -> RequestFields:
-    """Of a body, which must be a JSON object; takes its pieces, so that they are freed on the
-    thread that calls. Raises InvalidRequest."""
+    """The fields of a body, which must be a JSON object. Empties `pieces`, so that the calling
+    thread frees them. Raises InvalidRequest."""
     body = b"".join(pieces)
     pieces.clear()
     if holds_too_many_values(body):

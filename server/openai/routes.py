@@ -28,8 +28,8 @@ def openai_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef
 def served_model(
     folder: str, config: FrontConfig, max_tokens: int, codec: TextCodec
 ) -> ServedModel:
-    """folder: the checkpoint's; it names the model where the config does not. max_tokens: of prompt
-    and answer together."""
+    """folder: of the checkpoint; its name is the model's where the config sets none. max_tokens: of
+    prompt and answer together."""
     return ServedModel(
         name=config.served_model_name or Path(folder).resolve().name,
         created=int(time.time()),

@@ -1,4 +1,4 @@
-"""How an OpenAI-shaped request wants its answer: sampling, stops, streaming.
+"""The options of an OpenAI-shaped request: sampling, stops, streaming.
 
 Pure functions. A field that would change the answer and that this engine cannot honour is refused,
 never ignored; fields about accounts, storage and routing are ignored.
@@ -22,7 +22,7 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .request_fields import RequestFields
 
-# Field to the values that mean what happens anyway.
+# Field to the values that ask for the default behaviour.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -65,8 +65,8 @@ def read_options(fields: RequestFields, codec: TextCodec, default_new_tokens: in
 
 
 def check_alternatives(field: str, count: int, options: AnswerOptions) -> None:
-    """The engine tells the chosen token's logprob alone, which is the likeliest where it is
-    greedy."""
+    """The engine reports one logprob a token, the chosen token's; at temperature 0 the chosen token
+    is the likeliest. Raises InvalidField."""
     if not 0 <= count <= (1 if options.sampling.temperature == 0 else 0):
         raise InvalidField(
             field, "must be 0, or at most 1 at temperature 0: only the chosen token's is known"

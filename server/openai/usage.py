@@ -1,7 +1,7 @@
-"""What OpenAI-shaped answers tell of tokens: usage with its cached part, logprobs. Pure functions.
+"""Usage and logprobs in OpenAI's shape. Pure functions.
 
-`cached_tokens` counts usable tokens: those that were not computed again. The rest of the story is
-told as `prompt_tokens_details.hybrid` to those who ask with the header `x-tasuki-hit: 1`.
+`cached_tokens` counts usable tokens: those that were not computed again. Requests with the header
+`x-tasuki-hit: 1` get the whole hit breakdown as `prompt_tokens_details.hybrid`.
 """
 
 import math

@@ -1,10 +1,10 @@
 """Sessions: the server's copy of a conversation as tokens.
 
-Owns the token logs and the engine's cursors that belong to them. Does not know proto, text or
-templates. One event loop's thread. Invariants: a log only grows, except that a turn which did not
-finish is taken back; one turn at a time per session; every cursor opened is closed once; a cursor
-vouches for tokens of its log alone, so it ends with a turn that is taken back; to all but the
-caller who opened it a session is one that never was.
+Owns the token logs and their cursors in the engine. Has no part in proto, text or templates. One
+event loop's thread. Invariants: a log only grows, except that a turn which did not finish is taken
+back; one turn at a time per session; every cursor opened is closed once; a cursor stands for tokens
+of its log alone, so it ends with a turn that is taken back; a session is unknown to every caller
+but the one who opened it.
 """
 
 import itertools
@@ -38,9 +38,9 @@ class Tail(Enum):
 @dataclass
 class Session:
     """owner: the name of the caller who opened it. busy: a turn is being answered, and nothing else
-    may touch the log until it ends. cursor: None until the next turn, after one that was taken
-    back. label: what operators may call it, as its id is a secret. tenant: whose it is, which the
-    salt is made of."""
+    may touch the log until it ends. cursor: None after a turn that was taken back, until the next
+    one. label: its name for operators, as its id is a secret. tenant: of its prompts; the salt is
+    made of it."""
 
     id: SessionId
     owner: str
@@ -55,8 +55,8 @@ class Session:
 
 
 class Turn:
-    """One answer in the making. The session is busy inside `with`; what the log gained is taken
-    back at its end unless `keep` was called."""
+    """One turn. The session is busy inside `with`; at its end the log is cut back to its length
+    before the turn, unless `keep` was called."""
 
     def __init__(self, session: Session, finish: Callable[[Session, bool], None]) -> None:
         """finish(session, kept) is called at the end."""

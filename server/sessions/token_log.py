@@ -29,7 +29,7 @@ class TokenLog:
         self.length = end
 
     def _move(self, size: int) -> None:
-        """Go on in a buffer of that size; readers keep the one they know."""
+        """Go on in a buffer of that size; readers keep theirs."""
         buffer = np.empty(size, dtype=np.int32)
         buffer[: self.length] = self._buffer[: self.length]
         self._buffer = buffer

@@ -1,8 +1,8 @@
-"""One answer as a gateway reads it: engine events in, GenerateResponse out.
+"""Turns the engine's events of one answer into the gateway's GenerateResponse messages.
 
-Owns what came so far. Knows neither where the tokens are made nor gRPC. One answer, one thread.
-Invariant: a stop token, and what follows a stop string, is told only where the request keeps it;
-the counts tell every token that was made up to the end.
+Owns the answer so far. Has no part in gRPC. One answer, one thread. Invariant: a stop token is sent
+only where the request keeps it, and nothing after a stop string; the counts include every token
+computed up to the end.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -25,7 +25,7 @@ class GatewayAnswer:
         detokenizer: IncrementalDetokenizer,
         abort: Callable[[], None],
     ) -> None:
-        """abort: asks for the end of this request, whose events go on to their Finished."""
+        """abort: makes the engine end this request; its events go on to their Finished."""
         self._asked = asked
         self._abort = abort
         self._stop_ids = stop_ids(asked.submit.sampling, eos_ids)

@@ -1,6 +1,6 @@
-"""Whether a node serves the smg gateway's engine protocol, and with what.
+"""Builds the service of the smg gateway's engine protocol, where the node is to serve it.
 
-Only here is the optional package looked for, so that a node without a gateway never needs it.
+Only here is the optional package imported, so that a node without a gateway never needs it.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from .node_info import GatewayModel
 
 
 class GatewayUnavailable(RuntimeError):
-    """The protocol was asked for and its package is not installed."""
+    """The protocol is to be served and its package is not installed."""
 
 
 def gateway_of(
@@ -29,9 +29,9 @@ def gateway_of(
     tokenizer: Tokenizer | None,
     answers: Answers | None = None,
 ) -> Callable[[EngineClient], tuple[Service, ...]]:
-    """What serves the protocol over a client of this engine: nothing where the config does not ask
-    for it, and then the model's folder is not looked into. max_tokens: of prompt and answer
-    together. answers: where requests go; the engine itself if not given. What it gives raises
+    """A function from the engine's client to the gateway's services: none where the config does not
+    serve it, and then the model's folder is not read. max_tokens: of prompt and answer together.
+    answers: takes the requests; the engine's client by default. The function raises
     GatewayUnavailable."""
 
     def services(client: EngineClient) -> tuple[Service, ...]:

@@ -1,9 +1,9 @@
 """Changes of the usable blocks as KvEventBatch messages.
 
-Pure but for the clock. A stream's numbers go on from what its subscriber saw last, so that the
-snapshot that begins it is neither stale nor a gap, whichever process answered before. Blocks of the
-subscriber's own namespace name none, as its requests name none; of others' they carry the
-namespace's id as `cache_salt`, which a gateway folds into its own hashes.
+Pure but for the clock. A stream's sequence numbers go on from the last one that its subscriber saw,
+so that its first snapshot is neither stale nor a gap, whichever process answered before. A block of
+the subscriber's own namespace names no namespace, as its requests name none; any other block
+carries its namespace's id as `cache_salt`, which a gateway folds into its own hashes.
 """
 
 import time

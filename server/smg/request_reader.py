@@ -24,7 +24,7 @@ from tasuki.server.request_checks import (
 
 from .node_info import GatewayModel
 
-# Field to the values that mean what happens anyway.
+# Field to the values that ask for the default behaviour.
 _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {
     "min_p": (0,),
     "frequency_penalty": (0,),
@@ -37,8 +37,8 @@ _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class GatewayRequest:
-    """stops: strings that end the answer. keeps_stop_token: the answer's last token is told even
-    where it is a stop token."""
+    """stops: strings that end the answer. keeps_stop_token: a stop token is sent as the answer's
+    last token."""
 
     submit: Submit
     stops: tuple[str, ...]
@@ -92,12 +92,12 @@ def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
 def _room(request: pb.GenerateRequest) -> ToldRoom | None:
     if not request.HasField("kv_bootstrap_info"):
         return None
-    told = request.kv_bootstrap_info
-    if told.bootstrap_room < 1:
+    bootstrap = request.kv_bootstrap_info
+    if bootstrap.bootstrap_room < 1:
         raise InvalidField("kv_bootstrap_info.bootstrap_room", "must be a positive number")
-    host = told.bootstrap_host
+    host = bootstrap.bootstrap_host
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return ToldRoom(RoomId(told.bootstrap_room), f"{host}:{told.bootstrap_port}")
+    return ToldRoom(RoomId(bootstrap.bootstrap_room), f"{host}:{bootstrap.bootstrap_port}")
 
 
 def _sampling(wanted: pb.SamplingParams, model: GatewayModel, room: int) -> SamplingParams:

@@ -1,9 +1,8 @@
 """tokenspeed.grpc.scheduler.TokenSpeedScheduler: the engine protocol of the smg gateway.
 
-The messages are those of the package smg-grpc-proto (extra `tasuki[smg]`); nothing of it is copied
-here. Knows requests as engine messages; where answers come from is the role's (`Answers`). Lives on
-the event loop's thread. Invariant: no stream's headers wait for its first message, or the
-gateway would give it up.
+The messages are those of the package smg-grpc-proto (extra `tasuki[smg]`), of which no copy is
+here. The role decides what answers requests (`Answers`). Lives on the event loop's thread.
+Invariant: no stream's headers wait for its first message, or the gateway would give the stream up.
 """
 
 import asyncio
@@ -34,8 +33,8 @@ from .usable_blocks import UsableBlocks, namespace_of
 SERVICE = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 
 _POLL_SECONDS = 0.05
-# What is refused so early is refused before its stream begins: of a pair the gateway then stops the
-# other node's call at once, and its client gets the status. No room gets anywhere in that time.
+# A refusal within this time comes before the stream begins: the gateway of a pair then stops the
+# other node's call at once, and its client gets the status. No hand-over gets further in that time.
 _FIRST_LOOK_SECONDS = 0.005
 
 
@@ -49,8 +48,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         max_batch: int,
         keys: ApiKeys = NO_KEYS,
     ) -> None:
-        """tokenizer: for stop strings; None leaves them to the gateway. keys: whose limits a call
-        counts against."""
+        """tokenizer: for stop strings; None leaves them to the gateway. keys: identify the caller,
+        whose limits a call counts against."""
         self._keys = keys
         self._engine = engine
         self._answers = answers
@@ -136,8 +135,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """What stands first, then what changes: of the namespace that the subscriber's requests
-        have, and where it asks for every tenant, of all. Has no end."""
+        """A snapshot of the usable blocks, then their changes: in the namespace of the subscriber's
+        requests, or in all of them where it names every tenant. Has no end."""
         async with refusals(context):
             scope = grpc_watch_scope(self._keys, context)
             own = namespace_of(salt_of(scope.tenant, b""))

@@ -1,4 +1,4 @@
-"""A checkpoint's text files as one archive: what a gateway needs to make tokens of text.
+"""A checkpoint's tokenizer and template files as one archive, for a gateway that tokenizes.
 
 Pure but for reading the folder. The same files give the same bytes, so that gateways which keep
 archives by their digest keep one.

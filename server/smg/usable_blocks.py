@@ -1,11 +1,11 @@
-"""Which blocks a gateway may count on: the pages that lead to a checkpoint.
+"""The cached blocks that a gateway may count as hits: the pages that lead to a checkpoint.
 
-A page of a hybrid model is worth nothing to a request that ends behind the last state of its path:
-a router that were told of it would promise hits that nobody gets. Owns what stands, with tokens,
-since gateways hash for themselves. Knows no wire format. One watch, one thread. Invariants: a page
-is announced exactly while a checkpoint stands at its end or below; parents are announced before
-their children and withdrawn after them; blocks of other namespaces than the wanted one are never
-announced, and two namespaces never share a block.
+A hybrid model cannot use a page behind the last checkpoint of its path; a router that counted such
+pages would route to hits that do not exist. Owns the cached pages with their tokens, since gateways
+hash for themselves. One watch, one thread. Invariants: a page is announced exactly while a
+checkpoint stands at its end or below; parents are announced before their children and withdrawn
+after them; only blocks of the wanted namespace are announced, and two namespaces never share a
+block.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ Change = Announced | Withdrawn | Cleared
 
 
 def namespace_of(salt: bytes) -> bytes:
-    """As CacheEvent.namespace tells it: what a prompt of no tokens is called under a salt."""
+    """The namespace of a salt, as CacheEvent.namespace: the name of the empty prefix under it."""
     return prefix_hashes(np.empty(0, dtype=np.int32), salt)[0]
 
 

@@ -1,4 +1,4 @@
-"""One message of a conversation, as a chat template sees it. Plain values, any thread."""
+"""One message of a conversation, for a chat template. Plain values, any thread."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class ChatTemplateError(ValueError):
-    """The messages cannot be rendered; the message says why."""
+    """The messages cannot be rendered; the text is the cause and the mend."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """What a model asks its caller to run. arguments: name to JSON value."""
+    """A function that the model wants its caller to run. arguments: name to JSON value."""
 
     name: str
     arguments: Mapping[str, Any]

@@ -1,9 +1,9 @@
-"""The one way from what clients write, text and messages, to tokens and marks.
+"""Renders clients' text and messages as tokens and marks.
 
-Owns the bounds that hold before a text is encoded or a template runs. Knows no transport and no
-session. Immutable; any thread, but work of this kind belongs on the codec's, since it may take
-seconds where a text may be long. Everything here raises InvalidRequest or PromptTooLong.
-Invariant: what a call costs grows with what may fit the model's context, whatever was sent.
+Owns the bounds that hold before a text is encoded or a template runs. Immutable; any thread, but a
+long text may take seconds, so callers use the codec's threads. Every method raises InvalidRequest
+or PromptTooLong. Invariant: a call's cost is bounded by the model's context, whatever the client
+sends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class ChatRenderer:
         self._codec = codec
 
     def text(self, field: str, text: str) -> Tokens:
-        """int32 [T]; no name of a special token in it becomes one."""
+        """The text's tokens, int32 [T]; the name of a special token in it stays text."""
         tokenizer = self._codec.require_tokenizer()
         self._check_characters(field, len(text))
         with self._refusals(field):
@@ -41,7 +41,7 @@ class ChatRenderer:
         open_answer: bool,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedPrompt:
-        """A whole one, as ChatTemplate.prompt."""
+        """A whole conversation, as ChatTemplate.prompt."""
         template = self._codec.require_template()
         if len(tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(tools)}: send at most {MAX_TOOLS}")
@@ -52,7 +52,7 @@ class ChatRenderer:
             )
 
     def continuation(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
-        """What comes after a closed turn, as ChatTemplate.continuation."""
+        """Messages after a closed turn, as ChatTemplate.continuation."""
         template = self._codec.require_template()
         self._check_messages(messages, 0)
         with self._refusals("messages"):

@@ -1,9 +1,9 @@
-"""Messages to token ids through the checkpoint's own jinja template.
+"""Renders messages as token ids by the checkpoint's own jinja template.
 
-Owns the compiled template. Does not know sessions or requests. Immutable after load; any thread.
-Invariants: special tokens come from the template only, never from a message; what `continuation`
-returns depends on the new messages alone, so a log of tokens only ever grows and its prefix stays
-cached. A conversation is rendered once; its marks cost a bounded number of messages more.
+Owns the compiled template. Immutable after load; any thread.
+Invariants: special tokens come from the template only, never from a message; the result of
+`continuation` depends on the new messages alone, so a log of tokens only ever grows and its prefix
+stays cached. A conversation is rendered once; its marks cost a bounded number of messages more.
 """
 
 import json
@@ -103,7 +103,7 @@ class ChatTemplate:
     def continuation(
         self, messages: Sequence[ChatMessage], most: int | None = None
     ) -> RenderedPrompt:
-        """What `messages` add to a conversation whose last turn is closed, whatever it was."""
+        """The tokens that `messages` add after any closed turn."""
         guard = self._guard(messages)
         closing = self._after_answer([], False)
         text = self._after_answer(guard.messages, False)
@@ -130,7 +130,7 @@ class ChatTemplate:
         return SpecialTokenGuard(messages, (), self._tokenizer)
 
     def _after_answer(self, messages: list[dict[str, Any]], open_answer: bool) -> str:
-        """What the template writes after an answer's text when `messages` follow it."""
+        """The text that the template writes after an answer's when `messages` follow it."""
         answer = {"role": "assistant", "content": _PROBE}
         text = self._render([{"role": "user", "content": "?"}, answer, *messages], open_answer)
         _, found, after = text.rpartition(_PROBE)
@@ -146,7 +146,8 @@ class ChatTemplate:
         template: jinja2.Template | None = None,
         calls: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """template, calls: the marked one and what it calls, in the place of the checkpoint's."""
+        """template, calls: the marked template and the functions that it calls; the checkpoint's
+        template by default."""
         try:
             return (template or self._template).render(
                 messages=messages,

@@ -1,6 +1,7 @@
-"""How much and how deep JSON from outside may nest, so that building it costs what its bytes cost.
+"""Bounds on the number and depth of values in clients' JSON, so that parsing costs no more than its
+bytes suggest.
 
-Pure; any thread. Counts in slices, between which other threads get their turn.
+Pure; any thread. Counts in slices, between which other threads can run.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Regular expressions over texts of megabytes, a slice at a time.
 
-`re` keeps the interpreter to itself until one search or one substitution ends. In slices, other
-threads, the event loop's first, get their turn between two of them. Pure, any thread.
+`re` holds the interpreter's lock until one search or substitution ends. Between two slices other
+threads, the event loop's above all, can run. Pure, any thread.
 """
 
 import re

@@ -1,11 +1,10 @@
-"""Which ends of messages a conversation may be resumed at, without rendering every part of it.
+"""The ends of messages at which a conversation may be resumed, without rendering every part of it.
 
-A message's end counts where the messages up to it, rendered alone, are a prefix of the whole text:
-a template may render a turn anew once others follow. Of a short conversation every part is tried.
-In a long one ends of one kind share it, so that one of each kind is tried, the shortest part. Pure;
-knows neither templates nor tokens.
-Invariant: the parts that are tried have no more messages together than the conversation has twice,
-and some. What they do not reach has no end here, which costs a checkpoint and no token.
+A message's end counts if the messages up to it, rendered alone, are a prefix of the whole text: a
+template may render a turn differently once others follow. Of a short conversation every part is
+rendered. In a long one all ends of one kind take the result of the shortest part of that kind.
+Pure. Invariant: the rendered parts have together at most twice the conversation's messages and
+_MORE_MESSAGES more. Ends that no part covers are left out, which costs a checkpoint and no token.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,8 +20,8 @@ def message_ends(
     places: Mapping[int, int],
     part: Callable[[int], str | None],
 ) -> set[int]:
-    """Places in `text`. places: the end of so many messages, as far as it is known. part: so many
-    messages rendered alone; None where the template refuses them."""
+    """Positions in `text`. places: by a count of messages the end of the last one, where known.
+    part: renders so many messages alone; None where the template refuses them."""
     short = len(messages) * (len(messages) + 1) // 2 <= _MORE_MESSAGES
     left = 2 * len(messages) + _MORE_MESSAGES
     later_question = _later_question(messages)
@@ -46,12 +45,13 @@ def message_ends(
 
 
 def _in_order(messages: int) -> list[int]:
-    """The whole first, which is where the next turn begins; then from the shortest part on."""
+    """Counts of messages: first the whole, whose end is where the next turn begins, then
+    ascending."""
     return [messages, *range(1, messages)]
 
 
 def _kind(messages: Sequence[Mapping[str, Any]], count: int, later_question: bool) -> Hashable:
-    """What templates look at when they render a turn anew."""
+    """The properties by which templates render a turn differently once others follow."""
     followed_by = messages[count]["role"] if count < len(messages) else None
     return (_shape(messages[count - 1]), followed_by, later_question)
 
@@ -68,7 +68,7 @@ def _shape(message: Mapping[str, Any]) -> Hashable:
 
 
 def _later_question(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """For each message, whether a user speaks after it."""
+    """For each message, whether a user's message follows later."""
     found = []
     later = False
     for message in reversed(messages):

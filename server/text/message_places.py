@@ -1,10 +1,11 @@
-"""Where each message begins in a rendered conversation, found by the rendering itself.
+"""Finds where each message begins in a rendered conversation, by a copy of the template that marks
+it.
 
-Owns the marks that a template of its own making writes: the checkpoint's, with one call more at the
-head of each loop's body, which writes a mark where the loop's item is a message. Knows no tokens.
-One rendering, one MessagePlaces. Invariant: without its marks the text is what the checkpoint's own
-template writes, since only loops whose output goes straight into the text are marked, never one
-inside a macro or a block whose text the template may look at or trim.
+Owns the marks. The copy has one more call at the head of each loop's body, which writes a mark
+where the loop's item is a message. One rendering, one MessagePlaces. Invariant: without the marks
+the text equals the output of the checkpoint's own template, since only loops whose output goes
+straight into the text are marked, never one inside a macro or a block whose text the template may
+read or trim.
 """
 
 import re
@@ -31,12 +32,12 @@ class MessagePlaces:
         self._count = len(messages)
 
     def variables(self) -> dict[str, Any]:
-        """What the marked template calls."""
+        """The functions that the marked template calls, by name."""
         return {ITEM_BEGINS: self._item_begins, LOOP_ENDS: lambda: f"{MARK_BEGIN}e{MARK_END}"}
 
     def read(self, marked: str) -> tuple[str, dict[int, int]]:
-        """The text without marks, and for how many messages what place in it is the end of the last
-        of them: where the next one begins, or the loop over all of them ends."""
+        """The text without marks, and by a count of messages the place where the last of them ends:
+        where the next one begins, or where the loop over all of them ends."""
         pieces: list[str] = []
         ends: dict[int, int] = {}
         length = position = 0

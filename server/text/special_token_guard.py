@@ -1,11 +1,10 @@
 """Hides the names of added tokens in what clients send while a chat template runs.
 
-Owns the marks that stand for them. Knows neither templates nor token ids. One rendering, one guard.
-Invariants: no string that a client sent reaches the template with a name in it, wherever it stands:
-content, tool results, tool definitions, arguments; nor with MARK_BEGIN in it, which is hidden like
-a name, so that every mark in a rendered text is one that this node put there. In an assistant's own
-words only special tokens count, since the others (<think>, <tool_call>) are text that the model
-itself wrote.
+Owns the marks that replace the names. One rendering, one guard. Invariants: no string of a client
+(content, tool results, tool definitions, arguments) reaches the template with such a name in it,
+nor with MARK_BEGIN, which is hidden like a name, so that every mark in a rendered text is this
+node's own. In an assistant's content only special tokens are hidden, since the other added tokens
+(<think>, <tool_call>) are text that the model wrote.
 """
 
 import re
@@ -25,7 +24,7 @@ _LONGEST_MARK = 24
 
 
 class SpecialTokenGuard:
-    """messages, tools: what the template may see."""
+    """messages, tools: the request's, with names hidden, for the template."""
 
     def __init__(
         self,

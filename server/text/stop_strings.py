@@ -1,8 +1,8 @@
 """Ends an answer's text before the first of the client's stop strings, whatever the token borders.
 
-Owns the text that is held back because a stop string could begin in it. Knows no tokens. One
-answer, one thread. Invariant: what was given out never holds a stop string, nor any part of the one
-that ended the answer.
+Owns the text that is held back because a stop string could begin in it. One answer, one thread.
+Invariant: the text given out never holds a stop string, nor any part of the one that ended the
+answer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ class StopStrings:
         self.found = False
 
     def push(self, text: str) -> str:
-        """The text that is certain now."""
+        """Take the next piece of text; returns the text that no stop string can end any more."""
         if self.found:
             return ""
         text = self._held + text
@@ -32,7 +32,7 @@ class StopStrings:
         return text[:certain]
 
     def finish(self) -> str:
-        """What was held back, when no more comes."""
+        """The text held back, after the last piece."""
         rest, self._held = self._held, ""
         return rest
 

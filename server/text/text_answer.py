@@ -1,7 +1,7 @@
-"""One answer as text: engine events in, pieces of text with their tokens out, then how it ended.
+"""Turns the engine's events of one answer into pieces of text with their tokens, then an ending.
 
-Knows stop strings, not formats. Whatever ends it early (a client that leaves, a failed write)
-closes the engine's iterator, which aborts the request.
+Applies stop strings. Whatever ends the answer early (a client that leaves, a failed write) closes
+the engine's iterator, which aborts the request.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Piece:
-    """token: what came just now; text: what became certain, which may lag behind the tokens."""
+    """token: the newest; text: what became certain with it, which may lag behind the tokens."""
 
     text: str
     token: m.TokenOut | None
@@ -44,7 +44,7 @@ async def text_answer(
 ) -> AsyncGenerator[Piece | Ending, None]:
     """Pieces, then one Ending. Raises what the events raise, and RequestAborted.
 
-    abort: asks the engine to end this request, whose events go on to their Finished.
+    abort: makes the engine end this request; its events go on to their Finished.
     """
     count = 0
     async with aclosing(events):
@@ -82,7 +82,7 @@ async def first_look(
             first.cancel()
             await asyncio.wait((first,))
             if not first.cancelled():
-                first.exception()  # told already, or nobody is left to tell
+                first.exception()  # retrieved, or asyncio logs an error that was raised already
 
 
 async def _chained(first: "asyncio.Future[Item]", rest: AsyncIterator[Item]) -> AsyncIterator[Item]:

@@ -1,5 +1,5 @@
-"""What a front knows about one checkpoint: its tokenizer, chat template, vocabulary size and
-context; and the threads that its text is worked on."""
+"""One checkpoint's tokenizer, chat template, vocabulary size and context, and the threads that work
+on its text."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ class TextCodec:
 
     @property
     def most_characters(self) -> int:
-        """More than that fit the context in no way, whichever tokens they become."""
+        """The longest text that could fit the context, in characters."""
         longest = 1 if self.tokenizer is None else self.tokenizer.longest_token
         return self.max_tokens * longest
 

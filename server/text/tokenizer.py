@@ -1,8 +1,8 @@
 """Text to token ids and back, for byte-level tokenizers in Hugging Face layout.
 
-Owns the vocabulary of one checkpoint. Does not know chat templates or requests. Immutable after
-load, so any thread may use it. Invariant: `encode` never returns an added token (<|im_end|> and
-its like), whatever the text says; only the chat template may place those, through `added_tokens`.
+Owns the vocabulary of one checkpoint. Immutable after load, so any thread may use it. Invariant:
+`encode` never returns an added token (<|im_end|> and its like), whatever the text holds; only the
+chat template places those, through `added_tokens`.
 """
 
 import codecs

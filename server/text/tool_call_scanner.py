@@ -1,8 +1,8 @@
 """Splits an answer's text into prose and tool calls as it comes.
 
 Owns the text that is held back: a tag that may be beginning, a call that has not ended, white space
-that may stand before a call. Knows no tokens and no HTTP. One answer, one thread. Invariant: a call
-is given out whole, and what is not a readable call comes out as the prose it is.
+that may stand before a call. One answer, one thread. Invariant: a call is given out whole, and an
+unreadable call comes out as prose.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,8 @@ class ToolCallScanner:
         self.called = False
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """What is certain now, in order."""
+        """Take the next piece of text; returns the prose and calls that are certain now, in
+        order."""
         if not self._tools:
             return [text] if text else []
         self._held += text
@@ -48,7 +49,7 @@ class ToolCallScanner:
         return found
 
     def finish(self) -> list[str | ToolCall]:
-        """What was held back, when no more comes."""
+        """The text held back, after the last piece."""
         found: list[str | ToolCall] = []
         self._prose(found, self._take(len(self._held)))
         return found

@@ -17,8 +17,8 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
 
 
 def read_tool_call(body: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | None:
-    """body: what stands between the tags. tools: the request's definitions, which say what type a
-    parameter has. None where it is not a call in either spelling."""
+    """body: what stands between the tags. tools: the request's definitions, which have the types
+    of parameters. None where the body is no call in either spelling."""
     body = body.strip()
     if body.startswith("{"):
         return _from_json(body)

@@ -1,6 +1,6 @@
-"""Where a node's traces go: to a collector, or nowhere.
+"""Chooses where a node sends its traces: to a collector, or nowhere.
 
-Imports the OpenTelemetry SDK only where it is asked for.
+Imports the OpenTelemetry SDK only where an endpoint is set.
 """
 
 import importlib.util
@@ -13,8 +13,8 @@ class TracingUnavailable(RuntimeError):
 
 
 def open_tracing(endpoint: str, node: str, role: str) -> Tracing:
-    """endpoint: empty for nowhere; node, role: what each span says of its node. Raises
-    TracingUnavailable."""
+    """endpoint: of an OTLP collector; empty: no tracing. node, role: attributes of each span.
+    Raises TracingUnavailable."""
     if not endpoint:
         return NoTracing()
     if not endpoint.startswith(("http://", "https://")):

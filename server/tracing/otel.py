@@ -47,7 +47,7 @@ _SPAN_OF = {
 
 class OtelTracing:
     def __init__(self, endpoint: str, node: str, role: str) -> None:
-        """endpoint: of a collector, http://HOST:PORT; https speaks TLS. node: this one's name."""
+        """endpoint: of a collector, http://HOST:PORT; https: by TLS. node: this one's name."""
         resource = Resource.create(
             {
                 "service.name": "tasuki",
@@ -105,8 +105,8 @@ class OtelTracing:
                     self._end(span, message.life, last)
 
     def _end(self, span: Span, life: Sequence[LifeMark], seconds: float) -> None:
-        """With a span beneath it for each state. seconds: from the arrival to the end, which is
-        now but for the way of its message."""
+        """End the span, with a child span for each state. seconds: from arrival to end; the end is
+        taken as now."""
         ended = time.time_ns()
         began = ended - int(seconds * _NANOSECONDS)
         marks = [LifeMark(RequestPhase.WAITING, 0.0), *life]
@@ -134,7 +134,7 @@ class OtelTracing:
 
 
 def _describe(span: Span, usage: Usage) -> None:
-    """What the client was told, in OpenTelemetry's words where it has some."""
+    """Attributes from the usage, by OpenTelemetry's names where it has them."""
     hit, transfer = usage.hit, usage.transfer
     span.set_attributes(
         {

@@ -1,8 +1,8 @@
-"""What a node tells of its requests to a tracing system, and what it tells to none.
+"""The traces of a node's requests, and their absence.
 
-Does not know OpenTelemetry: server/tracing/otel.py does. Thread rule: the event loop, but for
-header(). Invariant: spans are made after the fact, from the states that a request's end reports:
-what is traced costs a request nothing while it runs.
+Has no part in OpenTelemetry, which is server/tracing/otel.py's. Thread rule: the event loop, but
+for header(). Invariant: spans are made after the fact, from the states that a request's end
+reports: a trace costs a request nothing while it runs.
 """
 
 from typing import Protocol
@@ -14,24 +14,26 @@ from tasuki.server.auth.request_context import RequestContext
 
 class Tracing(Protocol):
     def begin(self, request: RequestId, request_context: RequestContext) -> None:
-        """A request was taken in; its span ends with the message that ends it."""
+        """Begin the span of an admitted request; the message that ends the request ends the
+        span."""
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
-        """A prompt was taken in for another node's request, whose span that is."""
+        """Begin the span of a prompt that another node handed to this one. traceparent: the span of
+        that node's request."""
 
     def header(self, request: RequestId) -> str:
-        """The traceparent of a live request's span, for whom it is handed to; empty where it is
-        not traced. From any thread."""
+        """The traceparent of a live request's span, to send with its hand-over; empty where the
+        request is not traced. From any thread."""
 
     def observe(self, message: ObservedMessage) -> None:
-        """What requests and rooms are told."""
+        """End the spans whose request or room this message ends."""
 
     def close(self) -> None:
-        """Send what has not been sent. May block for seconds."""
+        """Send the spans not sent yet. May block for seconds."""
 
 
 class NoTracing:
-    """Tells nobody."""
+    """Traces nothing."""
 
     def begin(self, request: RequestId, request_context: RequestContext) -> None:
         return None

@@ -99,7 +99,7 @@ class Rogue:
         )
         return handover_pb2.ReceiverMessage(reserve=reserve)
 
-    def hears(self, told: list[handover_pb2.SenderMessage]) -> bool:
+    def is_over(self, told: list[handover_pb2.SenderMessage]) -> bool:
         """Whether the room is over; its bytes land only while their receiver looks."""
         self._transport.notifications()
         return told[-1].WhichOneof("message") in ENDS
@@ -221,7 +221,7 @@ def talk(
         yield reserve
         until(lambda: any(m.WhichOneof("message") in ("accepted", "refused") for m in told), "deaf")
         yield grant
-        until(lambda: rogue.hears(told), "no end")
+        until(lambda: rogue.is_over(told), "no end")
 
     try:
         for message in rogue.stub.Transfer(requests(), timeout=HANG_SECONDS):

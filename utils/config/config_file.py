@@ -1,4 +1,4 @@
-"""A daemon's settings in a TOML file: `max_batch = 32` says what `--max-batch 32` says.
+"""A daemon's settings in a TOML file: `max_batch = 32` equals `--max-batch 32`.
 
 Turns the file into flags that stand before those of the command line, so that types, choices and
 messages are the flags' own and the command line has the last word. Pure but for reading the file.

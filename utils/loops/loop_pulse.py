@@ -1,6 +1,6 @@
-"""Whether an event loop comes round, asked from another thread.
+"""How long an event loop is behind, measured from another thread.
 
-Owns one question at a time. Thread rule: one thread asks; the loop answers.
+Owns one probe at a time. Thread rule: behind() belongs to one thread; the loop runs the probe.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ class LoopPulse:
         self._loop = loop
         self._clock = clock
         self._asked: float | None = None
-        """When the question was put that is not answered yet."""
+        """When the probe was posted that the loop has not run yet."""
 
     def behind(self) -> float:
-        """For how many seconds the loop has owed an answer, 0.0 where it owes none; it is asked
-        anew then, so that the next call can tell."""
+        """For how many seconds the last probe has waited; 0.0 where it has run, and then the next
+        probe is posted."""
         asked = self._asked
         if asked is not None:
             return self._clock() - asked

@@ -1,9 +1,9 @@
-"""An event loop on a thread of its own: what runs there waits for nobody else's callbacks.
+"""An event loop on a thread of its own: its tasks never wait for other loops' callbacks.
 
-Owns the thread and the loop. Knows nothing of what runs there. Thread rule: start() and stop() once
-each, from threads other than its own; run() from any other event loop.
-Invariants: a loop that dies says so, to on_failure and to whoever waits for something there; the
-loop stays open until close(), so that a message to one that has ended is dropped and harms nobody.
+Owns the thread and the loop. Thread rule: start() and stop() once each, from threads other than its
+own; run() from any other event loop. Invariants: the death of the loop reaches on_failure and every
+caller that waits in run(); the loop stays open until close(), so that a message to an ended loop is
+dropped without an error.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
-# What is cancelled at the end gets that long to clean up.
+# Cancelled tasks get that long to clean up.
 _LAST_TASKS_SECONDS = 5.0
 
 Result = TypeVar("Result")
@@ -27,7 +27,7 @@ class LoopLost(RuntimeError):
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """The coroutine's result, run on `loop`. Who is cancelled here cancels it there."""
+    """The coroutine's result, run on `loop`. Cancelling the caller cancels the coroutine."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
 
@@ -56,19 +56,19 @@ class LoopThread:
         self._waited_for.add(future)
         future.add_done_callback(self._waited_for.discard)
         if self._lost is not None:
-            # It died in between, perhaps before it could see that somebody waits.
+            # It died in between, perhaps before the future was added.
             self._give_up(future, self._lost)
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
 
     async def end(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
-        """As run(), of what is to end there: a loop that is dead or stands is logged and left."""
+        """As run(), for the end of something there; a loop that is dead or stands is logged."""
         try:
             await self.run(coroutine, timeout)
         except (LoopLost, TimeoutError) as error:
             log.warning("%s did not end in order: %r", self._name, error)
 
     def stop(self, timeout: float) -> None:
-        """Cancel what still runs there and end the thread, within `timeout` seconds; one that hangs
+        """Cancel the loop's tasks and end the thread, within `timeout` seconds; a thread that hangs
         ends with the process. Idempotent."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -77,9 +77,9 @@ class LoopThread:
             log.warning("%s still runs after %s s: it ends with the process", self._name, timeout)
 
     def close(self) -> None:
-        """A process that is about to end needs none, and had better call none: gRPC hands what
-        comes late to the loop of its call, and complains of one that is closed. REQUIRES: stopped,
-        or never started."""
+        """Close the loop. A process that is about to end should not: gRPC posts late events to the
+        loop of their call, and logs an error where it is closed. REQUIRES: stopped, or never
+        started."""
         self.loop.close()
 
     def _run(self) -> None:

@@ -1,6 +1,6 @@
 """What the ahead-of-time check needs to compile one specialisation of a Triton kernel.
 
-Owns only the description; scripts/compile_kernels compiles it. Knows nothing of triton, so that the
+Owns only the description; scripts/compile_kernels compiles it. Does not import triton, so that the
 CPU path may import it, and nothing of launch grids or values.
 """
 

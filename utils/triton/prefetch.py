@@ -3,7 +3,7 @@
 It changes no value and holds up nobody, so it may come before a wait for the kernel that writes
 those bytes. What it fetches competes with what others read: half a program's bytes, asked for while
 that program has nothing else to load, gain; all of them drive each other out of the cache. Only for
-Hopper and later, where `dependent_launch.dependent` says so.
+Hopper and later, where `dependent_launch.dependent` allows it.
 """
 
 import triton

@@ -26,12 +26,12 @@ def session_flood(attempt: Attempt) -> None:
         for _ in attempt.rounds():
             names = []
             for _ in range(MOST_SESSIONS + 20):
-                code, told = ask(channel, opened, [opened.request()], ANN, attempt.tally)
-                names += [answer.session_id for answer in told]
-            code, told = ask(channel, opened, [opened.request()], BOB, attempt.tally)
+                code, answers = ask(channel, opened, [opened.request()], ANN, attempt.tally)
+                names += [answer.session_id for answer in answers]
+            code, answers = ask(channel, opened, [opened.request()], BOB, attempt.tally)
             if code is not grpc.StatusCode.OK:
                 attempt.tally.finding(f"{code.name} of Open: another key has all sessions")
-            for key, held in ((ANN, names), (BOB, [answer.session_id for answer in told])):
+            for key, held in ((ANN, names), (BOB, [answer.session_id for answer in answers])):
                 for name in held:
                     ask(channel, close, [close.request(session_id=name)], key, attempt.tally)
 
@@ -51,7 +51,7 @@ def cancel_storm(attempt: Attempt) -> None:
             request, timeout=leave_after or 120.0, metadata=bearer(key)
         )
         try:
-            heard = sum(len(message.chunk.token_ids) for message in stream)
+            received = sum(len(message.chunk.token_ids) for message in stream)
         except grpc.RpcError as error:
             code = error.code()
             if leave_after is not None and code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -59,7 +59,7 @@ def cancel_storm(attempt: Attempt) -> None:
             else:
                 judge(code, error.details() or "", "a stream of a storm", attempt.tally)
             return
-        attempt.tally.note("whole" if heard == 20 else "short")
+        attempt.tally.note("whole" if received == 20 else "short")
 
     with attempt.world.channel(attempt.world.decode) as channel:
         number = 0
@@ -83,10 +83,10 @@ def unread_streams(attempt: Attempt) -> None:
 
     def hold(address: str) -> None:
         try:
-            heard = _unread(address, get, left)
+            received = _unread(address, get, left)
         except OSError:
-            heard = b""
-        attempt.tally.note(heard[9:12].decode(errors="replace") or "refused")
+            received = b""
+        attempt.tally.note(received[9:12].decode(errors="replace") or "refused")
 
     def watch(channel: grpc.Channel) -> None:
         stub = pb_grpc.CacheAdminStub(channel)
@@ -108,9 +108,9 @@ def _unread(address: str, sent: bytes, seconds: float) -> bytes:
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(sent)
-        heard = connection.recv(12)
+        received = connection.recv(12)
         time.sleep(seconds)
-        return heard
+        return received
 
 
 def host_tricks(attempt: Attempt) -> None:
@@ -121,13 +121,13 @@ def host_tricks(attempt: Attempt) -> None:
         for node in attempt.world.nodes:
             for host in hosts:
                 for path in paths:
-                    told = _of_host(node.http_address, host, path)
-                    attempt.tally.note(told)
-                    if told.startswith("2"):
-                        attempt.tally.finding(f"{told} of {path} for the host {host}")
+                    status = _of_host(node.http_address, host, path)
+                    attempt.tally.note(status)
+                    if status.startswith("2"):
+                        attempt.tally.finding(f"{status} of {path} for the host {host}")
 
 
 def _of_host(address: str, host: str, path: str) -> str:
     head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {OWNER}\r\n"
-    heard = raw(address, f"{head}Connection: close\r\n\r\n".encode(), 20.0)
-    return heard[9:12].decode(errors="replace") or "closed"
+    received = raw(address, f"{head}Connection: close\r\n\r\n".encode(), 20.0)
+    return received[9:12].decode(errors="replace") or "closed"

@@ -44,16 +44,16 @@ _SECONDS = 2.0
 def raw_http(attempt: Attempt) -> None:
     def send(address: str, sent: bytes) -> None:
         try:
-            heard = raw(address, sent, _SECONDS)
+            received = raw(address, sent, _SECONDS)
         except OSError:
-            heard = b""
-        words = heard[:20].split()
+            received = b""
+        words = received[:20].split()
         status = words[1].decode(errors="replace") if len(words) > 1 else "no answer"
         attempt.tally.note(status)
         if status == "500":
             attempt.tally.finding(f"500 of {sent[:200]!r}")
-        if b"tasuki_" in heard:
-            attempt.tally.finding(f"metrics told without a key to {sent[:200]!r}")
+        if b"tasuki_" in received:
+            attempt.tally.finding(f"metrics sent without a key to {sent[:200]!r}")
 
     for _ in attempt.rounds():
         rounds = [

@@ -134,7 +134,7 @@ def rogue_prefill(attempt: Attempt) -> None:
 
 
 def _wait_until_met(victim: Node) -> None:
-    """For a while: what it is told may keep the two apart."""
+    """For a while: an answer of the rogue may keep the two apart."""
     ends = time.monotonic() + _MEETING_SECONDS
     while time.monotonic() < ends:
         (node,) = victim.stats().prefill_nodes

@@ -27,7 +27,7 @@ _GENERATION = 7
 
 
 class Stranger(Rogue):
-    """A rogue that may be hung up on, and that speaks of others' rooms."""
+    """A rogue that may lose its connection, and that names other peers' rooms."""
 
     def _beat(self) -> None:
         self.is_beating = True
@@ -52,7 +52,7 @@ def rogue_receiver(attempt: Attempt) -> None:
             _metadata(attempt, strangers[0])
             _rooms(attempt, strangers[0])
         except grpc.RpcError as error:
-            # What the prefill node's end did to its peers; the world tells of the end itself.
+            # A prefill node that ended; the world reports the end itself.
             attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
             return
         finally:
@@ -117,12 +117,12 @@ def _rooms(attempt: Attempt, rogue: Rogue) -> None:
     at_once(6, talks, attempt.until)
 
 
-def _talk(attempt: Attempt, rogue: Rogue, said: list[pb.ReceiverMessage]) -> str:
-    """Say it, then hang up; how the room ended."""
+def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> str:
+    """Send the messages, then hang up; returns how the room ended."""
     last = ""
 
     def requests() -> Iterator[pb.ReceiverMessage]:
-        for message in said:
+        for message in script:
             yield message
             time.sleep(0.05)
 
@@ -132,7 +132,7 @@ def _talk(attempt: Attempt, rogue: Rogue, said: list[pb.ReceiverMessage]) -> str
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             raise
-        judge(error.code(), error.details() or "", f"Transfer {said}"[:500], attempt.tally)
+        judge(error.code(), error.details() or "", f"Transfer {script}"[:500], attempt.tally)
         return error.code().name
     attempt.tally.note(f"ended by {last}")
     return last
@@ -142,13 +142,13 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
     """A room ends well although another peer aborts it by its number."""
     reserve = victim.reserve()
     grant = pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3)
-    heard: list[pb.SenderMessage] = []
+    received: list[pb.SenderMessage] = []
     left = threading.Event()
 
     def requests() -> Iterator[pb.ReceiverMessage]:
         yield reserve
         deadline = time.monotonic() + _ROOM_SECONDS
-        while not _heard(heard, "accepted") and time.monotonic() < deadline:
+        while not _has_kind(received, "accepted") and time.monotonic() < deadline:
             time.sleep(0.01)
         try:
             stranger.abort(reserve.reserve.ticket.room)
@@ -156,28 +156,28 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
         except grpc.RpcError as error:
             judge(error.code(), error.details() or "", "a foreign Abort", attempt.tally)
         yield pb.ReceiverMessage(grant=grant)
-        while not victim.hears(heard) and time.monotonic() < deadline:
+        while not victim.is_over(received) and time.monotonic() < deadline:
             time.sleep(0.01)
         if time.monotonic() >= deadline:
             left.set()
 
     try:
         for message in victim.stub.Transfer(requests(), timeout=2 * _ROOM_SECONDS):
-            heard.append(message)
+            received.append(message)
     except grpc.RpcError as error:
         judge(error.code(), error.details() or "", "a room that a stranger aborts", attempt.tally)
-    if _heard(heard, "done"):
+    if _has_kind(received, "done"):
         attempt.tally.note("done all the same")
     elif left.is_set():
         # The end of its own stream aborts a room. A stranger's Abort would end it at once.
         attempt.tally.note("left by its receiver, on a busy machine")
-    elif not (victim.is_beating and _heard(heard, "accepted")):
+    elif not (victim.is_beating and _has_kind(received, "accepted")):
         # Severing what an earlier rogue was granted breaks every connection, this one's too.
         attempt.tally.note("cut off or not accepted")
     else:
-        kinds = [message.WhichOneof("message") for message in heard]
-        attempt.tally.finding(f"a stranger's Abort ended a room: {kinds}, {heard[-1]}")
+        kinds = [message.WhichOneof("message") for message in received]
+        attempt.tally.finding(f"a stranger's Abort ended a room: {kinds}, {received[-1]}")
 
 
-def _heard(messages_: list[pb.SenderMessage], kind: str) -> bool:
+def _has_kind(messages_: list[pb.SenderMessage], kind: str) -> bool:
     return any(message.WhichOneof("message") == kind for message in messages_)

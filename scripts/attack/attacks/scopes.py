@@ -107,21 +107,21 @@ def foreign_requests(attempt: Attempt) -> None:
             answer = pb_grpc.InferenceStub(channel).Generate(
                 victim, timeout=CALL_SECONDS, metadata=bearer(ANN)
             )
-            heard = len(next(answer).chunk.token_ids)
+            tokens = len(next(answer).chunk.token_ids)
             ask(channel, abort, [abort.request(request_id=victim.request_id)], BOB, tally)
             try:
-                heard += sum(len(message.chunk.token_ids) for message in answer)
+                tokens += sum(len(message.chunk.token_ids) for message in answer)
             except grpc.RpcError as error:
                 tally.finding(f"a stranger's abort ended a request: {error.code().name}")
             else:
-                if heard != _LONG:
-                    tally.finding(f"a stranger's abort ended a request after {heard} tokens")
+                if tokens != _LONG:
+                    tally.finding(f"a stranger's abort ended a request after {tokens} tokens")
             opened = sessions["Open"]
-            code, told = ask(channel, opened, [opened.request()], ANN, tally)
+            code, answers = ask(channel, opened, [opened.request()], ANN, tally)
             if code is not grpc.StatusCode.OK:
                 tally.finding(f"{code.name} of an honest Open")
                 continue
-            name = told[0].session_id
+            name = answers[0].session_id
             for verb in ("Append", "Generate", "Fork", "Close"):
                 method = sessions[verb]
                 code, _ = ask(channel, method, [method.request(session_id=name)], BOB, tally)

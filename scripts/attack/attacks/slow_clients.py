@@ -1,4 +1,4 @@
-"""Connections that say little or nothing: idle ones, heads and bodies that never end."""
+"""Connections that send little or nothing: idle ones, heads and bodies that never end."""
 
 import time
 from functools import partial
@@ -18,11 +18,11 @@ def slow_clients(attempt: Attempt) -> None:
 
     def hold(address: str, sent: bytes) -> None:
         try:
-            heard = raw(address, sent, left)
+            received = raw(address, sent, left)
         except OSError:
             attempt.tally.note("refused")
             return
-        attempt.tally.note(heard[9:12].decode(errors="replace") or "held or closed")
+        attempt.tally.note(received[9:12].decode(errors="replace") or "held or closed")
 
     holds = [
         partial(hold, attempt.rng.choice(attempt.world.nodes).http_address, sent)
