@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.pycache.layout import LayerKind
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 from torch import Tensor
 
 
@@ -109,7 +109,7 @@ def assemble(
     source: TensorSource,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ModelWeights:
     """Read every tensor the config asks for, one at a time; progress counts layers. Raises
     WeightsError."""

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 from tasuki.model.config import ModelConfig
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 from torch import Tensor
 
 from .layers import WHOLE, ModelWeights, Part, WeightsError, assemble
@@ -31,7 +31,7 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ModelWeights:
     """Weights in `dtype`; norms, decay and dt_bias stay float32. Raises WeightsError."""
     with Checkpoint(Path(directory)) as source:
