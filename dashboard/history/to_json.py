@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 
 def to_json(value: Any) -> Any:
-    """Data classes become objects, enumerations their names in lower case, the rest itself."""
+    """Data classes become objects, enumerations their names in lower case (those that are
+    strings: their strings), the rest itself."""
+    if isinstance(value, StrEnum):
+        return value.value
     if isinstance(value, Enum):
         return value.name.lower()
     if is_dataclass(value):

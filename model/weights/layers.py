@@ -18,13 +18,21 @@ class WeightsError(ValueError):
     """Weights that do not fit the config; the message names the tensor or file and the mend."""
 
 
+Part = tuple[slice, ...]
+"""Which elements of a tensor: a slice for each dimension from the first on, the rest whole."""
+WHOLE: Part = ()
+
+
 class TensorSource(Protocol):
     """Published tensors by name without the model's prefix, as `layers.0.mlp.gate.weight`."""
 
     def has(self, name: str) -> bool: ...
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of exactly that shape, converted to dtype. Raises WeightsError."""
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        """`part` of a tensor of exactly that shape, converted to dtype, contiguous. Bytes outside
+        the part are not read where the source can avoid it. Raises WeightsError."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, LostState
+from tasuki.engine.messages import Eviction, LifeMark, LostState, RequestPhase
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeys
@@ -339,7 +339,7 @@ def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Pat
 
 def test_who_shares_is_told_neither_states_nor_evictions() -> None:
     usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
-    life = (LifeMark("AwaitingPrefill", 0.1),)
+    life = (LifeMark(RequestPhase.AWAITING_PREFILL, 0.1),)
     end = m.Finished(m.RequestId("r"), m.FinishReason.STOP, usage, life)
     eviction = Eviction(1, "tail", None, 70, 0.5, None, "another's request")
     assert visible_end(end, OPERATOR) == end and visible_evictions((eviction,), OPERATOR)
