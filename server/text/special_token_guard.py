@@ -8,11 +8,11 @@ node's own. In an assistant's content only special tokens are hidden, since the 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .chat_message import ROLES, ChatMessage, ChatTemplateError
-from .long_text import substituted
+from .long_text import SLICE_CHARACTERS, matches
 from .tokenizer import Tokenizer
 
 # Private-use characters, which no template trims or looks for.
@@ -82,3 +82,21 @@ def any_of(names: Iterable[str]) -> "re.Pattern[str]":
     """Matches the longest of the names at a place; nothing where there are none."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def substituted(
+    pattern: "re.Pattern[str]",
+    replace: Callable[["re.Match[str]"], str],
+    text: str,
+    longest: int,
+    slice_characters: int = SLICE_CHARACTERS,
+) -> str:
+    """As `pattern.sub(replace, text)`, with what `matches` requires."""
+    if len(text) <= slice_characters:
+        return pattern.sub(replace, text)
+    pieces = []
+    position = 0
+    for found in matches(pattern, text, longest, slice_characters):
+        pieces += [text[position : found.start()], replace(found)]
+        position = found.end()
+    return "".join([*pieces, text[position:]])
