@@ -88,10 +88,12 @@ CPP = (
     Target("digests", "row_sums", (CPP_TESTS, "test_digest")),
     Target("digests", "row_digester", (CPP_TESTS, "test_digest")),
     Target("allocation", "slab_allocator", _CACHE),
-    Target("allocation", "leasing", _CACHE),
+    Target("allocation", "allocation_table", _CACHE),
+    Target("allocation", "inserter", _CACHE),
+    Target("allocation", "quarantine_table", _CACHE),
     Target("allocation", "matcher", _CACHE),
     Target("allocation", "lru_policy", _CACHE),
-    Target("allocation", "residency", _CACHE),
+    Target("allocation", "reclaimer", _CACHE),
 )
 
 
