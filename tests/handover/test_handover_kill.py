@@ -93,7 +93,7 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
     finally:
         if process.is_alive():
             channel.send("stop")
-        process.join(10)
+        process.join(HANG_SECONDS)
         if process.exitcode is None:
             process.kill()
             process.join()

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import __version__ as protobuf_version
 
-READY_SECONDS = 60.0
+from tests.harness.waiting import HANG_SECONDS
+
+READY_SECONDS = HANG_SECONDS
 
 
 def protocol_is_there() -> bool:

@@ -24,7 +24,7 @@ STORY = "Tell me a story about the runner and the sash. " * 20
 NEW_TOKENS = 8
 # The gateway's own checks: it looks for a node once a minute otherwise.
 WATCHFUL = (
-    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "1"),
+    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "5"),
     *("--health-failure-threshold", "1", "--health-success-threshold", "1"),
 )
 
@@ -134,7 +134,8 @@ class Fronted:
 
         def answered() -> bool:
             answers.append(ask(self.gateway, streams))
-            return answers[-1].status != 503
+            # 504: it has not reached a node that has just begun.
+            return answers[-1].status not in (503, 504)
 
         until(answered, "the gateway goes on refusing")
         return answers[-1]
