@@ -15,7 +15,7 @@ from tasuki.server.sessions.session_store import SessionStore
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
 from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
 
-from .auth import grpc_origin, named_tenant
+from .auth import grpc_request_context, named_tenant
 from .cache_messages import parts_of, tree_message, tree_question
 
 # How often an idle watch asks the engine again: a router may be so far behind.
@@ -63,7 +63,9 @@ class AdminService(pb_grpc.CacheAdminServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: CallContext) -> pb.ExplainResponse:
         async with refusals(context):
-            story = self._engine.story(request.request_id, grpc_origin(self._keys, context))
+            story = self._engine.story(
+                request.request_id, grpc_request_context(self._keys, context)
+            )
         end = story.end
         response = pb.ExplainResponse(
             request_id=request.request_id, ended_seconds_ago=story.seconds_ago
@@ -128,7 +130,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
     ) -> AsyncIterator[pb.WatchEventsResponse]:
         await context.send_initial_metadata(())
         every = request.stream == pb.WatchEventsRequest.STREAM_ALL
-        caller = grpc_origin(self._keys, context).caller
+        caller = grpc_request_context(self._keys, context).caller
         events = self._engine.watch("all" if every else "usable", _POLL_SECONDS, caller)
         async with refusals(context), aclosing(events) as batches:
             async for batch in batches:

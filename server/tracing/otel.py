@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import (
     Finished,
     LifeMark,
@@ -27,7 +27,7 @@ from tasuki.engine.messages import (
     RoomId,
     Usage,
 )
-from tasuki.server.auth.request_context import TRACE_HEADER, Origin
+from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.utils.version import package_version
 
 _NANOSECONDS = 10**9
@@ -64,12 +64,12 @@ class OtelTracing:
         self._live: dict[RequestId, Span] = {}
         self._rooms: dict[RoomId, Span] = {}
 
-    def begin(self, request: RequestId, origin: Origin) -> None:
+    def begin(self, request: RequestId, request_context: RequestContext) -> None:
         self._live[request] = self._tracer.start_span(
             "request",
-            self._beneath(origin.traceparent),
+            self._beneath(request_context.traceparent),
             SpanKind.SERVER,
-            {"tasuki.request_id": request, "tasuki.caller": origin.caller.name},
+            {"tasuki.request_id": request, "tasuki.caller": request_context.caller.name},
         )
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
@@ -86,7 +86,7 @@ class OtelTracing:
         self._propagator.inject(carrier, set_span_in_context(span))
         return carrier.get(TRACE_HEADER, "")
 
-    def observe(self, message: Told) -> None:
+    def observe(self, message: ObservedMessage) -> None:
         match message:
             case Finished(request_id=request):
                 if (span := self._live.pop(request, None)) is not None:

@@ -11,8 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
-from tasuki.engine.build import build_engine
-from tasuki.engine.role import Role
+from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.thread import EngineThread
 from tasuki.pycache.packed_events import PackedEvents
 
@@ -36,7 +35,8 @@ THEN: list[m.Inbox] = [
 
 def serve(channel: Connection, folder: Path) -> None:
     """The other process: what comes is posted, each delivery is one message of the pipe."""
-    engine = build_engine(engine_config(folder), Role.FUSED, tiny_parts())
+    config, parts = engine_config(folder), tiny_parts()
+    engine = build_fused_engine(config, parts, build_cache(config, parts))
     thread = EngineThread(engine, channel.send, channel.send)
     for message in channel.recv():
         thread.post(message)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from tasuki.dashboard.history.to_json import plain
+from tasuki.dashboard.history.to_json import to_json
 from tasuki.dashboard.metrics.life_spans import prefilled_seconds, queued_seconds
 from tasuki.engine import request as states
 from tasuki.engine.messages import LifeMark, RequestPhase, Stage
@@ -76,4 +76,4 @@ def test_each_state_has_a_phase_of_its_own_whose_name_is_public() -> None:
     for state, phase in named.items():
         # Labels of metrics, keys of Stats, words of Explain and of the page.
         assert phase.value == f"{phase}" == state.__name__
-        assert plain({phase: LifeMark(phase, 0.5)}) == {phase.value: {"state": phase, "at": 0.5}}
+        assert to_json({phase: LifeMark(phase, 0.5)}) == {phase.value: {"state": phase, "at": 0.5}}
