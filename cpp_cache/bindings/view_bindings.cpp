@@ -41,7 +41,7 @@ py::array_t<std::uint64_t> packed(const HeldView& view) {
     put(node.children);
     put(node.state ? 1 + static_cast<std::uint64_t>(*node.state) : 0);
     put(node.tails);
-    put(node.leases);
+    put(node.allocations);
     put(node.state_pins);
     put(node.is_protected);
     put(node.unused);

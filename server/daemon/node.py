@@ -28,7 +28,6 @@ from tasuki.engine.messages import (
     PullLost,
     WriterFenced,
 )
-from tasuki.engine.thread import EngineThread
 from tasuki.server.bind import BindError
 from tasuki.server.config import FrontConfig
 from tasuki.server.engine_client import EngineClient
@@ -104,7 +103,6 @@ class Node:
             watchers=config.watchers,
         )
         self._pulse = LoopPulse(self._loop)
-        self._thread = EngineThread(engine, self.engine.deliver, self.lose)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
         self._report = partial(node_report, self.engine, status)
@@ -146,6 +144,10 @@ class Node:
             self._recorder.observe(message)
         self.tracing.observe(message)
         log_ended(message)
+
+    def _deliver(self, messages: Sequence[Outbox]) -> None:
+        """On the engine's thread, with what a step made."""
+        self.engine.deliver(messages)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""
