@@ -9,11 +9,9 @@ import asyncio
 from dataclasses import asdict, replace
 from functools import partial
 
-from tasuki.engine.build import EngineParts, build_early_start, build_engine
+from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import EarlyStepEnded, Outbox
-from tasuki.engine.role import Role
-from tasuki.pycache.prefix_cache import FreshIds, leave_as_is
 from tasuki.server.config import FrontConfig
 from tasuki.server.daemon.node import Node
 from tasuki.server.grpc.services import front_services
@@ -73,7 +71,6 @@ class DecodeNode:
         plane: DataPlane,
         codec: TextCodec,
         settings: HandoverSettings | None = None,
-        on_fresh: FreshIds = leave_as_is,
         role_change: RoleChange | None = None,
     ) -> None:
         dials = dialling(front_config, config)
@@ -82,13 +79,12 @@ class DecodeNode:
         steps = StepCounter()
         self._ends = HopEnds.over(plane, steps, config.layers_per_window, config.lease_seconds)
         self._early = build_early_start(parts, self._ends.receiver.barrier, self._step_ended)
-        engine = build_engine(
+        engine = build_decode_engine(
             engine_config,
-            Role.DECODE,
             parts,
-            on_fresh=on_fresh,
-            early=self._early,
-            progress=progress_bar("decode graphs"),
+            build_cache(engine_config, parts),
+            self._early,
+            progress_bar("decode graphs"),
         )
         gateway = gateway_of(
             engine_config,

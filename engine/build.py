@@ -6,11 +6,16 @@ Only then are those modules imported, so that a machine without Triton never nee
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from tasuki.engine.handover.answers import Answers
+from tasuki.engine.handover.base import Handover, HandoverContext
+from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.early_start import Barriers, EarlyStart
 from tasuki.engine.handover.early_step import EarlySteps
+from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.runner.base import HostRunner, Runner
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.model.config import ModelConfig
@@ -20,14 +25,15 @@ from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import CacheLayout
-from tasuki.pycache.prefix_cache import FreshIds, HybridPrefixCache, leave_as_is
+from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 
 from .config import EngineConfig, EngineConfigError
 from .engine import Engine
+from .intake import PromptLimits
 from .role import Role
 
 
@@ -50,8 +56,14 @@ class EngineParts:
     def layout(self) -> CacheLayout:
         return self.arena.layout
 
+    @property
+    def attention_cost(self) -> float:
+        """FLOPs of a token for each token before it, as a part of its other FLOPs."""
+        flops = PrefillFlops.for_model(self.model_config)
+        return flops.quadratic / flops.linear
 
-def build_parts(config: EngineConfig, progress: Progress = untold) -> EngineParts:
+
+def build_parts(config: EngineConfig, progress: Progress = no_progress) -> EngineParts:
     """Load the model, layer by layer, and allocate the arena. Raises the model's typed errors and
     EngineConfigError."""
     torch.set_num_threads(config.threads)
@@ -111,38 +123,76 @@ def build_model(config: ModelConfig, weights: ModelWeights) -> Qwen35Model:
     return Qwen35Model(config, weights, TritonBackend(config, weights.dtype, device))
 
 
-def build_engine(
+def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:
+    """Over those slabs of the arena that are the engine's."""
+    return HybridPrefixCache(
+        parts.arena,
+        policy=config.cache_policy,
+        attention_cost=parts.attention_cost,
+        slabs=parts.slabs,
+    )
+
+
+def build_fused_engine(
+    config: EngineConfig,
+    parts: EngineParts,
+    cache: HybridPrefixCache,
+    progress: Progress = no_progress,
+) -> Engine:
+    """An engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
+    progress: of the warm-up, where there is one."""
+    answers = partial(build_answers, config, parts)
+    runner = build_runner(config, parts, hands_on=False, progress=progress)
+    return _assemble(config, Role.FUSED, parts, cache, runner, answers)
+
+
+def build_prefill_engine(
+    config: EngineConfig,
+    parts: EngineParts,
+    cache: HybridPrefixCache,
+    sender: Sender,
+    progress: Progress = no_progress,
+) -> Engine:
+    """An engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of the
+    parts; the sender counts their steps."""
+    runner = build_runner(config, parts, hands_on=True, progress=progress)
+    side = partial(PrefillHandover, sender=sender)
+    return _assemble(config, Role.PREFILL, parts, cache, runner, side)
+
+
+def build_decode_engine(
+    config: EngineConfig,
+    parts: EngineParts,
+    cache: HybridPrefixCache,
+    early: EarlyStart,
+    progress: Progress = no_progress,
+) -> Engine:
+    """An engine that may have prompts computed by prefill nodes. REQUIRES: cache and early are over
+    the arena of the parts."""
+
+    def side(context: HandoverContext) -> DecodeHandover:
+        return DecodeHandover(context, build_answers(config, parts, context), early)
+
+    runner = build_runner(config, parts, hands_on=False, progress=progress)
+    return _assemble(config, Role.DECODE, parts, cache, runner, side)
+
+
+def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverContext) -> Answers:
+    tool_call_ids = read_tool_call_ids(Path(config.model))
+    return Answers(context, parts.model_config.eos_ids, tool_call_ids)
+
+
+def _assemble(
     config: EngineConfig,
     role: Role,
     parts: EngineParts,
-    sender: Sender | None = None,
-    on_fresh: FreshIds = leave_as_is,
-    early: EarlyStart | None = None,
-    progress: Progress = untold,
+    cache: HybridPrefixCache,
+    runner: Runner,
+    side: Callable[[HandoverContext], Handover],
 ) -> Engine:
-    """progress: of the warm-up, where there is one. REQUIRES: sender is given exactly for
-    Role.PREFILL and counts parts.steps; early for Role.DECODE only."""
-    flops = PrefillFlops.for_model(parts.model_config)
-    cache = HybridPrefixCache(
-        parts.arena,
-        on_fresh,
-        policy=config.cache_policy,
-        attention_cost=flops.quadratic / flops.linear,
-        slabs=parts.slabs,
-    )
-    return Engine(
-        config,
-        role,
-        cache,
-        build_runner(config, parts, hands_on=sender is not None, progress=progress),
-        max_position=parts.model_config.max_position,
-        vocab_size=parts.model_config.vocab,
-        eos_ids=parts.model_config.eos_ids,
-        tool_call_ids=read_tool_call_ids(Path(config.model)),
-        sender=sender,
-        early=early,
-        wire=parts.wire,
-    )
+    model = parts.model_config
+    limits = PromptLimits(model.max_position, model.vocab, role.working_slots)
+    return Engine(config, cache, runner, limits, side, wire=parts.wire or parts.layout)
 
 
 def build_early_start(
@@ -161,7 +211,7 @@ def build_early_start(
 
 
 def build_runner(
-    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = untold
+    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = no_progress
 ) -> Runner:
     """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
     if parts.arena.bytes.device.type == "cpu":

@@ -9,12 +9,10 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from tasuki.engine.build import EngineParts, build_engine
+from tasuki.engine.build import EngineParts, build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox, RoomId
-from tasuki.engine.role import Role
 from tasuki.proto import handover_pb2_grpc
-from tasuki.pycache.prefix_cache import FreshIds, leave_as_is
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError, is_loopback, parse_bind
 from tasuki.server.config import FrontConfig
@@ -70,7 +68,6 @@ class PrefillNode:
         config: PrefillConfig,
         parts: EngineParts,
         plane: DataPlane,
-        on_fresh: FreshIds = leave_as_is,
         role_change: RoleChange | None = None,
     ) -> None:
         require_named_peers(config.handover_bind or front_config.bind, front_config.access)
@@ -78,13 +75,12 @@ class PrefillNode:
         self._ends = HopEnds.over(
             plane, parts.steps, config.layers_per_window, config.lease_seconds
         )
-        engine = build_engine(
+        engine = build_prefill_engine(
             engine_config,
-            Role.PREFILL,
             parts,
+            build_cache(engine_config, parts),
             self._ends.sender,
-            on_fresh,
-            progress=progress_bar("decode graphs"),
+            progress_bar("decode graphs"),
         )
         self._loop = LoopThread("tasuki-handover", self._lost)
         told_rooms = ToldRooms() if front_config.gateway else None

@@ -28,12 +28,10 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.dashboard.history.events import pools_event
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.node_report import NodeReport
-from tasuki.dashboard.observed import Told
-from tasuki.engine.build import build_engine, build_parts
+from tasuki.dashboard.observed import ObservedMessage
+from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.engine import Engine
 from tasuki.engine.messages import Evicted, RequestId, Submit
-from tasuki.engine.role import Role
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.daemon.node_recorder import NodeRecorder
 from tasuki.server.engine_client import EngineClient
@@ -64,7 +62,8 @@ class Rig:
 
     def __init__(self) -> None:
         config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=64)
-        self._engine: Engine = build_engine(config, Role.FUSED, build_parts(config))
+        parts = build_parts(config)
+        self._engine = build_fused_engine(config, parts, build_cache(config, parts))
         self._exposition = Exposition()
         self._recorder = NodeRecorder(time.time)
         self._watch = Watch.NOBODY
@@ -76,7 +75,7 @@ class Rig:
         self._samples = 0
         self._sampled_at = time.monotonic()
 
-    def _observe(self, message: Told) -> None:
+    def _observe(self, message: ObservedMessage) -> None:
         if self._watch is Watch.NOBODY:
             return
         began = time.thread_time() if self._watch is Watch.TIMED else 0.0

@@ -26,10 +26,9 @@ from pathlib import Path
 
 import numpy as np
 from tasuki.bench.measure.rig import random_parts
-from tasuki.engine.build import build_engine
+from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import RequestId, Submit
-from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -125,7 +124,8 @@ async def serve(nodes: int, told: Connection) -> None:
     config = EngineConfig(dtype="float32", arena_mib=_SLABS_A_NODE * nodes * slab // 2**20 + 64)
     front = FrontConfig(bind="127.0.0.1:0", http_bind="127.0.0.1:0")
     codec = TextCodec(MODEL.vocab, MODEL.max_position, None, None)
-    engine = build_engine(config, Role.FUSED, random_parts(MODEL, config))
+    parts = random_parts(MODEL, config)
+    engine = build_fused_engine(config, parts, build_cache(config, parts))
     node = Node(engine, front, lambda client: front_services(client, codec, front))
     await node.startup()
     asked = questions()

@@ -17,9 +17,14 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import random_parts
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts, build_early_start, build_engine
+from tasuki.engine.build import (
+    EngineParts,
+    build_cache,
+    build_decode_engine,
+    build_early_start,
+    build_prefill_engine,
+)
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.receiving.receiver import Receiver
@@ -121,8 +126,12 @@ class _Pair:
         self._early = build_early_start(
             target, self._receiver.barrier, lambda: self._ended.put(m.EarlyStepEnded())
         )
-        self._prefill = build_engine(_CONFIG, Role.PREFILL, source, self._sender)
-        self._decode = build_engine(_CONFIG, Role.DECODE, target, early=self._early)
+        self._prefill = build_prefill_engine(
+            _CONFIG, source, build_cache(_CONFIG, source), self._sender
+        )
+        self._decode = build_decode_engine(
+            _CONFIG, target, build_cache(_CONFIG, target), self._early
+        )
         self._decode.handle(m.PeersChanged(True))
         self._sender.start()
         self._receiver.start()
@@ -152,6 +161,7 @@ class _Pair:
         while self._prefill.step():
             pass
         token = _said(self._prefill.take_outbox(), m.PrefillToken)
+        begun = self._early.counters["begun"]
         self._decode.handle(
             m.RemoteReady(
                 room,
@@ -163,7 +173,7 @@ class _Pair:
                 tail_seconds=self._sender.tail_seconds(room) if early else 0.0,
             )
         )
-        if early and not self._early.busy(room):
+        if early and self._early.counters["begun"] == begun:
             raise BenchError("no early step was begun: the transfer's rest was no longer than one")
         first = time.perf_counter()
         end = self._flushed.get(timeout=_SECONDS)

@@ -13,9 +13,8 @@ import numpy as np
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.rig import random_parts
 from tasuki.engine import messages as m
-from tasuki.engine.build import build_engine
+from tasuki.engine.build import build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -73,7 +72,8 @@ class PrefillRig:
             parts.arena.slabs,
             SenderSettings(layers_per_window=None, lease_seconds=_LEASE_SECONDS),
         )
-        self._engine = build_engine(config, Role.PREFILL, parts, self._sender)
+        cache = build_cache(config, parts)
+        self._engine = build_prefill_engine(config, parts, cache, self._sender)
         self._engine.prepare()
         self._sender.start()
         self._sender.connect(_PEER, peer.metadata, slabs)

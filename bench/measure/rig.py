@@ -15,13 +15,13 @@ from tasuki.engine import messages as m
 from tasuki.engine.build import (
     EngineParts,
     build_arena,
-    build_engine,
+    build_cache,
+    build_fused_engine,
     build_model,
     torch_device,
     use_device,
 )
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.weights.random_weights import random_weights
@@ -52,7 +52,8 @@ class Answer:
 class Rig:
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
         self.parts = random_parts(model, config)
-        self._engine = build_engine(config, Role.FUSED, self.parts)
+        cache = build_cache(config, self.parts)
+        self._engine = build_fused_engine(config, self.parts, cache)
         self._engine.prepare()
         self._vocab = model.vocab
         self._answers: dict[str, Answer] = {}

@@ -1,18 +1,20 @@
-"""The receiving half of a hand-over, as a decode engine sees it: rooms it asked for, leases it
-granted.
+"""The receiving half of hand-overs: rooms that a decode engine asked for, leases it granted.
 
-Owns rooms and quarantined ids. Emits what the decode node's hand-over client acts on. Each method
-is one event; what it returns the engine goes on with. Messages of rooms that are over are dropped.
+Owns the rooms until their ids are owned by a request or the tree again. Emits what the decode
+node's hand-over client acts on. Messages of rooms that are over are dropped.
+Thread rule: the engine loop's.
 """
 
+import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import count
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
+from tasuki.engine.accounting.evictions import breakdown
 from tasuki.engine.request import (
     Aborted,
     AwaitingPrefill,
@@ -22,48 +24,129 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
-from tasuki.engine.routing.cost_learner import RateMeter
-from tasuki.engine.runner.base import Passed, Runner
+from tasuki.engine.routing.router import report
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.pycache.prefix_cache import HybridPrefixCache
 
+from .answers import Answers
+from .at_rest import AtRestQueue
+from .base import Handover, HandoverContext, RequestInbox
+from .decode_room import Asked, DecodeRoom, Done, Fenced, Granted, Over, Quarantined, Ready, Wanted
 from .early_start import EarlyStart
+from .pull_sender import PullSender
 from .room_names import RoomNames
 
 
-class TakeOver:
-    def __init__(
-        self,
-        cache: HybridPrefixCache,
-        runner: Runner,
-        ledger: EvictionLedger,
-        emit: Callable[[m.Outbox], None],
-        generations: Iterator[int],
-        meter: RateMeter,
-        early: EarlyStart | None = None,
-    ) -> None:
-        """early: what may decode before a prompt has landed, if anything."""
-        self._cache = cache
-        self._runner = runner
-        self._ledger = ledger
-        self._emit = emit
-        self._generations = generations
+class DecodeHandover(Handover):
+    def __init__(self, context: HandoverContext, answers: Answers, early: EarlyStart) -> None:
+        """answers: who requests are of, wherever their prompts are computed. early: what may decode
+        before a prompt has landed."""
+        self._cache = context.cache
+        self._scheduler = context.scheduler
+        self._intake = context.intake
+        self._router = context.router
+        self._ledger = context.ledger
+        self._working_slots = context.working_slots
+        self._emit = context.emit
+        self._answers = answers
         self._early = early
-        self._meter = meter
-        self._rooms: dict[m.RoomId, Request] = {}
+        self._pulls = PullSender(context)
+        self._generations = count(1)
+        self._rooms: dict[m.RoomId, DecodeRoom] = {}
+        self._wanted: deque[DecodeRoom] = deque()
+        self._grants = AtRestQueue(context.runner, self._emit_grant)
         self._names = RoomNames()
-        self._wanting: dict[m.RoomId, Request] = {}
-        self._quarantined: dict[m.RoomId, int] = {}
-        self._done: dict[m.RoomId, m.RemoteDone] = {}
-        self._fenced: set[m.RoomId] = set()
-        self._grants: deque[tuple[Passed, m.Grant]] = deque()
-        self.prefill_available = False
 
-    def reserve(self, request: Request, match: Match) -> None:
+    @property
+    def requests(self) -> Collection[Request]:
+        return self._answers.requests
+
+    @property
+    def waits(self) -> bool:
+        return self._grants.waiting or self._pulls.waiting
+
+    @property
+    def early_counters(self) -> dict[str, int]:
+        return self._early.counters
+
+    def on_token(self, request: Request, sampled: Sampled) -> None:
+        self._answers.on_token(request, sampled)
+
+    def reject(self, request: Request, error: m.RequestError) -> None:
+        self._answers.reject(request, error)
+
+    def handle(self, message: RequestInbox) -> None:
+        match message:
+            case m.Submit():
+                self._submit(message)
+            case m.Abort():
+                self._abort(message)
+            case m.PeersChanged(prefill_available):
+                self.prefill_available = prefill_available
+            case m.GrantWanted():
+                self._grant_wanted(message)
+            case m.RemoteReady():
+                self._ready(message)
+            case m.RemoteDone():
+                self._done(message)
+            case m.EarlyStepEnded():
+                self._step_ended()
+            case m.HandoverLost():
+                self._lost(message)
+            case m.WriterFenced():
+                self._fenced(message)
+            case m.PullAsked(room_id):
+                room = self._rooms.get(room_id)
+                awaits = room is not None and isinstance(room.state, Asked | Wanted)
+                self._pulls.asked(message, room.request if room is not None and awaits else None)
+            case m.PullEnd():
+                self._pulls.end(message)
+            case _:
+                self._answers.handle(message)
+
+    def _submit(self, message: m.Submit) -> None:
+        refusal = None
+        if message.told is not None and message.told.room in self._rooms:
+            refusal = m.RequestError(
+                m.ErrorKind.INVALID, f"room {message.told.room} is in use: make another"
+            )
+        self._answers.submit(message, refusal)
+
+    def _abort(self, message: m.Abort) -> None:
+        request = self._answers.get(message.request_id)
+        match None if request is None else request.state:
+            case AwaitingPrefill(room_id) | Receiving(room_id):
+                assert request is not None
+                self._give_up(self._rooms[room_id])
+                self._emit(m.HandoverCancelled(room_id))
+                request.move(Aborted())
+                self._answers.end(request, m.FinishReason.ABORT)
+            case _:
+                self._answers.handle(message)
+
+    def admit(self, request: Request) -> bool:
+        return self._asked_elsewhere(request) or self._answers.admit(request)
+
+    def _asked_elsewhere(self, request: Request) -> bool:
+        if not self.prefill_available or request.handover_lost or request.output:
+            return False
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        verdict = self._router.prefill_place(match)
+        # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
+        if request.told is None:
+            request.route = report(verdict)
+            if verdict.choice is m.Choice.HERE:
+                return False
+        self._ask(request, match)
+        return True
+
+    def _ask(self, request: Request, match: Match) -> None:
         """Ask a prefill node for the prompt; nothing is held here until it is about to start."""
         told, request.told = request.told, None
+        if told is not None and told.room in self._rooms:
+            # Another request of that room was queued before this one.
+            told = None
         ticket = m.Ticket(
             room=m.RoomId(secrets.randbits(63)) if told is None else told.room,
             generation=next(self._generations),
@@ -76,150 +159,146 @@ class TakeOver:
         request.ticket = ticket
         request.asked_at = time.monotonic()
         request.move(AwaitingPrefill(ticket.room))
-        self._rooms[ticket.room] = request
+        self._rooms[ticket.room] = DecodeRoom(ticket.room, request)
         self._names.note(ticket.room, request.id)
         sender = None if told is None else told.sender
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt, sender))
 
-    def knows(self, room: m.RoomId) -> bool:
-        """Whether the room has a request, or ids that its writer may still write."""
-        return room in self._rooms or room in self._quarantined
+    def _grant_wanted(self, message: m.GrantWanted) -> None:
+        room = self._rooms.get(message.room)
+        if room is not None and isinstance(room.state, Asked):
+            room.move(Wanted())
+            self._wanted.append(room)
 
-    def awaiting(self, room: m.RoomId) -> Request | None:
-        """The request that a prefill node has and that was granted nothing yet."""
-        request = self._rooms.get(room)
-        awaits = request is not None and isinstance(request.state, AwaitingPrefill)
-        return request if awaits else None
+    def advance(self) -> None:
+        """Lease and grant for every room whose sender is about to start, as far as there is room;
+        emit what is granted or pinned once its ids are at rest."""
+        self._grants.advance()
+        while self._wanted and self._granted(self._wanted[0]):
+            self._wanted.popleft()
+        self._pulls.advance()
 
-    def grant_wanted(self, message: m.GrantWanted) -> None:
-        request = self._rooms.get(message.room)
-        if request is not None and isinstance(request.state, AwaitingPrefill):
-            self._wanting[message.room] = request
+    def _granted(self, room: DecodeRoom) -> bool:
+        """Whether the room waits no longer for a lease."""
+        if not isinstance(room.state, Wanted):
+            return True
+        try:
+            return self._grant(room)
+        except ImpossibleRequest:
+            # No other sender would find more room here.
+            room.request.handover_lost = True
+            room.move(Asked())
+            self._emit(m.HandoverDeclined(room.id))
+            return True
 
-    def grant_waiting(self) -> None:
-        """Lease and grant for every room whose sender is about to start, as far as there is
-        room; then tell of those leased whose ids are at rest."""
-        self._tell_grants()
-        for room, request in list(self._wanting.items()):
-            try:
-                granted = self._grant(room, request)
-            except ImpossibleRequest:
-                # No other sender would find more room here.
-                request.handover_lost = True
-                self._emit(m.HandoverDeclined(room))
-                granted = True
-            if not granted:
-                return
-            del self._wanting[room]
-
-    def _grant(self, room: m.RoomId, request: Request) -> bool:
+    def _grant(self, room: DecodeRoom) -> bool:
+        request = room.request
         lease = self._cache.lease_receive(
             request.prompt,
             salt=request.salt,
             capacity_tokens=request.next_capacity,
-            working_slots=2,
+            working_slots=self._working_slots,
             cursor=request.cursor,
         )
         if lease is None:
             return False
         first = lease.shared_pages
         pages = -(-len(request.prompt) // PAGE_TOKENS)
-        request.move(Receiving(room, lease))
+        request.move(Receiving(room.id, lease))
+        room.move(Granted())
         assert request.ticket is not None
         grant = m.Grant(
-            room=room,
+            room=room.id,
             generation=request.ticket.generation,
             first_page=first,
             pages=tuple(lease.pages[first:pages].tolist()),
             slot=lease.working_slots[0],
         )
-        self._grants.append((self._runner.passed(), grant))
-        self._tell_grants()
+        self._grants.put(grant)
         return True
 
-    @property
-    def granting(self) -> bool:
-        """Whether a grant waits for the device."""
-        return bool(self._grants)
+    def _emit_grant(self, grant: m.Grant) -> None:
+        room = self._rooms.get(grant.room)
+        if room is not None and room.live:
+            self._emit(m.HandoverGranted(grant))
 
-    def _tell_grants(self) -> None:
-        """A sender obeys no stream: it may write once nothing launched for the ids' last owners
-        runs."""
-        while self._grants and self._grants[0][0]():
-            _, grant = self._grants.popleft()
-            if grant.room in self._rooms:
-                self._emit(m.HandoverGranted(grant))
-
-    def ready(self, message: m.RemoteReady) -> tuple[Request, Sampled] | None:
-        """The first token exists: it may go to the client; nothing else may before done()."""
-        request = self._rooms.get(message.room)
-        if request is None or not isinstance(request.state, Receiving) or request.output:
-            return None
+    def _ready(self, message: m.RemoteReady) -> None:
+        """The first token exists: it goes to the client; nothing else does before done."""
+        if not (self._intake.is_token(message.token) and math.isfinite(message.logprob)):
+            self._emit(m.HandoverCancelled(message.room))
+            reason = f"its first token is {message.token} with a logprob of {message.logprob}"
+            self._lost(m.HandoverLost(message.room, reason))
+            return
+        room = self._rooms.get(message.room)
+        if room is None or not isinstance(room.state, Granted):
+            return
+        ready, request = Ready(), room.request
+        room.move(ready)
         request.hit = self._names.told_here(message.hit)
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
         request.route = joined(request.route, message.route)
         computed = message.hit.prompt_tokens - message.hit.usable_tokens
         if request.asked_at is not None and computed > 0:
-            self._meter.there.add(computed, time.monotonic() - request.asked_at)
-        return request, Sampled(message.token, message.logprob, message.margin)
-
-    def done(self, message: m.RemoteDone) -> tuple[Request, Sampled | None] | None:
-        """Every window landed and matched: the prompt's pages enter the tree, the request
-        decodes. Where a step of it runs, join() does this after it."""
-        request = self._rooms.get(message.room)
-        if request is None or not isinstance(request.state, Receiving) or not request.output:
-            return None
-        if self._early is not None and self._early.busy(message.room):
-            self._done[message.room] = message
-            return None
-        return self._commit(request, message)
-
-    def start_early(self, request: Request, message: m.RemoteReady) -> None:
-        """The first token is out and not the last: decode the next one while windows land, where
-        that is worth it."""
-        if self._early is not None and isinstance(request.state, Receiving):
+            self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
+        self._answers.on_token(request, Sampled(message.token, message.logprob, message.margin))
+        if self._answers.finish_reason(request) is None:
+            assert isinstance(request.state, Receiving)
             lease = request.state.lease
-            self._early.consider(message.room, request, lease, message.tail_seconds)
+            ready.step = self._early.consider(room.id, request, lease, message.tail_seconds)
 
-    def join(self) -> list[tuple[Request, Sampled | None]]:
-        """Requests that are done and whose step has ended since; what was fenced meanwhile is
-        freed."""
-        if self._early is None:
-            return []
-        for room in [room for room in self._fenced if not self._early.busy(room)]:
-            self._fenced.remove(room)
-            self._free(room)
-        ended = [room for room in self._done if not self._early.busy(room)]
-        return [self._commit(self._rooms[room], self._done.pop(room)) for room in ended]
+    def _done(self, message: m.RemoteDone) -> None:
+        """Every window landed and matched: the request decodes, behind the room's step where one
+        runs."""
+        room = self._rooms.get(message.room)
+        if room is None or not isinstance(room.state, Ready):
+            return
+        step = room.running_step
+        if step is None:
+            self._commit(room, message)
+        else:
+            room.move(Done(message, step))
 
-    def _commit(self, request: Request, message: m.RemoteDone) -> tuple[Request, Sampled | None]:
-        """The request decodes; with the token that its early step drew, if there was one."""
+    def _step_ended(self) -> None:
+        """Free what was fenced while the step ran, and commit what was done."""
+        for room in list(self._rooms.values()):
+            if isinstance(room.state, Fenced) and room.running_step is None:
+                self._free(room, room.state.quarantine)
+        for room in list(self._rooms.values()):
+            if isinstance(room.state, Done) and room.running_step is None:
+                self._commit(room, room.state.message)
+
+    def _commit(self, room: DecodeRoom, message: m.RemoteDone) -> None:
+        """The prompt's pages enter the tree; the request decodes, with the token that its early
+        step drew, if there was one."""
+        request = room.request
         assert isinstance(request.state, Receiving)
-        del self._rooms[message.room]
         lease = request.state.lease
-        sampled = None if self._early is None else self._early.take(message.room)
+        second = None if room.step is None else self._early.take(room.step)
+        self._forget(room)
         sent = request.transfer = message.transfer
         if request.pulled is not None:
             request.pulled = replace(request.pulled, timeline=message.pull)
         if sent.bytes:
-            self._meter.sent.add(sent.bytes, sent.hidden_seconds + sent.exposed_seconds)
+            self._router.costs.sent.add(sent.bytes, sent.hidden_seconds + sent.exposed_seconds)
         self._cache.settle(lease)
         whole = len(request.prompt) // PAGE_TOKENS * PAGE_TOKENS
         if whole:
             self._cache.publish(lease, whole, None, CheckpointKind.PROMPT_END)
         length = len(request.prompt)
         # A step has forwarded the first token and left the state behind it in the other slot.
-        progress = Progress(length) if sampled is None else Progress(length + 1, slot=1)
+        progress = Progress(length) if second is None else Progress(length + 1, slot=1)
         request.move(Decoding(lease, progress))
-        return request, sampled
+        self._answers.take_over(request, second)
 
-    def lost(self, message: m.HandoverLost) -> Request | None:
+    def _lost(self, message: m.HandoverLost) -> None:
         """Another prefill node is asked, or the prompt is prefilled here; what was granted waits
         for the writer's fence."""
-        request = self._forget(message.room)
-        if request is None:
-            return None
+        room = self._rooms.get(message.room)
+        if room is None or not room.live:
+            return
+        request = room.request
+        self._give_up(room)
         request.handover_lost |= not message.elsewhere or bool(request.output)
         request.prefilled_on = "local"
         request.hit = None
@@ -228,38 +307,39 @@ class TakeOver:
             match = self._cache.match(request.prompt, request.salt, request.cursor)
             request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())
-        return request
+        self._scheduler.requeue(request)
 
-    def cancel(self, request: Request) -> None:
-        """The client went away. REQUIRES: the request awaits or receives a hand-over."""
-        assert request.ticket is not None
-        self._forget(request.ticket.room)
-        self._emit(m.HandoverCancelled(request.ticket.room))
-        request.move(Aborted())
+    def _give_up(self, room: DecodeRoom) -> None:
+        """REQUIRES: the room is live. What was granted is quarantined; a step's token is worth
+        nothing."""
+        state = room.request.state
+        if not isinstance(state, Receiving):
+            self._forget(room)
+            return
+        step = room.step
+        if step is not None:
+            step.cancel()
+        room.move(Quarantined(self._cache.quarantine(state.lease), step))
 
-    def _forget(self, room: m.RoomId) -> Request | None:
-        request = self._rooms.pop(room, None)
-        self._wanting.pop(room, None)
-        self._done.pop(room, None)
-        if self._early is not None:
-            self._early.withdraw(room)
-        if request is not None and isinstance(request.state, Receiving):
-            self._quarantined[room] = self._cache.quarantine(request.state.lease)
-        return request
-
-    def fenced(self, message: m.WriterFenced) -> None:
-        if self._early is not None and self._early.busy(message.room):
-            # The sender writes no more, the step does for a layer more.
-            self._fenced.add(message.room)
+    def _fenced(self, message: m.WriterFenced) -> None:
+        room = self._rooms.get(message.room)
+        if room is None or not isinstance(room.state, Quarantined):
+            return
+        quarantine, step = room.state.quarantine, room.running_step
+        if step is None:
+            self._free(room, quarantine)
         else:
-            self._free(message.room)
+            room.move(Fenced(quarantine, step))
 
-    def _free(self, room: m.RoomId) -> None:
-        if self._early is not None:
-            self._early.forget(room)
-        quarantine = self._quarantined.pop(room, None)
-        if quarantine is not None:
-            self._cache.free_quarantined(quarantine)
+    def _free(self, room: DecodeRoom, quarantine: int) -> None:
+        if room.step is not None:
+            self._early.drop()
+        self._cache.free_quarantined(quarantine)
+        self._forget(room)
+
+    def _forget(self, room: DecodeRoom) -> None:
+        room.move(Over())
+        del self._rooms[room.id]
 
 
 def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:

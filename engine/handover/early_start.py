@@ -1,9 +1,8 @@
-"""Whether a request decodes before its prompt has landed, and what becomes of that step.
+"""Whether a request decodes before its prompt has landed, and what is learnt from that step.
 
-Owns the step of each room that has one, and how long such a step takes. Does not know leases: who
-holds a room's ids asks busy() before it gives them to anybody else. Thread rule: the engine loop.
-Invariants: a step's token leaves here only by take(), which is for rooms that are done; a room has
-one step at most, and what it left is gone with withdraw().
+Owns the thread of the steps and the measure of how long one takes; a step belongs to its room
+(decode_room.py). Thread rule: the engine loop.
+Invariant: the token of a step is used only by take(), which is for rooms that are done.
 """
 
 from collections import deque
@@ -45,7 +44,6 @@ class EarlyStart:
     def __init__(self, steps: EarlySteps, barriers: Barriers) -> None:
         self._steps = steps
         self._barriers = barriers
-        self._rooms: dict[RoomId, EarlyStep] = {}
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._belief = 1.0
         self._counters = EarlyCounters()
@@ -62,51 +60,44 @@ class EarlyStart:
 
     def consider(
         self, room: RoomId, request: Request, lease: Lease, tail_seconds: float | None
-    ) -> None:
-        """Begin the step behind the first token, if the transfer's rest takes longer than it.
+    ) -> EarlyStep | None:
+        """Begin the step behind the first token, if the transfer's rest takes longer than it; None
+        where none was begun.
 
-        Before the first step of all its length is unknown and taken for nothing. REQUIRES: the
-        request's output is one token, not its last; the lease covers that token's position."""
+        Before the first step of all its length is unknown and taken for nothing. REQUIRES: the room
+        had no step; the request's output is one token, not its last; the lease covers that token's
+        position."""
         if tail_seconds is None or tail_seconds <= self._step_seconds:
             self._counters.unneeded += 1
             self._belief *= _DOUBT
-            return
+            return None
         barrier = self._barriers(room)
         if barrier is None:
-            return
-        position = len(request.prompt)
+            return None
         step = EarlyStep(
             barrier,
             SequenceSlice(
                 token_ids=request.output[:1],
-                start=position,
+                start=len(request.prompt),
                 pages=lease.pages.tolist(),
                 read_slot=lease.working_slots[0],
                 write_slot=lease.working_slots[1],
             ),
             request.sampling,
         )
-        if self._steps.begin(step):
-            self._rooms[room] = step
-            self._counters.begun += 1
-        else:
+        if not self._steps.begin(step):
             self._counters.busy += 1
+            return None
+        self._counters.begun += 1
+        return step
 
     @property
     def _step_seconds(self) -> float:
         return self._belief * min(self._seconds, default=0.0)
 
-    def busy(self, room: RoomId) -> bool:
-        """Whether a step may still write ids of the room."""
-        step = self._rooms.get(room)
-        return step is not None and not step.ended
-
-    def take(self, room: RoomId) -> Sampled | None:
-        """The answer's second token, if a step has drawn it. REQUIRES: the room is done, and not
-        busy."""
-        step = self._rooms.pop(room, None)
-        if step is None:
-            return None
+    def take(self, step: EarlyStep) -> Sampled | None:
+        """The answer's second token, if the step has drawn it. REQUIRES: the step has ended, and
+        its room is done."""
         if step.sampled is None:
             self._counters.dropped += 1
             return None
@@ -116,13 +107,6 @@ class EarlyStart:
         self._counters.joined += 1
         return step.sampled
 
-    def withdraw(self, room: RoomId) -> None:
-        """The room is lost: its step's token is worth nothing. It may be busy for a layer more."""
-        step = self._rooms.get(room)
-        if step is not None:
-            step.cancel()
-
-    def forget(self, room: RoomId) -> None:
-        """REQUIRES: withdrawn, and not busy any more."""
-        if self._rooms.pop(room, None) is not None:
-            self._counters.dropped += 1
+    def drop(self) -> None:
+        """A step has ended whose room was lost."""
+        self._counters.dropped += 1

@@ -1,14 +1,15 @@
 """The sending half of a hand-over, as a prefill engine sees it: rooms, their windows, their first
 token.
 
-Owns rooms; a room's lease is let go only by end(), which its daemon posts after the sender has
-drained, so that no window ever reads a page that has a new owner.
+Owns rooms; a room's lease is let go only by PrefillEnd, which its daemon posts after the sender has
+drained, so that no window ever reads a page that has a new owner. Thread rule: the engine loop's.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
+from tasuki.engine.accounting.evictions import breakdown
 from tasuki.engine.forward_plan import Work
 from tasuki.engine.request import (
     Aborted,
@@ -22,58 +23,121 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
-from tasuki.engine.routing.cost_learner import RateMeter
+from tasuki.engine.routing.router import report
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import ForwardPlan
 
+from .base import Handover, HandoverContext, RequestInbox, misdirected
+from .pull_receiver import PullReceiver
 from .room_names import room_name
 
 
-class HandOn:
-    def __init__(
-        self,
-        cache: HybridPrefixCache,
-        sender: Sender,
-        emit: Callable[[m.Outbox], None],
-        meter: RateMeter,
-    ) -> None:
-        self._cache = cache
+class PrefillHandover(Handover):
+    retries = False
+    """Rooms cannot wait: their receivers prefill themselves."""
+
+    def __init__(self, context: HandoverContext, sender: Sender) -> None:
+        """sender: over the cache's arena, counting the runner's steps."""
+        self._cache = context.cache
+        self._scheduler = context.scheduler
+        self._intake = context.intake
+        self._router = context.router
+        self._ledger = context.ledger
+        self._working_slots = context.working_slots
+        self._emit = context.emit
         self._sender = sender
-        self._emit = emit
-        self._meter = meter
+        self._pulls = PullReceiver(context)
         self._rooms: dict[m.RoomId, Request] = {}
         self._positions: dict[m.RoomId, int] = {}
 
     @property
-    def requests(self) -> list[Request]:
-        return list(self._rooms.values())
+    def requests(self) -> Collection[Request]:
+        return self._rooms.values()
 
-    def reserve(self, message: m.PrefillReserve) -> Request:
-        """REQUIRES: the room is new and its prompt can be served."""
-        ticket = message.ticket
+    @property
+    def waits(self) -> bool:
+        return self._pulls.waiting
+
+    def handle(self, message: RequestInbox) -> None:
+        match message:
+            case m.PrefillReserve():
+                self._reserve(message)
+            case m.PrefillStart():
+                self._start(message)
+            case m.PrefillEnd():
+                self._end(message)
+            case m.PullCommitted() | m.PullLost():
+                request = self._pulls.over(message)
+                if request is not None:
+                    self._scheduler.requeue(request)
+            case m.PullFenced():
+                self._pulls.fenced(message)
+            case _:
+                raise misdirected(message)
+
+    def _reserve(self, message: m.PrefillReserve) -> None:
+        ticket, prompt = message.ticket, message.prompt
+        error = self._intake.refusal(prompt, len(prompt))
+        if ticket.room in self._rooms:
+            error = m.RequestError(m.ErrorKind.INVALID, f"room {ticket.room} is in use")
+        if error is not None:
+            self._emit(m.PrefillRefused(ticket.room, error))
+            return
         request = Request(
             room_name(ticket.room),
-            message.prompt,
+            prompt,
             ticket.sampling,
             ticket.salt,
             marks=ticket.marks,
             ticket=ticket,
         )
         self._rooms[ticket.room] = request
-        return request
+        self._scheduler.enqueue(request)
 
-    def knows(self, room: m.RoomId) -> bool:
-        return room in self._rooms
+    def advance(self) -> None:
+        self._pulls.advance()
 
-    def tell_positions(self, waiting: Iterable[Request]) -> None:
+    def admit(self, request: Request) -> bool:
+        """Pull what the receiver offers where that pays, else lease; the receiver is to grant."""
+        if self._pull_pays(request) and self._pulls.begin(request):
+            return True
+        lease = self._cache.lease(
+            request.prompt,
+            salt=request.salt,
+            capacity_tokens=request.length,
+            working_slots=self._working_slots,
+            cursor=request.cursor,
+        )
+        if lease is None:
+            return False
+        request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
+        request.move(AwaitingGrant(lease))
+        assert request.ticket is not None
+        self._emit(m.PrefillAccepted(request.ticket.room))
+        return True
+
+    def _pull_pays(self, request: Request) -> bool:
+        assert request.ticket is not None
+        offered = request.ticket.offered
+        if request.pull_tried or not offered:
+            return False
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        verdict = self._router.pull(match, offered)
+        request.route = report(verdict)
+        return verdict.choice is m.Choice.PULLED
+
+    def planned(self, work: Sequence[Work], first_tick: int) -> None:
+        self._emit_positions()
+        self._plan_windows(work, first_tick)
+
+    def _emit_positions(self) -> None:
         """Progress for those who queue: queued is not dead."""
         positions = {
             request.ticket.room: position
-            for position, request in enumerate(waiting)
+            for position, request in enumerate(self._scheduler.waiting)
             if request.ticket is not None
         }
         for room, position in positions.items():
@@ -81,11 +145,11 @@ class HandOn:
                 self._emit(m.PrefillQueued(room, position))
         self._positions = positions
 
-    def start(self, message: m.PrefillStart) -> Request | None:
+    def _start(self, message: m.PrefillStart) -> None:
         """The receiver granted: the request may run."""
         request = self._rooms.get(message.grant.room)
         if request is None or not isinstance(request.state, AwaitingGrant):
-            return None
+            return
         lease = request.state.lease
         request.started = time.monotonic(), lease.cached_tokens
         request.move(
@@ -99,12 +163,10 @@ class HandOn:
                 pages_sent=message.grant.first_page,
             )
         )
-        return request
+        self._scheduler.start(request)
 
-    def plan_windows(self, work: Sequence[Work], first_tick: int) -> None:
-        """Tell the sender what the coming forward will have finished, layer by layer.
-
-        first_tick: the step counter's value once all that was launched before has ended."""
+    def _plan_windows(self, work: Sequence[Work], first_tick: int) -> None:
+        """What the coming forward will have finished, layer by layer."""
         for item in work:
             state = item.active
             if not isinstance(state, Prefilling) or state.grant is None:
@@ -123,14 +185,16 @@ class HandOn:
                 ),
             )
 
-    def first_token(self, request: Request, sampled: Sampled) -> None:
+    def on_token(self, request: Request, sampled: Sampled) -> None:
+        """The prompt is computed; its lease stays until PrefillEnd."""
+        self._scheduler.drop(request)
         state = request.state
         assert isinstance(state, Prefilling) and request.ticket is not None
         assert request.hit is not None
         request.move(HandingOver(state.lease))
         if request.started is not None:
             at, cached = request.started
-            self._meter.here.add(request.length - cached, time.monotonic() - at)
+            self._router.costs.here.add(request.length - cached, time.monotonic() - at)
         self._emit(
             m.PrefillToken(
                 request.ticket.room,
@@ -143,17 +207,18 @@ class HandOn:
             )
         )
 
-    def fail(self, request: Request, error: m.RequestError) -> None:
-        """Say that the room cannot go on; its lease stays until end(), since windows may be in
+    def reject(self, request: Request, error: m.RequestError) -> None:
+        """The room cannot go on; its lease stays until PrefillEnd, since windows may be in
         flight."""
+        self._scheduler.drop(request)
         assert request.ticket is not None
         self._emit(m.PrefillRefused(request.ticket.room, error))
 
-    def end(self, message: m.PrefillEnd) -> Request | None:
-        """The room is over and drained."""
+    def _end(self, message: m.PrefillEnd) -> None:
+        """The room is over and its sender has drained."""
         request = self._rooms.pop(message.room, None)
         if request is None:
-            return None
+            return
         match request.state:
             case HandingOver(lease):
                 self._cache.release(lease)
@@ -173,4 +238,4 @@ class HandOn:
                 message.given_up,
             )
         )
-        return request
+        self._scheduler.drop(request)

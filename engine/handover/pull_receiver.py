@@ -9,42 +9,41 @@ window was verified, and is free again otherwise only after its writer's fence; 
 there is one pull at a time.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Pulling, Request, Waiting
-from tasuki.engine.routing.cost_learner import RateMeter
-from tasuki.engine.runner.base import Passed, Runner
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Lease
-from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from .at_rest import AtRestQueue
+from .base import HandoverContext
 
 
 @dataclass(frozen=True)
-class _Pull:
+class _Granted:
+    """The lease is the sender's to write: state and KV of `tokens` are to land in it."""
+
     request: Request
     lease: Lease
     tokens: int
 
 
-class Pulls:
-    def __init__(
-        self,
-        cache: HybridPrefixCache,
-        runner: Runner,
-        emit: Callable[[m.Outbox], None],
-        generations: Iterator[int],
-        meter: RateMeter,
-    ) -> None:
-        self._cache = cache
-        self._runner = runner
-        self._emit = emit
-        self._generations = generations
-        self._meter = meter
-        self._live: dict[m.RoomId, _Pull] = {}
-        self._quarantined: dict[m.RoomId, int] = {}
-        self._grants: deque[tuple[Passed, m.PullGrant]] = deque()
+@dataclass(frozen=True)
+class _Quarantined:
+    """Lost: the sender may still write the ids."""
+
+    quarantine: int
+
+
+class PullReceiver:
+    def __init__(self, context: HandoverContext) -> None:
+        self._cache = context.cache
+        self._costs = context.router.costs
+        self._emit = context.emit
+        self._generations = count(1)
+        self._pulls: dict[m.RoomId, _Granted | _Quarantined] = {}
+        self._grants = AtRestQueue(context.runner, self._emit_grant)
 
     def begin(self, request: Request) -> bool:
         """Grant room for what the ticket offers and ask for it; False where there is no room, which
@@ -54,7 +53,7 @@ class Pulls:
         room, tokens = request.ticket.room, request.ticket.offered
         # A pull outlives its room, whose number is the peer's to choose: until that pull is over
         # and fenced, what is told of the number is told of it.
-        if room in self._live or room in self._quarantined:
+        if room in self._pulls:
             return False
         try:
             lease = self._cache.lease_receive(
@@ -68,45 +67,47 @@ class Pulls:
             return False
         if lease is None:
             return False
-        self._live[room] = _Pull(request, lease, tokens)
+        self._pulls[room] = _Granted(request, lease, tokens)
         request.move(Pulling())
         first = lease.shared_pages
         pages = tuple(lease.pages[first:].tolist())
         generation = next(self._generations)
         grant = m.PullGrant(room, generation, tokens, first, pages, lease.working_slots[0])
-        self._grants.append((self._runner.passed(), grant))
-        self.tell_grants()
+        self._grants.put(grant)
         return True
 
     @property
-    def granting(self) -> bool:
+    def waiting(self) -> bool:
         """Whether a grant waits for the device."""
-        return bool(self._grants)
+        return self._grants.waiting
 
-    def tell_grants(self) -> None:
-        """A sender obeys no stream: it may write once nothing launched for the ids' last owners
-        runs."""
-        while self._grants and self._grants[0][0]():
-            self._emit(m.PullWanted(self._grants.popleft()[1]))
+    def advance(self) -> None:
+        """Emit the grants that are at rest by now."""
+        self._grants.advance()
+
+    def _emit_grant(self, grant: m.PullGrant) -> None:
+        self._emit(m.PullWanted(grant))
 
     def over(self, message: m.PullCommitted | m.PullLost) -> Request | None:
         """The request that waits for the pull, if it still does."""
-        pull = self._live.pop(message.room, None)
-        if pull is None:
+        pull = self._pulls.get(message.room)
+        if not isinstance(pull, _Granted):
             return None
         match message:
             case m.PullCommitted(report=report):
+                del self._pulls[message.room]
                 self._commit(pull)
                 pull.request.pulled = report
-                self._meter.pulled.add(report.bytes, report.seconds)
+                self._costs.pulled.add(report.bytes, report.seconds)
             case m.PullLost():
-                self._quarantined[message.room] = self._cache.quarantine(pull.lease)
+                quarantine = self._cache.quarantine(pull.lease)
+                self._pulls[message.room] = _Quarantined(quarantine)
         if not isinstance(pull.request.state, Pulling):
             return None
         pull.request.move(Waiting())
         return pull.request
 
-    def _commit(self, pull: _Pull) -> None:
+    def _commit(self, pull: _Granted) -> None:
         """Pages and state enter the tree."""
         lease = pull.lease
         self._cache.settle(lease)
@@ -114,6 +115,7 @@ class Pulls:
         self._cache.release(lease)
 
     def fenced(self, message: m.PullFenced) -> None:
-        quarantine = self._quarantined.pop(message.room, None)
-        if quarantine is not None:
-            self._cache.free_quarantined(quarantine)
+        pull = self._pulls.get(message.room)
+        if isinstance(pull, _Quarantined):
+            del self._pulls[message.room]
+            self._cache.free_quarantined(pull.quarantine)

@@ -5,26 +5,21 @@ pulls that are over are dropped. Invariant: what is being sent stays pinned and 
 end(), which the daemon posts after its sender has drained.
 """
 
-from collections import deque
-from collections.abc import Callable
-
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
-from tasuki.engine.runner.base import Passed, Runner
 from tasuki.pycache._cpp_cache import Lease
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from .at_rest import AtRestQueue
+from .base import HandoverContext
 
 
-class Offers:
-    def __init__(
-        self, cache: HybridPrefixCache, runner: Runner, emit: Callable[[m.Outbox], None]
-    ) -> None:
-        self._cache = cache
-        self._runner = runner
-        self._emit = emit
+class PullSender:
+    def __init__(self, context: HandoverContext) -> None:
+        self._cache = context.cache
+        self._emit = context.emit
         self._pinned: dict[m.RoomId, Lease] = {}
-        self._sources: deque[tuple[Passed, m.PullSource]] = deque()
+        self._sources = AtRestQueue(context.runner, self._emit_source)
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
         """request: the one whose room it is, None where that is over."""
@@ -46,20 +41,20 @@ class Offers:
         assert len(pages) == -(-tokens // PAGE_TOKENS) and lease.cow_source_slot is not None
         self._pinned[message.room] = lease
         source = m.PullSource(message.room, tuple(pages[first:]), lease.cow_source_slot)
-        self._sources.append((self._runner.passed(), source))
-        self.tell_sources()
+        self._sources.put(source)
 
     @property
     def waiting(self) -> bool:
         """Whether a source waits for the device."""
-        return bool(self._sources)
+        return self._sources.waiting
 
-    def tell_sources(self) -> None:
-        """A sender obeys no stream: it may read once all that was launched or copied has ended."""
-        while self._sources and self._sources[0][0]():
-            _, source = self._sources.popleft()
-            if source.room in self._pinned:
-                self._emit(m.PullPinned(source))
+    def advance(self) -> None:
+        """Emit the sources that are at rest by now."""
+        self._sources.advance()
+
+    def _emit_source(self, source: m.PullSource) -> None:
+        if source.room in self._pinned:
+            self._emit(m.PullPinned(source))
 
     def end(self, message: m.PullEnd) -> None:
         lease = self._pinned.pop(message.room, None)

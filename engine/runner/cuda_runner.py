@@ -18,7 +18,7 @@ from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 
 from .base import Passed, work_slice
 from .block_table import PageTable
@@ -68,7 +68,7 @@ class DeviceRunner:
         *,
         max_batch: int,
         max_position: int,
-        progress: Progress = untold,
+        progress: Progress = no_progress,
     ) -> None:
         """Captures the graphs, which progress counts. ticks: told of the layers of prompts, if
         anybody is to know: what decodes hands nothing on. REQUIRES: the model has Triton's

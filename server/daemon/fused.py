@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tasuki.engine.build import build_engine, build_parts
+from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
 from tasuki.server.config import FrontConfig
 from tasuki.server.grpc.services import front_services
 from tasuki.server.openai.routes import openai_routes, served_model
@@ -45,7 +44,9 @@ async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
     parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
-    engine = build_engine(engine_config, Role.FUSED, parts, progress=progress_bar("decode graphs"))
+    engine = build_fused_engine(
+        engine_config, parts, build_cache(engine_config, parts), progress_bar("decode graphs")
+    )
     served = served_model(engine_config.model, front_config, engine.max_request_tokens, codec)
     gateway = gateway_of(
         engine_config, front_config, model, engine.max_request_tokens, codec.tokenizer

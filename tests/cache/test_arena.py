@@ -1,19 +1,11 @@
 """Views of the arena: each page's and state's bytes are those that the layout names."""
 
-from typing import cast
-
 import pytest
 import torch
-from tasuki.engine.accounting.evictions import EvictionLedger
-from tasuki.engine.admission import Admission
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.decode_side import TakeOver
-from tasuki.engine.handover.pull_receiver import Pulls
-from tasuki.engine.role import Role
-from tasuki.engine.routing.cost_learner import RateMeter
+from tasuki.engine.routing.router import Router
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import LayerKind
-from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
@@ -58,11 +50,6 @@ def test_what_a_side_lacks_is_weighed_in_bytes_of_every_layer(
     held: int, tokens: int, pages: int
 ) -> None:
     layout = small_layout((LayerKind.FULL, LayerKind.GDN, LayerKind.FULL, LayerKind.GDN, GDN))
-    cache = HybridPrefixCache(Arena(layout, SLABS))
-    nothing = (cast(TakeOver, None), cast(Pulls, None), cast(EvictionLedger, None))
-    config = EngineConfig(model="")
-    admission = Admission(
-        cache, config, Role.DECODE, *nothing, RateMeter(), emit=lambda message: None
-    )
+    router = Router(EngineConfig(model=""), layout, layout)
     states = 3 * layout.state_layer_bytes
-    assert admission._state_bytes(held, tokens) == pages * 2 * layout.block_bytes + states
+    assert router._state_bytes(held, tokens) == pages * 2 * layout.block_bytes + states

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts, build_engine
+from tasuki.engine.build import EngineParts, build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfigError
 from tasuki.engine.request import Request
 from tasuki.engine.role import Role
@@ -132,7 +132,8 @@ def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -
     """No message comes and no forward runs while the last rooms wait."""
     parts = few_slots()
     config = engine_config(tmp_path, queue_timeout=0.3, max_batch=2 * ROOMS)
-    engine = build_engine(config, Role.PREFILL, parts, sender_over(parts))
+    cache = build_cache(config, parts)
+    engine = build_prefill_engine(config, parts, cache, sender_over(parts))
     said: SimpleQueue[m.Outbox] = SimpleQueue()
     failures: list[str] = []
     thread = EngineThread(engine, said.put, failures.append)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
+from tasuki.engine.handover.decode_side import DecodeHandover
+from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.role import Role
-from tasuki.engine.routing.cost_learner import LEAST
+from tasuki.engine.routing.cost_learner import LEAST, RateMeter
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.sending.sender import Sender
@@ -224,9 +226,15 @@ def test_what_was_evicted_or_is_another_rooms_is_refused(decode: Lone) -> None:
     decode.assert_at_rest()
 
 
+def costs_of(node: Lone) -> RateMeter:
+    handover = node.engine._handover
+    assert isinstance(handover, DecodeHandover | PrefillHandover)
+    return handover._router.costs
+
+
 def teach(node: Lone, here: float, there: float) -> None:
     """Seconds a token on this node, and over there."""
-    meter = node.engine._meter
+    meter = costs_of(node)
     for tokens in range(100, 100 * (LEAST + 1), 100):
         meter.here.add(tokens, here * tokens)
         meter.there.add(tokens, there * tokens)
@@ -264,7 +272,7 @@ def test_a_fixed_route_is_not_moved_by_rates(tmp_path: object) -> None:
 def test_a_pull_that_takes_longer_than_the_forward_is_not_begun(prefill: Lone) -> None:
     teach(prefill, here=1e-6, there=1.0)
     for size in range(1, LEAST + 1):
-        prefill.engine._meter.pulled.add(size, 1.0)
+        costs_of(prefill).pulled.add(size, 1.0)
     prefill.post(reserve(prompt_of(300), 200))
     prefill.run()
     assert said(prefill, m.PrefillAccepted) and not said(prefill, m.PullWanted)

@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts, build_engine, build_parts
+from tasuki.engine.build import (
+    EngineParts,
+    build_decode_engine,
+    build_early_start,
+    build_fused_engine,
+    build_parts,
+    build_prefill_engine,
+)
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.handover.early_start import EarlyStart
@@ -16,6 +23,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
 
@@ -46,11 +54,32 @@ class Lone:
         sender: Sender | None = None,
         early: EarlyStart | None = None,
     ) -> None:
+        """early: of a decode engine; by default no room's windows are awaited by a step."""
         self.parts = parts or build_parts(config)
-        self.engine: Engine = build_engine(
-            config, role, self.parts, sender, on_fresh=poison, early=early
-        )
+        self.engine = self._built(config, role, sender, early)
         self.said: list[m.Outbox] = []
+
+    def _built(
+        self, config: EngineConfig, role: Role, sender: Sender | None, early: EarlyStart | None
+    ) -> Engine:
+        parts = self.parts
+        cache = HybridPrefixCache(
+            parts.arena,
+            poison,
+            policy=config.cache_policy,
+            attention_cost=parts.attention_cost,
+            slabs=parts.slabs,
+        )
+        match role:
+            case Role.FUSED:
+                return build_fused_engine(config, parts, cache)
+            case Role.PREFILL:
+                assert sender is not None
+                return build_prefill_engine(config, parts, cache, sender)
+            case Role.DECODE:
+                if early is None:
+                    early = build_early_start(parts, lambda room: None, lambda: None)
+                return build_decode_engine(config, parts, cache, early)
 
     def post(self, message: m.Inbox) -> None:
         self.engine.handle(message)

@@ -1,8 +1,8 @@
-"""The tasks of one room beside the one that takes its events.
+"""Tasks that one owner starts and ends together.
 
-Owns them from start() to end(). Knows nothing of rooms. Thread rule: the event loop. Invariants:
-what a task raises is told once, never left for the garbage collector to find; end() returns in
-bounded time, whatever a task does with its cancellation.
+Owns them from start() to end(). Knows nothing of what they do. Thread rule: the event loop.
+Invariants: what a task raises is reported once, never left for the garbage collector to find; end()
+returns in bounded time, whatever a task does with its cancellation.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ _END_SECONDS = 2.0
 """A task that is cancelled ends within a turn of the loop, unless a library holds it."""
 
 
-class RoomTasks:
+class GuardedTasks:
     def __init__(self, name: str, broke: Callable[[Exception], None]) -> None:
-        """broke: hears what a task raised; of a task that was cancelled nothing."""
+        """broke: called with what a task raised; not for a task that was cancelled."""
         self._name = name
         self._broke = broke
         self._tasks: set[asyncio.Task[None]] = set()

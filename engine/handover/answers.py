@@ -1,0 +1,181 @@
+"""Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
+
+Owns them; their leases are computed on this engine, unless a decode engine's hand-over brings one.
+Thread rule: the engine loop's.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+
+from tasuki.engine import messages as m
+from tasuki.engine.accounting.evictions import breakdown
+from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Progress, Request
+from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.turn_end import keep_state, turn_hint
+from tasuki.model.ops.sampling.reference import Sampled, stop_ids
+
+from .base import Handover, HandoverContext, RequestInbox, misdirected
+from .unsound import unsound
+
+
+class Answers(Handover):
+    """All that a fused engine does with its requests: it hands nothing over."""
+
+    def __init__(
+        self,
+        context: HandoverContext,
+        eos_ids: Sequence[int],
+        tool_call_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call."""
+        self._cache = context.cache
+        self._scheduler = context.scheduler
+        self._intake = context.intake
+        self._ledger = context.ledger
+        self._costs = context.router.costs
+        self._working_slots = context.working_slots
+        self._emit = context.emit
+        self._eos_ids = tuple(eos_ids)
+        self._tool_call_ids = tool_call_ids
+        self._requests: dict[m.RequestId, Request] = {}
+
+    @property
+    def requests(self) -> Collection[Request]:
+        return self._requests.values()
+
+    def get(self, request_id: m.RequestId) -> Request | None:
+        return self._requests.get(request_id)
+
+    def handle(self, message: RequestInbox) -> None:
+        match message:
+            case m.Submit():
+                self.submit(message)
+            case m.Abort(request_id):
+                self._abort(request_id)
+            case _:
+                raise misdirected(message)
+
+    def submit(self, message: m.Submit, refusal: m.RequestError | None = None) -> None:
+        """Queue the request. refusal: why the caller refuses it, if it does."""
+        request = Request(
+            message.request_id,
+            message.prompt,
+            message.sampling,
+            message.salt,
+            message.cursor,
+            message.marks,
+            told=message.told,
+        )
+        error = refusal or self._intake.refusal(request.prompt, request.final_length)
+        if request.id in self._requests:
+            error = m.RequestError(
+                m.ErrorKind.INVALID, f"request id {request.id!r} is in use: choose another"
+            )
+        if error is not None:
+            self._emit(m.Rejected(request.id, error))
+            return
+        self._requests[request.id] = request
+        self._scheduler.enqueue(request)
+
+    def _abort(self, request_id: m.RequestId) -> None:
+        request = self.get(request_id)
+        if request is None:
+            return
+        if isinstance(request.state, Active):
+            self._cache.release(request.state.lease)
+        request.move(Aborted())
+        self.end(request, m.FinishReason.ABORT)
+
+    def admit(self, request: Request) -> bool:
+        lease = self._cache.lease(
+            request.tokens(),
+            salt=request.salt,
+            capacity_tokens=request.next_capacity,
+            working_slots=self._working_slots,
+            cursor=request.cursor,
+        )
+        if lease is None:
+            return False
+        if request.hit is None:
+            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
+        request.started = time.monotonic(), lease.cached_tokens
+        planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
+        request.move(Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned))
+        return True
+
+    def take_over(self, request: Request, second: Sampled | None) -> None:
+        """Decode a request whose prompt a hand-over brought. second: drawn by its early step."""
+        self._scheduler.start(request)
+        if second is None:
+            self._finish_if_over(request)
+        elif (error := unsound(request, second)) is not None:
+            self.reject(request, error)
+        else:
+            self.on_token(request, second)
+
+    def on_token(self, request: Request, sampled: Sampled) -> None:
+        """Record and emit the token; end the request where it was the last."""
+        state = request.state
+        if isinstance(state, Prefilling):
+            request.move(Decoding(state.lease, state.progress))
+        request.output.append(sampled.token)
+        if request.first_token_at is None:
+            request.first_token_at = time.monotonic()
+            if request.started is not None:
+                at, cached = request.started
+                self._costs.here.add(len(request.prompt) - cached, request.first_token_at - at)
+        index = len(request.output) - 1
+        self._emit(m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index))
+        if isinstance(request.state, Decoding):
+            self._finish_if_over(request)
+
+    def finish_reason(self, request: Request) -> m.FinishReason | None:
+        """Why the last token of the output is the answer's last; None where it is not."""
+        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
+            return m.FinishReason.STOP
+        if len(request.output) >= request.sampling.max_new_tokens:
+            return m.FinishReason.LENGTH
+        return None
+
+    def _finish_if_over(self, request: Request) -> None:
+        state = request.state
+        assert isinstance(state, Decoding)
+        reason = self.finish_reason(request)
+        if reason is None:
+            return
+        hint = turn_hint(request.output, reason, self._tool_call_ids)
+        keep_state(self._cache, request, state, hint)
+        self._cache.release(state.lease)
+        request.move(Finished())
+        self.end(request, reason, hint)
+
+    def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
+        """REQUIRES: the request holds nothing any more."""
+        self._scheduler.drop(request)
+        del self._requests[request.id]
+        self._emit(m.Finished(request.id, reason, _usage(request), tuple(request.life), hint))
+
+    def reject(self, request: Request, error: m.RequestError) -> None:
+        self._scheduler.drop(request)
+        if isinstance(request.state, Active):
+            self._cache.release(request.state.lease)
+        request.move(Aborted())
+        del self._requests[request.id]
+        self._emit(m.Rejected(request.id, error))
+
+
+def _usage(request: Request) -> m.Usage:
+    now = time.monotonic()
+    first = request.first_token_at
+    return m.Usage(
+        prompt_tokens=len(request.prompt),
+        completion_tokens=len(request.output),
+        hit=request.hit,
+        transfer=request.transfer,
+        prefilled_on=request.prefilled_on,
+        local_fallback=request.handover_lost,
+        time_to_first_token=(now if first is None else first) - request.created,
+        seconds=now - request.created,
+        pulled=request.pulled,
+        route=request.route,
+    )

@@ -1,0 +1,89 @@
+"""What the step loop asks of an engine's requests, by role.
+
+A fused engine answers all of its requests itself (answers.py) and hands nothing over; a prefill
+engine hands prompts to decode nodes (prefill_side.py); a decode engine takes prompts from
+prefill nodes (decode_side.py). Thread rule: the engine loop's.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tasuki.engine import messages as m
+from tasuki.engine.accounting.evictions import EvictionLedger
+from tasuki.engine.forward_plan import Work
+from tasuki.engine.intake import Intake
+from tasuki.engine.request import Request
+from tasuki.engine.routing.router import Router
+from tasuki.engine.runner.base import Runner
+from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+RequestInbox = m.Submit | m.Abort | m.PrefillInbox | m.DecodeInbox
+"""What concerns requests and their hand-overs."""
+
+
+@dataclass(frozen=True)
+class HandoverContext:
+    """What of an engine its hand-over works on. working_slots: of a request. emit: a message to the
+    world, in order."""
+
+    cache: HybridPrefixCache
+    runner: Runner
+    scheduler: Scheduler
+    intake: Intake
+    router: Router
+    ledger: EvictionLedger
+    working_slots: int
+    emit: Callable[[m.Outbox], None]
+
+
+class Handover(Protocol):
+    """A step calls advance(), admit() for the head of the queue as often as it is admitted, and
+    planned(); then on_token() or reject() for requests of the forward that has ended."""
+
+    retries: bool = True
+    """Whether requests of a forward that failed may be started over, each by itself."""
+    prefill_available: bool = False
+    """Whether a prefill node may be asked. A refusal of admit() holds until it changes."""
+
+    @property
+    def requests(self) -> Collection[Request]:
+        """All that are not over."""
+
+    def handle(self, message: RequestInbox) -> None:
+        """Raises ValueError for a message that another role takes."""
+
+    def advance(self) -> None:
+        """Before a forward is planned: grant what can be granted by now."""
+        return
+
+    def admit(self, request: Request) -> bool:
+        """Move a waiting request on, or leave it as it is. Raises ImpossibleRequest."""
+
+    def planned(self, work: Sequence[Work], first_tick: int) -> None:
+        """A forward is about to be launched. first_tick: the step counter's value once all that
+        was launched before has ended."""
+        return
+
+    def on_token(self, request: Request, sampled: Sampled) -> None:
+        """A forward of the request has drawn its next token."""
+
+    def reject(self, request: Request, error: m.RequestError) -> None:
+        """End a request without an answer."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next step is needed although nothing runs."""
+        return False
+
+    @property
+    def early_counters(self) -> dict[str, int]:
+        """EarlyCounters, where this role takes early steps."""
+        return {}
+
+
+def misdirected(message: RequestInbox) -> ValueError:
+    """A message that reached an engine of another role than the one that takes it."""
+    return ValueError(f"{type(message).__name__} reached an engine whose role does not take it")

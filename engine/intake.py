@@ -1,0 +1,82 @@
+"""Which prompts an engine takes: those that the model and the arena allow, until the node drains.
+
+Thread rule: the engine loop's, but for max_request_tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from . import messages as m
+
+
+@dataclass(frozen=True)
+class PromptLimits:
+    """max_position and vocab_size are the model's; working_slots are what a request takes of the
+    arena beside its pages."""
+
+    max_position: int
+    vocab_size: int
+    working_slots: int
+
+
+class Intake:
+    def __init__(
+        self, cache: HybridPrefixCache, limits: PromptLimits, emit: Callable[[m.Outbox], None]
+    ) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._emit = emit
+        self._draining = False
+        self._drains: list[int] = []
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and answer together, as far as the model and the arena allow. Any thread."""
+        return min(
+            self._limits.max_position, self._cache.capacity_tokens(self._limits.working_slots)
+        )
+
+    def is_token(self, token: int) -> bool:
+        """Whether the model has an embedding for it: on a GPU any other id would end the
+        process."""
+        return 0 <= token < self._limits.vocab_size
+
+    def refusal(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
+        """Why a prompt can never be served here, with the number that would fit."""
+        if self._draining:
+            return m.RequestError(m.ErrorKind.DRAINING, "this node is draining; try another")
+        if len(prompt) == 0:
+            return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
+        if not (self.is_token(int(prompt.min())) and self.is_token(int(prompt.max()))):
+            return m.RequestError(
+                m.ErrorKind.INVALID, f"prompt holds a token outside [0, {self._limits.vocab_size})"
+            )
+        limit = self.max_request_tokens
+        if final_length > limit:
+            return m.RequestError(
+                m.ErrorKind.TOO_LONG,
+                f"prompt of {len(prompt)} tokens with its answer needs {final_length}, "
+                f"but at most {limit} fit: shorten the prompt or lower max_new_tokens",
+            )
+        return None
+
+    def handle(self, message: m.Drain | m.Undrain) -> None:
+        match message:
+            case m.Drain(query_id):
+                self._draining = True
+                self._drains.append(query_id)
+            case m.Undrain():
+                self._draining = False
+                self._answer(at_rest=False)
+
+    def at_rest(self) -> None:
+        """No request is left: drains are over."""
+        if self._drains:
+            self._answer(at_rest=True)
+
+    def _answer(self, *, at_rest: bool) -> None:
+        for query_id in self._drains:
+            self._emit(m.Drained(query_id, at_rest))
+        self._drains.clear()

@@ -1,0 +1,60 @@
+"""Where a prompt is computed and whether its beginning is pulled, by what the engine learnt or by
+the configured constants. Thread rule: the engine loop's."""
+
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import RouteReport
+from tasuki.pycache._cpp_cache import Match
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+from tasuki.transfer.windows.unit_sizes import UnitSizes
+
+from .cost_learner import RateMeter
+from .cost_model import Rates, Verdict, where, whether_to_pull
+
+
+class Router:
+    """costs: who measures adds what a prompt took."""
+
+    def __init__(self, config: EngineConfig, layout: CacheLayout, wire: UnitSizes) -> None:
+        """wire: lengths in bytes of what travels."""
+        self._config = config
+        self._layout = layout
+        self._wire = wire
+        self.costs = RateMeter()
+
+    def prefill_place(self, match: Match) -> Verdict:
+        """HERE or THERE, for the prompt of the match."""
+        return where(
+            self._rates(),
+            match.prompt_tokens - match.usable_tokens,
+            self._state_bytes(match.kv_tokens, match.prompt_tokens),
+            self._config.local_prefill_tokens,
+        )
+
+    def pull(self, match: Match, offered: int) -> Verdict:
+        """PULLED or not, where the receiver has KV and state of `offered` tokens."""
+        return whether_to_pull(
+            self._rates(),
+            offered - match.usable_tokens,
+            self._state_bytes(min(match.kv_tokens, offered), offered),
+            self._config.pull_tokens,
+        )
+
+    def _rates(self) -> Rates:
+        """What may decide now; nothing measured where the constants are to."""
+        if self._config.route == "fixed":
+            return Rates()
+        rates = self.costs.rates()
+        self.costs.judged()
+        return rates
+
+    def _state_bytes(self, held: int, tokens: int) -> int:
+        """Of the pages of `tokens` that a side lacks which holds KV of `held`, and of the state."""
+        pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
+        return (
+            pages * self._layout.full_layers * self._wire.block_bytes
+            + self._layout.gdn_layers * self._wire.state_layer_bytes
+        )
+
+
+def report(verdict: Verdict) -> RouteReport:
+    return RouteReport(verdict.choice.value, verdict.estimates)
