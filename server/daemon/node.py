@@ -92,8 +92,9 @@ class Node:
         self._sampling: asyncio.Task[None] | None = None
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
+        self._thread = EngineThread(engine, self._deliver, self.lose)
         self.engine = EngineClient(
-            self.post,
+            self._thread.post,
             self._loop,
             handover,
             observe=self._observe,
