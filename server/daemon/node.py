@@ -28,6 +28,7 @@ from tasuki.engine.messages import (
     PullLost,
     WriterFenced,
 )
+from tasuki.engine.thread import EngineThread
 from tasuki.server.bind import BindError
 from tasuki.server.config import FrontConfig
 from tasuki.server.engine_client import EngineClient
