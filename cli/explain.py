@@ -9,21 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasuki.cli.recording.handover_chart import chart, pull_chart
-from tasuki.client.answer import read_usage
 from tasuki.client.session import Client
-from tasuki.dashboard.metrics.life_spans import seconds_by_state
+from tasuki.dashboard.metrics.life_spans import seconds_by_phase
 from tasuki.engine.messages import (
     Eviction,
     HitBreakdown,
-    LifeMark,
     LostState,
     PullReport,
+    RequestPhase,
     RouteReport,
     TransferReport,
     Usage,
 )
+from tasuki.engine.messages.proto import eviction_from_proto, usage_from_proto
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.grpc.cache_messages import read_eviction
 from tasuki.transfer.protocol.timeline_messages import timeline_from_wire
 from tasuki.utils.config.flags import FlagParser
 from tasuki.utils.config.options import option
@@ -65,17 +64,17 @@ def story(told: pb.ExplainResponse) -> list[str]:
     if told.WhichOneof("end") == "rejected":
         return [f"{head}: refused", f"  {told.rejected}"]
     reason = pb.FinishReason.Name(told.finished.reason).removeprefix("FINISH_REASON_").lower()
-    usage = read_usage(told.finished.usage)
+    usage = usage_from_proto(told.finished.usage)
     return [
         f"{head}: {reason}",
         *_answer(usage),
         *(pull_chart(timeline_from_wire(told.pull)) if told.HasField("pull") else []),
         *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
         *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
-        *_took([read_eviction(eviction) for eviction in told.took]),
+        *_took([eviction_from_proto(eviction) for eviction in told.took]),
         *(_transfer(usage.transfer) if usage.transfer else []),
         *(chart(timeline_from_wire(told.handover)) if told.HasField("handover") else []),
-        *_life([LifeMark(mark.state, mark.at_seconds) for mark in told.life]),
+        *_life(told.life),
     ]
 
 
@@ -160,9 +159,10 @@ def _worth(eviction: Eviction) -> str:
     return "" if eviction.score is None else f", held to be worth {eviction.score:.2e} a page"
 
 
-def _life(life: Sequence[LifeMark]) -> list[str]:
+def _life(life: Sequence[pb.LifeMark]) -> list[str]:
     if not life:
         return []
-    spans = seconds_by_state(life)
-    told = (f"{state} {1000 * seconds:.1f} ms" for state, seconds in spans.items() if seconds)
+    marks = ((mark.state, mark.at_seconds) for mark in life)
+    spans = seconds_by_phase(RequestPhase.WAITING.value, marks)
+    told = (f"{phase} {1000 * seconds:.1f} ms" for phase, seconds in spans.items() if seconds)
     return [f"  life     {', '.join(told)}"]

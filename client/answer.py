@@ -6,25 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
-from tasuki.engine.messages import (
-    FinishReason,
-    HitBreakdown,
-    PullReport,
-    RouteReport,
-    TransferReport,
-    Usage,
-)
+from tasuki.engine.messages import FinishReason, Usage
+from tasuki.engine.messages.proto import finish_reason_from_proto, usage_from_proto
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.grpc.cache_messages import read_lost
 
 from .errors import ClientError, client_error
 from .retry import RetryPolicy, next_pause
-
-_REASON = {
-    pb.FINISH_REASON_STOP: FinishReason.STOP,
-    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    pb.FINISH_REASON_ABORT: FinishReason.ABORT,
-}
 
 
 @dataclass(frozen=True)
@@ -76,8 +63,8 @@ class AnswerParts:
         return Answer(
             token_ids=tuple(token for chunk in self._chunks for token in chunk.token_ids),
             text="".join(chunk.text for chunk in self._chunks),
-            reason=_REASON[self._finished.reason],
-            usage=read_usage(self._finished.usage),
+            reason=finish_reason_from_proto(self._finished.reason),
+            usage=usage_from_proto(self._finished.usage),
             logprobs=tuple(value for chunk in self._chunks for value in chunk.logprobs),
             margins=tuple(value for chunk in self._chunks for value in chunk.margins),
         )
@@ -156,44 +143,3 @@ class AnswerStream:
         if self._parts.begun or self.cancelled:
             raise error
         time.sleep(next_pause(self._pauses, error))
-
-
-def read_usage(usage: pb.Usage) -> Usage:
-    return Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        hit=_read_hit(usage.hit) if usage.HasField("hit") else None,
-        transfer=_read_transfer(usage.transfer) if usage.HasField("transfer") else None,
-        prefilled_on=usage.prefilled_on,
-        local_fallback=usage.local_fallback,
-        time_to_first_token=usage.time_to_first_token_seconds,
-        seconds=usage.seconds,
-        pulled=_read_pulled(usage.pulled) if usage.HasField("pulled") else None,
-        route=_read_route(usage.route) if usage.HasField("route") else None,
-    )
-
-
-def _read_pulled(pulled: pb.Pulled) -> PullReport:
-    return PullReport(pulled.tokens, pulled.bytes, pulled.seconds)
-
-
-def _read_route(route: pb.Route) -> RouteReport:
-    return RouteReport(route.choice, dict(route.estimates))
-
-
-def _read_hit(hit: pb.HitBreakdown) -> HitBreakdown:
-    source = hit.checkpoint_source if hit.HasField("checkpoint_source") else None
-    lost = read_lost(hit.lost) if hit.HasField("lost") else None
-    return HitBreakdown(
-        hit.prompt_tokens, hit.kv_tokens, hit.usable_tokens, dict(hit.causes), source, lost
-    )
-
-
-def _read_transfer(report: pb.TransferReport) -> TransferReport:
-    return TransferReport(
-        bytes=report.bytes,
-        windows=report.windows,
-        pages=report.pages,
-        hidden_seconds=report.hidden_seconds,
-        exposed_seconds=report.exposed_seconds,
-    )

@@ -16,7 +16,7 @@ from tasuki.engine.messages import (
     WriterFenced,
 )
 
-Told = (
+ObservedMessage = (
     Submit
     | TokenOut
     | Finished

@@ -24,6 +24,7 @@ from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms.live_rooms import LiveRooms
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 
@@ -33,7 +34,7 @@ from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import Attempts, PrefillLinks
-from .pull_senders import OutgoingPulls
+from .pull_sender import PullSender, Say
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +68,11 @@ class HandoverClient:
         self._transport = transport
         self._loop = loop
         self._settings = settings or HandoverSettings()
-        self._pulls = OutgoingPulls(post, sender, self._settings.pull)
-        self._rooms: dict[m.RoomId, IncomingHandover] = {}
+        self._sender = sender
+        self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room")
+        self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms("pull")
         self._attempts = Attempts()
         self._severing = Severing(transport, receiver, self._lose_all)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: set[m.RoomId] = set()
         """Rooms of which the engine knows no end yet."""
         self._available = False
@@ -115,18 +116,17 @@ class HandoverClient:
 
     async def stop(self) -> None:
         """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
-        for room in self._rooms.values():
+        for room in self._rooms:
             room.put(m.HandoverCancelled(room.room))
-        if self._tasks:
-            _, fencing = await asyncio.wait(self._tasks, timeout=self._settings.patience)
-            for task in fencing:
-                task.cancel()
-        await self._pulls.stop(self._settings.patience)
+        await self._rooms.end(self._settings.patience)
+        for pull in self._pulls:
+            pull.stop("the decode node shuts down")
+        await self._pulls.end(self._settings.patience)
         if self._following is not None:
             self._following.cancel()
         await self._links.stop(self._settings.patience)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._settings.patience)
+        # Those that were cancelled.
+        await self._rooms.end(self._settings.patience)
 
     def deliver(self, message: m.Outbox) -> None:
         """What the engine says about hand-overs."""
@@ -150,8 +150,9 @@ class HandoverClient:
                 else:
                     # Cancelled while RemoteDone was under way: everything was flushed.
                     self._post(m.WriterFenced(message.room))
-            case m.PullPinned() | m.PullRefused():
-                self._pulls.deliver(message)
+            case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
+                if (pull := self._pulls.get(number)) is not None:
+                    pull.put(message)
             case m.HandoverDeclined():
                 if (room := self._rooms.get(message.room)) is not None:
                     room.put(message)
@@ -189,13 +190,18 @@ class HandoverClient:
             self._transport.retry_seconds,
             self._settings,
             partial(self._severing.end, connection.writer),
-            self._pulls.begin,
+            self._begin_pull,
             wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
         )
-        self._rooms[room.room] = room
-        task = self._loop.create_task(self._run(room), name=f"room-{room.room}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._rooms.start(room.room, room, self._over)
+
+    def _begin_pull(
+        self, grant: m.PullGrant, connection: PrefillConnection, say: Say
+    ) -> PullSender:
+        """REQUIRES: the room has no pull that lives."""
+        pull = PullSender(grant, connection, self._post, self._sender, say, self._settings.pull)
+        self._pulls.start(grant.room, pull)
+        return pull
 
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
         """To the engine; of a loss also whether another node is left to be asked."""
@@ -227,21 +233,15 @@ class HandoverClient:
         after the last attempt."""
         if len(tried) >= self._settings.attempts:
             return None
-        busy = [room.connection for room in self._rooms.values()]
+        busy = [room.connection for room in self._rooms]
         untried = [pair for pair in self._links.connected() if pair[0].target not in tried]
         return min(untried, key=lambda pair: busy.count(pair[1]), default=None)
 
-    async def _run(self, room: IncomingHandover) -> None:
-        try:
-            await room.run()
-        except Exception:
-            log.exception("room %d broke", room.room)
-        finally:
-            del self._rooms[room.room]
-            self._answer(room.room, room.request_id, "internal error: see this node's log")
-            for message in room.unread():
-                self._dispatch(message)
-            self._end_idle_links()
+    def _over(self, room: IncomingHandover, failure: Exception | None) -> None:
+        self._answer(room.room, room.request_id, "internal error: see this node's log")
+        for message in room.unread():
+            self._dispatch(message)
+        self._end_idle_links()
 
     def _answer(self, room: m.RoomId, request: m.RequestId, reason: str) -> None:
         """A loss, where the engine still waits for its answer."""
@@ -251,11 +251,11 @@ class HandoverClient:
             self._post(m.HandoverLost(room, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:
-        self._links.end_idle(room.connection for room in self._rooms.values())
+        self._links.end_idle(room.connection for room in self._rooms)
 
     def _lose_all(self) -> list[WriterLife]:
         self._links.lose_all()
-        return [room.connection.writer for room in self._rooms.values()]
+        return [room.connection.writer for room in self._rooms]
 
     def _links_changed(self) -> None:
         available = self._links.available

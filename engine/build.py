@@ -30,7 +30,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 
 from .config import EngineConfig, EngineConfigError
 from .engine import Engine
@@ -64,7 +64,7 @@ class EngineParts:
         return flops.quadratic / flops.linear
 
 
-def build_parts(config: EngineConfig, progress: Progress = untold) -> EngineParts:
+def build_parts(config: EngineConfig, progress: Progress = no_progress) -> EngineParts:
     """Load the model, layer by layer, and allocate the arena. Raises the model's typed errors and
     EngineConfigError."""
     torch.set_num_threads(config.threads)
@@ -138,7 +138,7 @@ def build_fused_engine(
     config: EngineConfig,
     parts: EngineParts,
     cache: HybridPrefixCache,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Engine:
     """An engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
     progress: of the warm-up, where there is one."""
@@ -152,7 +152,7 @@ def build_prefill_engine(
     parts: EngineParts,
     cache: HybridPrefixCache,
     sender: Sender,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Engine:
     """An engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of the
     parts; the sender counts their steps."""
@@ -166,7 +166,7 @@ def build_decode_engine(
     parts: EngineParts,
     cache: HybridPrefixCache,
     early: EarlyStart,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Engine:
     """An engine that may have prompts computed by prefill nodes. REQUIRES: cache and early are over
     the arena of the parts."""
@@ -212,7 +212,7 @@ def build_early_start(
 
 
 def build_runner(
-    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = untold
+    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = no_progress
 ) -> Runner:
     """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
     if parts.arena.bytes.device.type == "cpu":

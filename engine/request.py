@@ -9,6 +9,7 @@ receiver had more than this node. Retracted gives everything back and waits agai
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -21,6 +22,7 @@ from .messages import (
     LifeMark,
     PullReport,
     RequestId,
+    RequestPhase,
     RoomId,
     RouteReport,
     Ticket,
@@ -47,11 +49,14 @@ class IllegalMove(Exception):
 class Waiting:
     """Holds nothing."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.WAITING
+
 
 @dataclass(frozen=True)
 class AwaitingPrefill:
     """(decode) A prefill node has the prompt; holds nothing here."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.AWAITING_PREFILL
     room: RoomId
 
 
@@ -59,11 +64,14 @@ class AwaitingPrefill:
 class Pulling:
     """(prefill) What the receiver offered is on its way here; the request itself holds nothing."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.PULLING
+
 
 @dataclass(frozen=True)
 class Receiving:
     """(decode) The lease's own pages and slots are granted to the sender."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.RECEIVING
     room: RoomId
     lease: Lease
 
@@ -72,6 +80,7 @@ class Receiving:
 class AwaitingGrant:
     """(prefill) The lease is held; the receiver's ids are not known yet."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.AWAITING_GRANT
     lease: Lease
 
 
@@ -110,6 +119,8 @@ class Progress:
 class Active:
     """Runs in forwards."""
 
+    phase: ClassVar[RequestPhase]
+
     lease: Lease
     progress: Progress
 
@@ -138,6 +149,7 @@ class Active:
 class Prefilling(Active):
     """More than one token is still to be forwarded before the next one is sampled."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.PREFILLING
     checkpoints: list[PlannedCheckpoint] = field(default_factory=list)
     grant: Grant | None = None
     pages_sent: int = 0
@@ -151,12 +163,15 @@ class Prefilling(Active):
 class Decoding(Active):
     """One token a step."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.DECODING
+
 
 @dataclass(frozen=True)
 class HandingOver:
     """(prefill) The first token is out; windows may still be read from the lease's pages and
     slot."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.HANDING_OVER
     lease: Lease
 
 
@@ -164,15 +179,21 @@ class HandingOver:
 class Retracted:
     """Gave its lease back for others to progress; goes to the head of the queue."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.RETRACTED
+
 
 @dataclass(frozen=True)
 class Finished:
     """Holds nothing."""
 
+    phase: ClassVar[RequestPhase] = RequestPhase.FINISHED
+
 
 @dataclass(frozen=True)
 class Aborted:
     """Holds nothing."""
+
+    phase: ClassVar[RequestPhase] = RequestPhase.ABORTED
 
 
 State = (
@@ -236,11 +257,9 @@ class Request:
 
     def move(self, state: State) -> None:
         if type(state) not in MOVES[type(self.state)]:
-            raise IllegalMove(
-                f"request {self.id}: {type(self.state).__name__} -> {type(state).__name__}"
-            )
+            raise IllegalMove(f"request {self.id}: {self.state.phase} -> {state.phase}")
         self.state = state
-        marked(self.life, LifeMark(type(state).__name__, time.monotonic() - self.created))
+        marked(self.life, LifeMark(state.phase, time.monotonic() - self.created))
 
     @property
     def begun(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from tasuki.engine import messages as m
 from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.request_context import Origin
+from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.errors import RequestRejected
 from tasuki.utils.loops.loop_thread import LoopLost, LoopThread
 
@@ -22,12 +22,12 @@ class ToldAnswers:
         self._there = there
 
     async def generate(
-        self, submit: m.Submit, origin: Origin
+        self, submit: m.Submit, request_context: RequestContext
     ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
         """As ToldRooms; raises RequestRejected where the rooms' loop has died."""
 
         async def answer() -> list[m.TokenOut | m.Finished]:
-            return [event async for event in self._rooms.generate(submit, origin)]
+            return [event async for event in self._rooms.generate(submit, request_context)]
 
         try:
             # Token and end come together, so that nobody waits for the second.

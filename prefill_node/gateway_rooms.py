@@ -16,9 +16,9 @@ from collections.abc import AsyncGenerator
 import numpy as np
 from tasuki.engine import messages as m
 from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.request_context import Origin
+from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.errors import DuplicateRequest, InvalidRequest
-from tasuki.server.visible_usage import told_end
+from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
 
@@ -55,12 +55,12 @@ class ToldRooms:
         self._open: dict[m.RoomId, GatewayCall] = {}
 
     async def generate(
-        self, submit: m.Submit, origin: Origin
+        self, submit: m.Submit, request_context: RequestContext
     ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
         """The first token, if the room comes so far, and Finished. Raises InvalidRequest,
         DuplicateRequest.
 
-        origin: says whose the id is and what of the usage is told, and counts for nothing else
+        request_context: whose the id is, and how much of the usage is shown; no limit counts it
         here. The gateway asks the decode node as well, which counts the call against its caller's
         limits and whose Reserve names the trace and brings the salt.
         """
@@ -70,7 +70,7 @@ class ToldRooms:
                 "kv_bootstrap_info is missing: this prefill node answers only prompts whose decode "
                 "node a gateway tells it of; name this worker as a prefill worker"
             )
-        owned = (origin.caller.name, submit.request_id)
+        owned = (request_context.caller.name, submit.request_id)
         if owned in self._calls:
             raise DuplicateRequest(f"request_id {submit.request_id!r} is in flight: use another")
         call = self._calls[owned] = GatewayCall(submit, submit.told.room)
@@ -82,7 +82,7 @@ class ToldRooms:
             self._leave(call)
         if token is not None:
             yield m.TokenOut(submit.request_id, token.token, token.logprob, token.margin, 0)
-        yield told_end(_finished(submit, token, time.monotonic() - begun), origin)
+        yield visible_end(_finished(submit, token, time.monotonic() - begun), request_context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
         """Idempotent. Nothing happens where it is another's."""

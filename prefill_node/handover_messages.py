@@ -4,12 +4,15 @@ What a receiver tells is bounded here, field by field, before an engine sees any
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict
 
 import numpy as np
 from tasuki.engine import messages as m
-from tasuki.engine.messages import LostState
-from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.engine.messages.proto import (
+    hit_to_proto,
+    pulled_to_proto,
+    route_to_proto,
+    sampling_from_proto,
+)
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.request_context import TRACE_HEADER
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
@@ -76,15 +79,7 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             f"{_MOST_STOP_TOKENS}"
         )
     try:
-        sampling = SamplingParams(
-            max_new_tokens=wire.max_new_tokens,
-            temperature=wire.temperature,
-            top_k=wire.top_k,
-            top_p=wire.top_p,
-            seed=wire.seed,
-            stop_token_ids=tuple(wire.stop_token_ids),
-            ignore_eos=wire.ignore_eos,
-        )
+        sampling = sampling_from_proto(wire)
     except ValueError as error:
         raise InvalidReserve(f"ticket.sampling: {error}") from error
     return m.PrefillReserve(
@@ -126,31 +121,11 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
             logprob=token.logprob,
             margin=token.margin,
             tail_seconds=tail_seconds,
-            hit=_hit(token.hit),
-            pulled=None if token.pulled is None else pulled(token.pulled),
-            route=None if token.route is None else route(token.route),
+            hit=hit_to_proto(token.hit),
+            pulled=None if token.pulled is None else pulled_to_proto(token.pulled),
+            route=None if token.route is None else route_to_proto(token.route),
         )
     )
-
-
-def _hit(hit: m.HitBreakdown) -> pb.Hit:
-    return pb.Hit(
-        prompt_tokens=hit.prompt_tokens,
-        kv_tokens=hit.kv_tokens,
-        usable_tokens=hit.usable_tokens,
-        causes=hit.causes,
-        checkpoint_source=hit.checkpoint_source,
-        lost=None if hit.lost is None else _lost(hit.lost),
-        in_pages=None if hit.in_pages is None else _hit(hit.in_pages),
-    )
-
-
-def pulled(report: m.PullReport) -> pb.Pulled:
-    return pb.Pulled(tokens=report.tokens, bytes=report.bytes, seconds=report.seconds)
-
-
-def route(report: m.RouteReport) -> pb.Route:
-    return pb.Route(choice=report.choice, estimates=report.estimates)
 
 
 def pull(grant: m.PullGrant) -> pb.SenderMessage:
@@ -188,12 +163,3 @@ def failed(reason: str, drain: Drain) -> pb.SenderMessage:
 
 def aborted(drain: Drain) -> pb.SenderMessage:
     return pb.SenderMessage(aborted=pb.Aborted(drain=drain_to_wire(drain)))
-
-
-def _lost(lost: LostState) -> pb.LostState:
-    eviction = lost.eviction
-    return pb.LostState(
-        tokens=lost.tokens,
-        slabs_since=lost.slabs_since,
-        eviction=None if eviction is None else pb.Eviction(**asdict(eviction)),
-    )

@@ -38,18 +38,19 @@ from tasuki.transfer.protocol.messages import (
     node_to_wire,
 )
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms.live_rooms import LiveRooms
 from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines, SenderDeadlines
-from tasuki.transfer.rooms.room_tasks import RoomTasks
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.send_report import Drain
+from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
 from . import handover_messages as wire
 from .decode_connections import ReceiverConnections
 from .ended_rooms import EndedRooms
 from .gateway_rooms import ToldRooms
 from .handover_room import AbortAsked, OutgoingHandover, PullHeard, ReceiverLost, Stopped
-from .pull_receivers import IncomingPulls
+from .pull_receivers import PullReceivers
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             transport.settle_seconds,
             progress,
         )
-        self._pulls = IncomingPulls(
+        self._pulls = PullReceivers(
             post,
             receiver,
             self._connections,
@@ -138,8 +139,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             Severing(transport, receiver, self._lose_all).end,
             self._settings.pull,
         )
-        self._rooms: dict[int, OutgoingHandover] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._rooms: LiveRooms[int, OutgoingHandover] = LiveRooms("room")
         self._ended = EndedRooms(self._connections.__contains__)
 
     @property
@@ -172,12 +172,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     async def stop(self, reason: str = "the prefill node shuts down") -> None:
         """Give up every room, wait until all have drained, forget connections."""
-        for room in self._rooms.values():
+        for room in self._rooms:
             room.put(Stopped(reason))
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=self._settings.stop_seconds)
-            for task in late:
-                task.cancel()
+        await self._rooms.end(self._settings.stop_seconds)
         await self._pulls.stop()
         self._connections.drop_all()
 
@@ -253,7 +250,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             return None
 
     def _lose_connection(self, name: str) -> None:
-        for room in self._rooms.values():
+        for room in self._rooms:
             if room.connection == name:
                 room.put(ReceiverLost())
 
@@ -273,7 +270,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     ) -> None:
         await context.send_initial_metadata(())
         room = await self._open(await self._first(request_iterator), context)
-        tasks = RoomTasks(
+        tasks = GuardedTasks(
             f"receiver-{room.room}",
             lambda error: room.put(Stopped(f"internal error: {error!r}")),
         )
@@ -316,7 +313,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         connection = first.reserve.connection_id
         if self._ended.drain(connection, ticket.room, ticket.generation) is not None:
             await context.abort(failed, f"room {ticket.room} is over: take a new room")
-        if ticket.room in self._rooms:
+        if self._rooms.get(ticket.room) is not None:
             await context.abort(
                 grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
             )
@@ -336,11 +333,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             awaits_gateway=told,
         )
         self._begin_room(ticket.room, request_id, traceparent)
-        self._rooms[ticket.room] = room
         # The room outlives its stream: it must drain when the stream breaks.
-        task = asyncio.create_task(self._run(room), name=f"room-{ticket.room}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._rooms.start(ticket.room, room, self._over)
         if told and self._told_rooms is not None:
             try:
                 self._told_rooms.receiver_came(room)
@@ -349,24 +343,20 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 await context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         return room
 
-    async def _run(self, room: OutgoingHandover) -> None:
-        try:
-            await room.run()
-        finally:
-            del self._rooms[room.room]
-            if self._told_rooms is not None:
-                self._told_rooms.over(room)
-            for grant in room.pulls_not_begun():
-                self._pulls.refuse(grant.room)
-            if not room.ended.done():
-                room.ended.set_result(Drain.FORCED)
-            drain = room.ended.result()
-            self._ended.remember(room.connection, room.room, room.generation, drain)
-            log.info("room over: %s", drain.name.lower(), extra=room.named)
-            if drain is Drain.FORCED or room.endpoint_failed:
-                # What is stuck or broken once stays so: the receiver connects anew, over a new
-                # endpoint.
-                self._connections.drop(room.connection)
+    def _over(self, room: OutgoingHandover, failure: Exception | None) -> None:
+        if self._told_rooms is not None:
+            self._told_rooms.over(room)
+        for grant in room.pulls_not_begun():
+            self._pulls.refuse(grant.room)
+        if not room.ended.done():
+            room.ended.set_result(Drain.FORCED)
+        drain = room.ended.result()
+        self._ended.remember(room.connection, room.room, room.generation, drain)
+        log.info("room over: %s", drain.name.lower(), extra=room.named)
+        if drain is Drain.FORCED or room.endpoint_failed:
+            # What is stuck or broken once stays so: the receiver connects anew, over a new
+            # endpoint.
+            self._connections.drop(room.connection)
 
     @staticmethod
     async def _read_receiver(

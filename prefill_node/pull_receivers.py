@@ -1,11 +1,9 @@
-"""The pulls that this prefill node has asked for, each with its task and its writer's fence.
+"""The pulls that this prefill node has asked for, each with its writer's fence.
 
 Owns them. Thread rule: the event loop. Invariant: every PullWanted is answered, at once where its
 decode node is not connected any more.
 """
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -14,16 +12,15 @@ from tasuki.transfer.fencing.evidence import FenceReason
 from tasuki.transfer.fencing.writer_fence import LastResorts, WriterFence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms.live_rooms import LiveRooms
 from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines
 from tasuki.transfer.windows.send_report import Drain
 
 from .decode_connections import ReceiverConnections
-from .pull_receiver import IncomingPull, Say
-
-log = logging.getLogger(__name__)
+from .pull_receiver import PullReceiver, Say
 
 
-class IncomingPulls:
+class PullReceivers:
     def __init__(
         self,
         post: Callable[[m.Inbox], None],
@@ -42,16 +39,14 @@ class IncomingPulls:
         self._patience = patience
         self._sever = sever
         self._deadlines = deadlines
-        self._live: dict[tuple[int, int], IncomingPull] = {}
-        self._writers: dict[tuple[int, int], WriterLife] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._live: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms("pull")
 
     def refuse(self, room: m.RoomId) -> None:
         """Nobody is asked: the room or its decode node is gone."""
         self._post(m.PullLost(room))
         self._post(m.PullFenced(room))
 
-    def begin(self, grant: m.PullGrant, connection: str, say: Say) -> IncomingPull | None:
+    def begin(self, grant: m.PullGrant, connection: str, say: Say) -> PullReceiver | None:
         """Ask over the room's stream; None where the connection is over."""
         writer = self._connections.writer(connection)
         if writer is None:
@@ -63,29 +58,19 @@ class IncomingPulls:
             partial(self._sever, writer),
         )
         fence = WriterFence(grant.room, writer.evidence(), self._retry_seconds, last)
-        pull = IncomingPull(grant, self._post, self._receiver, fence, self._deadlines, say)
-        self._live[grant.room, grant.generation] = pull
-        self._writers[grant.room, grant.generation] = writer
-        task = asyncio.get_running_loop().create_task(self._run(pull), name=f"pull-{grant.room}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        pull = PullReceiver(grant, self._post, self._receiver, writer, fence, self._deadlines, say)
+        self._live.start((grant.room, grant.generation), pull, self._over)
         return pull
 
-    async def _run(self, pull: IncomingPull) -> None:
-        try:
-            await pull.run()
-        except Exception:
-            # It broke before anybody was told of its grant.
-            log.exception("the pull of room %d could not be begun", pull.room)
-            self.refuse(m.RoomId(pull.room))
-        finally:
-            del self._live[pull.room, pull.generation]
-            del self._writers[pull.room, pull.generation]
+    def _over(self, pull: PullReceiver, failure: Exception | None) -> None:
+        if failure is not None:
+            # It broke before its grant was sent.
+            self.refuse(pull.room)
 
     @property
     def writers(self) -> list[WriterLife]:
         """Of the pulls that are not over."""
-        return list(self._writers.values())
+        return [pull.writer for pull in self._live]
 
     def acknowledge(self, room: int, generation: int, drain: Drain) -> None:
         """A renewal says how a pull ended; of one that is over already it says nothing new."""
@@ -94,9 +79,6 @@ class IncomingPulls:
 
     async def stop(self) -> None:
         """Lose all and wait for their fences, at most `patience` seconds."""
-        for pull in self._live.values():
-            pull.lose("the prefill node shuts down")
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=self._patience)
-            for task in late:
-                task.cancel()
+        for pull in self._live:
+            pull.give_up("the prefill node shuts down")
+        await self._live.end(self._patience)

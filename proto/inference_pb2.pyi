@@ -1,9 +1,16 @@
+from tasuki.proto import report_pb2 as _report_pb2
 from tasuki.proto import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from tasuki.proto.report_pb2 import HitBreakdown as HitBreakdown
+from tasuki.proto.report_pb2 import LostState as LostState
+from tasuki.proto.report_pb2 import Eviction as Eviction
+from tasuki.proto.report_pb2 import TransferReport as TransferReport
+from tasuki.proto.report_pb2 import Pulled as Pulled
+from tasuki.proto.report_pb2 import Route as Route
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -136,91 +143,15 @@ class Usage(_message.Message):
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
-    hit: HitBreakdown
-    transfer: TransferReport
+    hit: _report_pb2.HitBreakdown
+    transfer: _report_pb2.TransferReport
     prefilled_on: str
     local_fallback: bool
     time_to_first_token_seconds: float
     seconds: float
-    pulled: Pulled
-    route: Route
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[Pulled, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
-
-class Pulled(_message.Message):
-    __slots__ = ("tokens", "bytes", "seconds")
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
-    tokens: int
-    bytes: int
-    seconds: float
-    def __init__(self, tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
-
-class Route(_message.Message):
-    __slots__ = ("choice", "estimates")
-    class EstimatesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    CHOICE_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
-    choice: str
-    estimates: _containers.ScalarMap[str, float]
-    def __init__(self, choice: _Optional[str] = ..., estimates: _Optional[_Mapping[str, float]] = ...) -> None: ...
-
-class HitBreakdown(_message.Message):
-    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost")
-    class CausesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CAUSES_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINT_SOURCE_FIELD_NUMBER: _ClassVar[int]
-    LOST_FIELD_NUMBER: _ClassVar[int]
-    prompt_tokens: int
-    kv_tokens: int
-    usable_tokens: int
-    causes: _containers.ScalarMap[str, int]
-    checkpoint_source: str
-    lost: LostState
-    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ...) -> None: ...
-
-class LostState(_message.Message):
-    __slots__ = ("tokens", "slabs_since", "eviction")
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SLABS_SINCE_FIELD_NUMBER: _ClassVar[int]
-    EVICTION_FIELD_NUMBER: _ClassVar[int]
-    tokens: int
-    slabs_since: float
-    eviction: Eviction
-    def __init__(self, tokens: _Optional[int] = ..., slabs_since: _Optional[float] = ..., eviction: _Optional[_Union[Eviction, _Mapping]] = ...) -> None: ...
-
-class Eviction(_message.Message):
-    __slots__ = ("sequence", "kind", "checkpoint_kind", "tokens", "slabs", "score", "taken_by")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINT_KIND_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SLABS_FIELD_NUMBER: _ClassVar[int]
-    SCORE_FIELD_NUMBER: _ClassVar[int]
-    TAKEN_BY_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
-    kind: str
-    checkpoint_kind: str
-    tokens: int
-    slabs: float
-    score: float
-    taken_by: str
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., checkpoint_kind: _Optional[str] = ..., tokens: _Optional[int] = ..., slabs: _Optional[float] = ..., score: _Optional[float] = ..., taken_by: _Optional[str] = ...) -> None: ...
+    pulled: _report_pb2.Pulled
+    route: _report_pb2.Route
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[_report_pb2.TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ...) -> None: ...
 
 class LifeMark(_message.Message):
     __slots__ = ("state", "at_seconds")
@@ -229,20 +160,6 @@ class LifeMark(_message.Message):
     state: str
     at_seconds: float
     def __init__(self, state: _Optional[str] = ..., at_seconds: _Optional[float] = ...) -> None: ...
-
-class TransferReport(_message.Message):
-    __slots__ = ("bytes", "windows", "pages", "hidden_seconds", "exposed_seconds")
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    WINDOWS_FIELD_NUMBER: _ClassVar[int]
-    PAGES_FIELD_NUMBER: _ClassVar[int]
-    HIDDEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    bytes: int
-    windows: int
-    pages: int
-    hidden_seconds: float
-    exposed_seconds: float
-    def __init__(self, bytes: _Optional[int] = ..., windows: _Optional[int] = ..., pages: _Optional[int] = ..., hidden_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -534,9 +451,9 @@ class ExplainResponse(_message.Message):
     rejected: str
     handover: _timeline_pb2.HandoverTimeline
     life: _containers.RepeatedCompositeFieldContainer[LifeMark]
-    took: _containers.RepeatedCompositeFieldContainer[Eviction]
+    took: _containers.RepeatedCompositeFieldContainer[_report_pb2.Eviction]
     pull: _timeline_pb2.HandoverTimeline
-    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ..., handover: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ..., life: _Optional[_Iterable[_Union[LifeMark, _Mapping]]] = ..., took: _Optional[_Iterable[_Union[Eviction, _Mapping]]] = ..., pull: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ..., handover: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ..., life: _Optional[_Iterable[_Union[LifeMark, _Mapping]]] = ..., took: _Optional[_Iterable[_Union[_report_pb2.Eviction, _Mapping]]] = ..., pull: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

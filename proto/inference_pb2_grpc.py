@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from . import inference_pb2 as tasuki_dot_proto_dot_inference__pb2
+from tasuki.proto import inference_pb2 as tasuki_dot_proto_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__

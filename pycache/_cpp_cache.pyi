@@ -419,13 +419,10 @@ class HybridTree:
         salt: bytes = b"",
         capacity_tokens: int,
         working_slots: int,
-        checkpoint_slots: int = 0,
         cursor: int | None = None,
     ) -> Lease | None:
-        """Pin the match, take own pages up to capacity_tokens, working slots, and up to
-        checkpoint_slots destination slots (fewer where there is no room: see take_checkpoint_slot).
-        All or nothing for pages and working slots: None says that it will fit once others release.
-        Raises ImpossibleRequest."""
+        """Pin the match, take own pages up to capacity_tokens and working slots, all or nothing:
+        None says that it will fit once others release. Raises ImpossibleRequest."""
     def lease_receive(
         self,
         tokens: NDArray[np.int32],

@@ -1,10 +1,13 @@
 """Where every byte of KV and state lies in the arena, derived from the model's shape.
 
-An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A block is the KV of
-one page in one full-attention layer. A slab holds either one state slot or `pages_per_slab` pages,
-the pages in layer-major order: layer l of page q lies at block q + l * pages_per_slab, so that
-every view and every kernel sees the single stride `block_bytes`, and the pages of one request in a
-slab are one contiguous run a layer.
+An arena is `slabs` slabs of `blocks_per_slab` blocks of `block_bytes` bytes. A slab holds either
+one state slot or `pages_per_slab` pages.
+
+A page has one block in every `BlockRegion`. Pages lie region-major: region r of page q is block
+q + r * pages_per_slab, so that every view and every kernel has the single stride `block_bytes`, and
+the pages of one request in a slab are one contiguous run a region. A slot is its `SlotColumn`s end
+to end. These two lists are all that views, kernels and copies take their strides from; today there
+is one region a full-attention layer, and two columns a GDN layer.
 """
 
 from dataclasses import dataclass
@@ -34,13 +37,54 @@ def _align(value: int, alignment: int) -> int:
 
 
 @dataclass(frozen=True)
+class BlockRegion:
+    """What one layer keeps of a page: a block, which holds a dense tensor of `shape`.
+
+    layer: of the model. index: place among the layout's regions.
+    """
+
+    layer: int
+    index: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def length(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) * itemsize(self.dtype)
+
+
+@dataclass(frozen=True)
+class SlotColumn:
+    """What one layer keeps in a slot: a dense tensor of `shape` at `offset` bytes of the slot.
+
+    layer: of the model. name: the same for all columns of one meaning, as "conv" and "ssm".
+    """
+
+    layer: int
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def length(self) -> int:
+        """Bytes of the tensor, padded, so that the column behind it stays aligned."""
+        return _align(prod(self.shape) * itemsize(self.dtype), _STATE_ALIGNMENT)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(frozen=True)
 class CacheLayout:
     """Shapes of one page and one slot. Immutable; equal layouts are interchangeable. What follows
     from them is computed once: a grant's check asks for it at every page.
 
-    Shapes: KV of a page in a layer [2, PAGE_TOKENS, kv_heads, head_dim]; conv state of a layer
-    [conv_channels, conv_columns]; recurrent (ssm) state of a layer [value_heads, value_dim,
-    key_dim].
+    The fields are what two nodes compare in their contract. Shapes: KV of a page in a layer
+    [2, PAGE_TOKENS, kv_heads, head_dim]; conv state of a layer [conv_channels, conv_columns];
+    recurrent (ssm) state of a layer [value_heads, value_dim, key_dim].
     """
 
     layer_kinds: tuple[LayerKind, ...]
@@ -56,8 +100,31 @@ class CacheLayout:
     ssm_dtype: str
 
     @cached_property
+    def regions(self) -> tuple[BlockRegion, ...]:
+        """A page's blocks: KV of every full-attention layer, in the order of layers."""
+        return tuple(
+            BlockRegion(layer, index, self.kv_shape, self.kv_dtype)
+            for index, layer in enumerate(self._layers_of(LayerKind.FULL))
+        )
+
+    @cached_property
+    def columns(self) -> tuple[SlotColumn, ...]:
+        """A slot's columns, without a gap between them: conv and recurrent state of every GDN
+        layer, in the order of layers."""
+        columns: list[SlotColumn] = []
+        offset = 0
+        for layer in self._layers_of(LayerKind.GDN):
+            for name, shape, dtype in (
+                ("conv", self.conv_shape, self.conv_dtype),
+                ("ssm", self.ssm_shape, self.ssm_dtype),
+            ):
+                columns.append(SlotColumn(layer, name, offset, shape, dtype))
+                offset = columns[-1].end
+        return tuple(columns)
+
+    @cached_property
     def full_layers(self) -> int:
-        return self.layer_kinds.count(LayerKind.FULL)
+        return len(self.regions)
 
     @cached_property
     def gdn_layers(self) -> int:
@@ -77,36 +144,39 @@ class CacheLayout:
 
     @cached_property
     def block_bytes(self) -> int:
-        return prod(self.kv_shape) * itemsize(self.kv_dtype)
+        """Of the longest region: blocks are equally long, so that any block can be any region's."""
+        return max(region.length for region in self.regions)
 
     @cached_property
     def conv_bytes(self) -> int:
-        """Padded, so that the recurrent state behind it stays aligned."""
-        return _align(prod(self.conv_shape) * itemsize(self.conv_dtype), _STATE_ALIGNMENT)
-
-    @cached_property
-    def ssm_bytes(self) -> int:
-        return _align(prod(self.ssm_shape) * itemsize(self.ssm_dtype), _STATE_ALIGNMENT)
+        """Of a layer's conv column, behind which its recurrent state begins."""
+        return next((column.length for column in self.columns if column.name == "conv"), 0)
 
     @cached_property
     def state_layer_bytes(self) -> int:
-        return self.conv_bytes + self.ssm_bytes
+        """Of a layer's columns together; the same for every GDN layer."""
+        return next((span.length for span in self._state_spans.values()), 0)
 
     @cached_property
     def slot_bytes(self) -> int:
-        return self.gdn_layers * self.state_layer_bytes
+        return sum(column.length for column in self.columns)
 
     @cached_property
     def page_bytes(self) -> int:
-        return self.full_layers * self.block_bytes
+        return len(self.regions) * self.block_bytes
 
     @cached_property
     def blocks_per_slab(self) -> int:
-        return max(-(-self.slot_bytes // self.block_bytes), self.full_layers)
+        return max(-(-self.slot_bytes // self.block_bytes), len(self.regions))
 
     @cached_property
     def pages_per_slab(self) -> int:
-        return self.blocks_per_slab // self.full_layers
+        return self.blocks_per_slab // len(self.regions)
+
+    @cached_property
+    def region_stride(self) -> int:
+        """Bytes from a page's block in one region to its block in the next."""
+        return self.pages_per_slab * self.block_bytes
 
     @cached_property
     def slab_bytes(self) -> int:
@@ -118,14 +188,34 @@ class CacheLayout:
 
     def page_span(self, layer: int, page: int) -> Span:
         """Bytes of one page in one full-attention layer. REQUIRES: layer_kinds[layer] is FULL."""
-        block = page + self.kind_index(layer) * self.pages_per_slab
-        return Span(block * self.block_bytes, self.block_bytes)
+        first = self._page_spans[layer]
+        return Span(first.offset + page * self.block_bytes, first.length)
 
     def state_span(self, layer: int, slot: int) -> Span:
-        """Bytes of conv and recurrent state of one GDN layer. REQUIRES: layer_kinds[layer] is
+        """Bytes of all columns of one GDN layer in one slot. REQUIRES: layer_kinds[layer] is
         GDN."""
-        offset = slot * self.slab_bytes + self.kind_index(layer) * self.state_layer_bytes
-        return Span(offset, self.state_layer_bytes)
+        first = self._state_spans[layer]
+        return Span(first.offset + slot * self.slab_bytes, first.length)
+
+    @cached_property
+    def _page_spans(self) -> dict[int, Span]:
+        """By layer, of page 0."""
+        return {
+            region.layer: Span(region.index * self.region_stride, region.length)
+            for region in self.regions
+        }
+
+    @cached_property
+    def _state_spans(self) -> dict[int, Span]:
+        """By layer, of slot 0: a layer's columns are neighbours."""
+        spans: dict[int, Span] = {}
+        for column in self.columns:
+            offset = spans[column.layer].offset if column.layer in spans else column.offset
+            spans[column.layer] = Span(offset, column.end - offset)
+        return spans
+
+    def _layers_of(self, kind: LayerKind) -> list[int]:
+        return [layer for layer, found in enumerate(self.layer_kinds) if found is kind]
 
     def valid_page(self, page: int, slabs: int) -> bool:
         """Whether `page` is the index of a page in an arena of that many slabs."""

@@ -126,7 +126,6 @@ class HybridPrefixCache:
         salt: bytes,
         capacity_tokens: int,
         working_slots: int,
-        checkpoint_slots: int,
         cursor: int | None,
     ) -> Lease | None:
         """Lease to compute: working_slots[0] holds the state after cached_tokens tokens once the
@@ -137,7 +136,6 @@ class HybridPrefixCache:
             salt=salt,
             capacity_tokens=capacity_tokens,
             working_slots=working_slots,
-            checkpoint_slots=checkpoint_slots,
             cursor=cursor,
         )
         self._follow_moves()

@@ -28,7 +28,7 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.dashboard.history.events import pools_event
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.node_report import NodeReport
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Evicted, RequestId, Submit
@@ -75,7 +75,7 @@ class Rig:
         self._samples = 0
         self._sampled_at = time.monotonic()
 
-    def _observe(self, message: Told) -> None:
+    def _observe(self, message: ObservedMessage) -> None:
         if self._watch is Watch.NOBODY:
             return
         began = time.thread_time() if self._watch is Watch.TIMED else 0.0

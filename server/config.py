@@ -8,7 +8,7 @@ from tasuki.dashboard.metrics.compat_names import DIALECTS
 from tasuki.server.auth.access import Access
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
-from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.auth.rate_limits import RateLimits
 from tasuki.utils.config.options import option
 from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
@@ -149,14 +149,18 @@ class FrontConfig:
         return RateLimits(self.requests_per_minute, self.tokens_per_minute, time.monotonic)
 
     @property
-    def requests(self) -> AtOnce:
+    def requests(self) -> ConcurrencyCaps:
         """A gateway's key stands for many callers."""
         gateways = frozenset({Scope.GATEWAY})
-        return AtOnce(RequestLimit, "requests in flight", self.requests_per_key, uncapped=gateways)
+        return ConcurrencyCaps(
+            RequestLimit, "requests in flight", self.requests_per_key, uncapped=gateways
+        )
 
     @property
-    def watchers(self) -> AtOnce:
-        return AtOnce(WatcherLimit, "streams of events", self.watchers_per_key, self.max_watchers)
+    def watchers(self) -> ConcurrencyCaps:
+        return ConcurrencyCaps(
+            WatcherLimit, "streams of events", self.watchers_per_key, self.max_watchers
+        )
 
     @property
     def key_sessions(self) -> int:

@@ -51,9 +51,9 @@ from tasuki.engine.messages import (
 )
 from tasuki.pycache._cpp_cache import EventBatch, TreeView
 from tasuki.server.auth.caller import ANYBODY, Caller
-from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.auth.rate_limits import RateLimits, no_limits
-from tasuki.server.auth.request_context import NOWHERE, Origin
+from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
 
 from .errors import (
     DuplicateRequest,
@@ -67,14 +67,14 @@ from .errors import (
 )
 from .request_ids import RequestNames
 from .request_log import RequestLog
-from .visible_usage import told_end, told_evictions
+from .visible_usage import visible_end, visible_evictions
 
 
 class Answers(Protocol):
     """As EngineClient: tokens in order, then Finished; closing the iterator aborts."""
 
     def generate(
-        self, submit: Submit, origin: Origin
+        self, submit: Submit, request_context: RequestContext
     ) -> AsyncGenerator[TokenOut | Finished, None]: ...
     def abort(self, request_id: RequestId, caller: Caller) -> None: ...
 
@@ -90,7 +90,7 @@ def unobserved(message: object) -> None:
     return None
 
 
-def _unknown(request: RequestId, origin: Origin) -> None:
+def _unknown(request: RequestId, request_context: RequestContext) -> None:
     return None
 
 
@@ -112,9 +112,9 @@ class EngineClient:
         queue_limit: int = 4096,
         observe: Callable[[Submit | TokenOut | Finished | Rejected], None] = unobserved,
         limits: RateLimits | None = None,
-        begin: Callable[[RequestId, Origin], None] = _unknown,
-        requests: AtOnce | None = None,
-        watchers: AtOnce | None = None,
+        begin: Callable[[RequestId, RequestContext], None] = _unknown,
+        requests: ConcurrencyCaps | None = None,
+        watchers: ConcurrencyCaps | None = None,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
@@ -131,8 +131,8 @@ class EngineClient:
         self._observe = observe
         self._limits = limits or no_limits()
         self._begin = begin
-        self._requests = requests or AtOnce(RequestLimit, "requests in flight", 0)
-        self.watchers = watchers or AtOnce(WatcherLimit, "watches", 0)
+        self._requests = requests or ConcurrencyCaps(RequestLimit, "requests in flight", 0)
+        self.watchers = watchers or ConcurrencyCaps(WatcherLimit, "watches", 0)
         self.ended = RequestLog(time.monotonic)
         self._names = RequestNames()
         self._streams: dict[RequestId, _Stream] = {}
@@ -174,7 +174,7 @@ class EngineClient:
         self._limits.admit_request(caller)
 
     async def generate(
-        self, submit: Submit, origin: Origin = NOWHERE
+        self, submit: Submit, request_context: RequestContext = ANONYMOUS
     ) -> AsyncGenerator[TokenOut | Finished, None]:
         """Tokens in order, then one Finished, with the usage that its caller is told. Raises
         RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited.
@@ -182,7 +182,7 @@ class EngineClient:
         Close it (contextlib.aclosing) to abort the request.
         """
         self._check_alive()
-        caller = origin.caller
+        caller = request_context.caller
         if self._names.is_in_flight(caller, submit.request_id):
             raise DuplicateRequest(
                 f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
@@ -190,7 +190,7 @@ class EngineClient:
         with self._requests.held(caller):
             self._limits.admit_prompt(caller, len(submit.prompt))
             submit = replace(submit, request_id=self._names.take(caller, submit.request_id))
-            self._begin(submit.request_id, origin)
+            self._begin(submit.request_id, request_context)
             stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
             self._observe(submit)
             self._post(submit)
@@ -203,7 +203,7 @@ class EngineClient:
                         self._limits.answered(caller)
                         yield item
                         continue
-                    yield told_end(item, origin)
+                    yield visible_end(item, request_context)
                     return
             finally:
                 stream.close()
@@ -217,10 +217,10 @@ class EngineClient:
         if name is not None:
             self._post(Abort(name))
 
-    def story(self, request_id: str, origin: Origin) -> Story:
+    def story(self, request_id: str, request_context: RequestContext) -> Story:
         """How a request ended, as its caller is told. Raises UnknownRequest, also where it is
         another's and the caller no operator."""
-        name = self._names.find(origin.caller, request_id)
+        name = self._names.find(request_context.caller, request_id)
         found = None if name is None else self.ended.find(name)
         if name is None or found is None:
             raise UnknownRequest(
@@ -228,8 +228,12 @@ class EngineClient:
                 "the node that answered it, with the id of its headers and the key that asked"
             )
         ended, ago = found
-        end = ended.end if isinstance(ended.end, Rejected) else told_end(ended.end, origin)
-        return Story(end, ago, told_evictions(self.ended.took(name), origin))
+        end = (
+            ended.end
+            if isinstance(ended.end, Rejected)
+            else visible_end(ended.end, request_context)
+        )
+        return Story(end, ago, visible_evictions(self.ended.took(name), request_context))
 
     async def stats(self) -> StatsReply:
         return await self._query(StatsReply, StatsQuery)

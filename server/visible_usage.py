@@ -19,26 +19,28 @@ from dataclasses import replace
 from tasuki.engine.messages import Eviction, Finished, HitBreakdown, Usage
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.server.auth.caller import Scope
-from tasuki.server.auth.request_context import Origin
+from tasuki.server.auth.request_context import RequestContext
 
 NOT_TOLD = ""
 """In the place of a prefill node's name."""
 
 
-def told_end(end: Finished, origin: Origin) -> Finished:
-    """As told_usage(); which states a request went through follows where it was computed."""
-    life = end.life if _knows_whose(origin) else ()
-    return replace(end, usage=told_usage(end.usage, origin), life=life)
+def visible_end(end: Finished, request_context: RequestContext) -> Finished:
+    """As visible_usage(); which states a request went through follows where it was computed."""
+    life = end.life if _knows_whose(request_context) else ()
+    return replace(end, usage=visible_usage(end.usage, request_context), life=life)
 
 
-def told_evictions(evictions: tuple[Eviction, ...], origin: Origin) -> tuple[Eviction, ...]:
-    return evictions if origin.caller.may(Scope.OPERATOR) else ()
+def visible_evictions(
+    evictions: tuple[Eviction, ...], request_context: RequestContext
+) -> tuple[Eviction, ...]:
+    return evictions if request_context.caller.may(Scope.OPERATOR) else ()
 
 
-def told_usage(usage: Usage, origin: Origin) -> Usage:
-    if origin.caller.may(Scope.OPERATOR):
+def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
+    if request_context.caller.may(Scope.OPERATOR):
         return usage
-    if _knows_whose(origin):
+    if _knows_whose(request_context):
         return replace(usage, hit=None if usage.hit is None else _by_pages(usage.hit))
     return replace(
         usage,
@@ -51,9 +53,9 @@ def told_usage(usage: Usage, origin: Origin) -> Usage:
     )
 
 
-def _knows_whose(origin: Origin) -> bool:
+def _knows_whose(request_context: RequestContext) -> bool:
     """All that its prompts agree with is the caller's own, or may be known to it."""
-    return origin.tenant is not None or origin.caller.may(Scope.OPERATOR)
+    return request_context.tenant is not None or request_context.caller.may(Scope.OPERATOR)
 
 
 def _by_pages(hit: HitBreakdown) -> HitBreakdown:

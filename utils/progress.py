@@ -6,5 +6,5 @@ Progress = Callable[[int, int], None]
 """Told (done, of how many), with done ascending to the whole."""
 
 
-def untold(done: int, whole: int) -> None:
+def no_progress(done: int, whole: int) -> None:
     return None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from .progress import Progress, untold
+from .progress import Progress, no_progress
 
 _WIDTH = 30
 _PAUSE_SECONDS = 0.05
@@ -21,7 +21,7 @@ def progress_bar(
 ) -> Progress:
     """stream: standard error where none is given. Silent unless it is a terminal."""
     stream = stream or sys.stderr
-    return _Bar(name, stream, clock).show if stream.isatty() else untold
+    return _Bar(name, stream, clock).show if stream.isatty() else no_progress
 
 
 class _Bar:

@@ -185,7 +185,6 @@ class Fuzzer:
                 salt=salt,
                 capacity_tokens=wanted,
                 working_slots=self.few(),
-                checkpoint_slots=self.few(),
                 cursor=cursor,
             )
         )

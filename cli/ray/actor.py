@@ -13,7 +13,7 @@ from tasuki.cli.launcher import Daemon
 
 
 class RayNode:
-    """Made an actor by ray_fleet.py. role: prefill or decode."""
+    """Made an actor by fleet.py. role: prefill or decode."""
 
     def __init__(self, role: str, name: str, flags: Sequence[str], host: str) -> None:
         """flags: the daemon's, without --bind and --name; host: to bind, empty for the address that

@@ -1,4 +1,4 @@
-"""`tasuki ray`: what it may be told. The work is ray_fleet.py's, imported only where Ray is."""
+"""`tasuki ray`: what it may be told. The work is fleet.py's, imported only where Ray is."""
 
 import importlib
 import importlib.util

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "cpp_cache/radix_tree.h"
-#include "tree_life.h"
+#include "tests/cache_life.h"
+#include "tree/radix_tree.h"
 
 using namespace tasuki::cache;
 
@@ -32,8 +32,8 @@ std::vector<Token> followed(std::vector<Token> page, Token token, std::size_t co
   return page;
 }
 
-Match seen(const HybridTree& tree, const std::vector<Token>& tokens) {
-  return tree.match(tokens, "", std::nullopt);
+Match seen(const PrefixCache& cache, const std::vector<Token>& tokens) {
+  return cache.match(tokens, "", std::nullopt);
 }
 
 }  // namespace
@@ -44,21 +44,21 @@ TEST_CASE("Two pages have one hash") {
   REQUIRE(PageKey(one).hash == PageKey(other).hash);
 }
 
-TEST_CASE("HybridTree: what stands behind one page is no hit for another of its hash") {
+TEST_CASE("PrefixCache: what stands behind one page is no hit for another of its hash") {
   const auto [one, other] = twins();
-  HybridTree tree(small_arena());
-  serve(tree, followed(one, 1, 1), kPageTokens);
-  CHECK(seen(tree, followed(one, 1, 1)).usable_tokens == kPageTokens);
-  CHECK(seen(tree, followed(other, 1, 1)).kv_tokens == 0);
-  serve(tree, followed(other, 2, 65), 2 * kPageTokens);
-  tree.check_integrity();
+  PrefixCache cache = make_prefix_cache(small_arena());
+  serve(cache, followed(one, 1, 1), kPageTokens);
+  CHECK(seen(cache, followed(one, 1, 1)).usable_tokens == kPageTokens);
+  CHECK(seen(cache, followed(other, 1, 1)).kv_tokens == 0);
+  serve(cache, followed(other, 2, 65), 2 * kPageTokens);
+  cache.check_integrity();
   // Siblings of one hash, each found by its own tokens.
-  CHECK(seen(tree, followed(one, 1, 1)).usable_tokens == kPageTokens);
-  CHECK(seen(tree, followed(other, 2, 65)).usable_tokens == 2 * kPageTokens);
-  CHECK(seen(tree, followed(one, 2, 65)).kv_tokens == kPageTokens);
+  CHECK(seen(cache, followed(one, 1, 1)).usable_tokens == kPageTokens);
+  CHECK(seen(cache, followed(other, 2, 65)).usable_tokens == 2 * kPageTokens);
+  CHECK(seen(cache, followed(one, 2, 65)).kv_tokens == kPageTokens);
 }
 
-TEST_CASE("HybridTree: children of one hash below a page") {
+TEST_CASE("PrefixCache: children of one hash below a page") {
   const auto [one, other] = twins();
   const std::vector<Token> start(static_cast<std::size_t>(kPageTokens), 3);
   const auto under = [&](const std::vector<Token>& page) {
@@ -66,12 +66,12 @@ TEST_CASE("HybridTree: children of one hash below a page") {
     tokens.insert(tokens.end(), page.begin(), page.end());
     return followed(tokens, 1, 1);
   };
-  HybridTree tree(small_arena());
-  serve(tree, under(one), 2 * kPageTokens);
-  CHECK(seen(tree, under(other)).kv_tokens == kPageTokens);
-  serve(tree, under(other), 2 * kPageTokens);
+  PrefixCache cache = make_prefix_cache(small_arena());
+  serve(cache, under(one), 2 * kPageTokens);
+  CHECK(seen(cache, under(other)).kv_tokens == kPageTokens);
+  serve(cache, under(other), 2 * kPageTokens);
   for (const auto& page : {one, other}) {
-    CHECK(seen(tree, under(page)).usable_tokens == 2 * kPageTokens);
+    CHECK(seen(cache, under(page)).usable_tokens == 2 * kPageTokens);
   }
-  tree.check_integrity();
+  cache.check_integrity();
 }

@@ -4,9 +4,9 @@
 #include <map>
 #include <vector>
 
-#include "cpp_cache/marconi_policy.h"
-#include "cpp_cache/traffic_sample.h"
-#include "tree_life.h"
+#include "policy/marconi_policy.h"
+#include "tests/cache_life.h"
+#include "trials/traffic_sample.h"
 
 using namespace tasuki::cache;
 

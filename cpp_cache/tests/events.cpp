@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
-#include "cpp_cache/errors.h"
-#include "tree_life.h"
+#include "core/errors.h"
+#include "tests/cache_life.h"
 
 using namespace tasuki::cache;
 
@@ -67,9 +67,9 @@ struct Follower {
 
 TEST_CASE("whoever follows the events knows what a late watcher is shown") {
   for (const PolicyKind policy : {PolicyKind::kLru, PolicyKind::kValue}) {
-    HybridTree tree({10, 4, 3, 16, policy});
-    const WatchId patient = tree.journal().open(EventStream::kAll, 1000);
-    const WatchId hasty = tree.journal().open(EventStream::kAll, 4);
+    PrefixCache cache = make_prefix_cache({10, 4, 3, 16, policy});
+    const WatchId patient = cache.journal().open(EventStream::kAll, 1000);
+    const WatchId hasty = cache.journal().open(EventStream::kAll, 4);
     Follower told;
     Follower late;
     std::mt19937 draw(7);
@@ -79,32 +79,32 @@ TEST_CASE("whoever follows the events knows what a late watcher is shown") {
         pages.push_back(static_cast<Token>(draw() % 3));
       }
       const auto tokens = prompt(pages, draw() % 2);
-      serve(tree, tokens, static_cast<std::int64_t>(tokens.size()));
-      if (turn % 97 == 96) tree.flush();
-      told.follow(tree.journal().drain(patient));
+      serve(cache, tokens, static_cast<std::int64_t>(tokens.size()));
+      if (turn % 97 == 96) cache.flush();
+      told.follow(cache.journal().drain(patient));
       if (turn % 5 != 0) continue;
-      late.follow(tree.journal().drain(hasty));
+      late.follow(cache.journal().drain(hasty));
       CHECK(late.pages == told.pages);
       CHECK(late.states == told.states);
-      const WatchId fresh = tree.journal().open(EventStream::kUsable, 1);
+      const WatchId fresh = cache.journal().open(EventStream::kUsable, 1);
       Follower shown;
-      shown.follow(tree.journal().drain(fresh));
-      tree.journal().close(fresh);
+      shown.follow(cache.journal().drain(fresh));
+      cache.journal().close(fresh);
       CHECK(shown.states == told.states);
       CHECK(shown.pages.empty());
-      CHECK(static_cast<std::int64_t>(told.states.size()) == tree.stats().checkpoints);
+      CHECK(static_cast<std::int64_t>(told.states.size()) == cache.stats().checkpoints);
     }
     CHECK(late.gaps > 10);
     CHECK(told.gaps == 0);
-    tree.check_integrity();
+    cache.check_integrity();
   }
 }
 
 TEST_CASE("a watch needs room for an event, and ends once") {
-  HybridTree tree(small_arena());
-  CHECK_THROWS_AS(tree.journal().open(EventStream::kAll, 0), InvalidArgument);
-  const WatchId watch = tree.journal().open(EventStream::kAll, 1);
-  tree.journal().close(watch);
-  CHECK_THROWS_AS(tree.journal().close(watch), InvalidArgument);
-  CHECK_THROWS_AS(tree.journal().drain(watch), InvalidArgument);
+  PrefixCache cache = make_prefix_cache(small_arena());
+  CHECK_THROWS_AS(cache.journal().open(EventStream::kAll, 0), InvalidArgument);
+  const WatchId watch = cache.journal().open(EventStream::kAll, 1);
+  cache.journal().close(watch);
+  CHECK_THROWS_AS(cache.journal().close(watch), InvalidArgument);
+  CHECK_THROWS_AS(cache.journal().drain(watch), InvalidArgument);
 }

@@ -1,5 +1,5 @@
 // IdSet against std::set, across the borders of its words and levels.
-#include "cpp_cache/id_set.h"
+#include "alloc/id_set.h"
 
 #include <doctest/doctest.h>
 

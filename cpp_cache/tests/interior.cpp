@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "cpp_cache/branch_depths.h"
-#include "cpp_cache/earnings.h"
-#include "tree_life.h"
+#include "placement/branch_depths.h"
+#include "placement/earnings.h"
+#include "tests/cache_life.h"
 
 using namespace tasuki::cache;
 
@@ -32,19 +32,19 @@ std::vector<Token> question(Token first, std::int64_t pages, Token asked) {
 }
 
 // Serves it with every state it is advised to keep. Returns what it could use.
-Match ask(HybridTree& tree, const std::vector<Token>& tokens) {
-  const LeaseId lease = tree.lease(tokens, "", terms(tokens)).value();
-  const Match match = tree.lease_of(lease).match;
+Match ask(PrefixCache& cache, const std::vector<Token>& tokens) {
+  const AllocationId allocation = cache.allocate(tokens, "", terms(tokens)).value();
+  const Match match = cache.allocation(allocation).match;
   const auto keep = [&](std::int64_t boundary, CheckpointKind kind) {
     if (boundary <= match.usable_tokens) return;
-    tree.publish(lease, boundary, tree.take_checkpoint_slot(lease), kind);
+    cache.insert(allocation, boundary, cache.take_checkpoint_slot(allocation), kind);
   };
   for (const std::int64_t boundary : match.interior_tokens) {
     keep(boundary, CheckpointKind::kInterior);
   }
   keep(static_cast<std::int64_t>(tokens.size()) / kPageTokens * kPageTokens,
        CheckpointKind::kPromptEnd);
-  tree.release(lease);
+  cache.release(allocation);
   return match;
 }
 
@@ -112,17 +112,17 @@ TEST_CASE("Earnings: pages are free until something is evicted, then cost what t
 }
 
 TEST_CASE("A tree learns where documents are left: the second question resumes inside") {
-  HybridTree tree({400, 4, 3, 4096});
+  PrefixCache cache = make_prefix_cache({400, 4, 3, 4096});
   Match second{};
   for (Token document = 0; document < 12; ++document) {
     const Token name = 1000 * (document + 1);
-    const Match first = ask(tree, question(name, 12, 50'000 + document));
+    const Match first = ask(cache, question(name, 12, 50'000 + document));
     CHECK(first.interior_tokens.size() <= BranchDepths::kMostPoints);
-    second = ask(tree, question(name, 12, 60'000 + document));
+    second = ask(cache, question(name, 12, 60'000 + document));
     CHECK(second.kv_tokens == 12 * kPageTokens);
     if (document == 0) CHECK(second.usable_tokens == 0);
   }
   CHECK(second.checkpoint_kind == CheckpointKind::kInterior);
   CHECK(second.usable_tokens >= 10 * kPageTokens);
-  tree.check_integrity();
+  cache.check_integrity();
 }

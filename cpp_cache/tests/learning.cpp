@@ -6,9 +6,9 @@
 #include <cmath>
 #include <vector>
 
-#include "cpp_cache/reuse_model.h"
-#include "cpp_cache/value_policy.h"
-#include "tree_life.h"
+#include "policy/reuse_model.h"
+#include "policy/value_policy.h"
+#include "tests/cache_life.h"
 
 using namespace tasuki::cache;
 
@@ -145,20 +145,20 @@ TEST_CASE("ValuePolicy: an heir waits in the dropped state's place, once") {
 
 TEST_CASE("Same stream, same decisions: every policy evicts alike in two trees") {
   for (const PolicyKind policy : {PolicyKind::kLru, PolicyKind::kValue, PolicyKind::kAuto}) {
-    TreeConfig config = small_arena(12);
+    CacheConfig config = small_arena(12);
     config.policy = policy;
     config.attention_cost = 1e-3;
-    HybridTree left(config);
-    HybridTree right(config);
+    PrefixCache left = make_prefix_cache(config);
+    PrefixCache right = make_prefix_cache(config);
     std::uint32_t random = 7;
     for (int turn = 0; turn < 600; ++turn) {
       random = random * 1664525U + 1013904223U;
       const Token first = static_cast<Token>(random >> 28);
       const Token second = static_cast<Token>((random >> 20) % 5);
       const auto tokens = prompt({first, second}, 1 + static_cast<std::int64_t>(turn % 3));
-      for (HybridTree* tree : {&left, &right}) {
-        tree->advance_to(turn * 700);
-        serve(*tree, tokens, turn % 2 == 0 ? 128 : static_cast<std::int64_t>(tokens.size()));
+      for (PrefixCache* cache : {&left, &right}) {
+        cache->advance_to(turn * 700);
+        serve(*cache, tokens, turn % 2 == 0 ? 128 : static_cast<std::int64_t>(tokens.size()));
       }
       REQUIRE(left.match(tokens, "", std::nullopt).usable_tokens ==
               right.match(tokens, "", std::nullopt).usable_tokens);
@@ -172,76 +172,77 @@ TEST_CASE("Same stream, same decisions: every policy evicts alike in two trees")
 
 TEST_CASE("A slab is emptied by moving its pages where gaps elsewhere can hold them") {
   // Four prompts of two pages, each with a slab of its own: four gaps, one slab free.
-  HybridTree tree({9, 4, 3, 64});
-  for (const Token page : {1, 2, 3, 4}) serve(tree, prompt({page, page + 10}), 128);
-  REQUIRE(tree.stats().slabs_free == 1);
+  PrefixCache cache = make_prefix_cache({9, 4, 3, 64});
+  for (const Token page : {1, 2, 3, 4}) serve(cache, prompt({page, page + 10}), 128);
+  REQUIRE(cache.stats().slabs_free == 1);
   const auto tokens = prompt({7}, 0);
-  const LeaseId lease = tree.lease(tokens, "", terms(tokens, 2)).value();
-  CHECK(tree.stats().evicted_pages == 0);
-  CHECK(tree.stats().evicted_checkpoints == 0);
-  const auto moves = tree.drain_moves();
+  const AllocationId allocation = cache.allocate(tokens, "", terms(tokens, 2)).value();
+  CHECK(cache.stats().evicted_pages == 0);
+  CHECK(cache.stats().evicted_checkpoints == 0);
+  const auto moves = cache.drain_moves();
   CHECK(moves.size() == 2);
-  CHECK(tree.drain_moves().empty());
+  CHECK(cache.drain_moves().empty());
   for (const Token page : {1, 2, 3, 4}) {
-    CHECK(tree.match(prompt({page, page + 10}), "", std::nullopt).usable_tokens == 128);
+    CHECK(cache.match(prompt({page, page + 10}), "", std::nullopt).usable_tokens == 128);
   }
-  tree.check_integrity();
-  tree.release(lease);
+  cache.check_integrity();
+  cache.release(allocation);
 }
 
-TEST_CASE("A page under a lease is never moved: its slab is left, another emptied or evicted") {
-  HybridTree tree({9, 4, 3, 64});
-  for (const Token page : {1, 2, 3, 4}) serve(tree, prompt({page, page + 10}), 128);
-  std::vector<LeaseId> holders;
+TEST_CASE(
+    "A page under an allocation is never moved: its slab is left, another emptied or evicted") {
+  PrefixCache cache = make_prefix_cache({9, 4, 3, 64});
+  for (const Token page : {1, 2, 3, 4}) serve(cache, prompt({page, page + 10}), 128);
+  std::vector<AllocationId> holders;
   for (const Token page : {1, 2, 3}) {
     const auto held = prompt({page, page + 10});
     // No page or slot of its own is left to it beside the match.
-    holders.push_back(tree.lease(held, "", {129, 0, 0, std::nullopt}).value());
+    holders.push_back(cache.allocate(held, "", {129, 0, std::nullopt}).value());
   }
-  const auto before = tree.lease_of(holders.front()).pages;
+  const auto before = cache.allocation(holders.front()).pages;
   const auto tokens = prompt({7}, 0);
-  const auto lease = tree.lease(tokens, "", terms(tokens, 2));
-  for (const PageMove& move : tree.drain_moves()) {
-    for (const LeaseId holder : holders) {
-      const auto& pages = tree.lease_of(holder).pages;
+  const auto allocation = cache.allocate(tokens, "", terms(tokens, 2));
+  for (const PageMove& move : cache.drain_moves()) {
+    for (const AllocationId holder : holders) {
+      const auto& pages = cache.allocation(holder).pages;
       CHECK(std::ranges::find(pages, move.from) == pages.end());
     }
   }
-  CHECK(tree.lease_of(holders.front()).pages == before);
-  tree.check_integrity();
-  if (lease) tree.release(*lease);
-  for (const LeaseId holder : holders) tree.release(holder);
+  CHECK(cache.allocation(holders.front()).pages == before);
+  cache.check_integrity();
+  if (allocation) cache.release(*allocation);
+  for (const AllocationId holder : holders) cache.release(holder);
 }
 
 TEST_CASE("A closed session's end goes first; an open fork of it keeps its worth") {
   for (const PolicyKind policy : {PolicyKind::kLru, PolicyKind::kValue}) {
-    TreeConfig config = small_arena(6);
+    CacheConfig config = small_arena(6);
     config.policy = policy;
-    HybridTree tree(config);
+    PrefixCache cache = make_prefix_cache(config);
     const auto turn = [&](Token page, CursorId cursor) {
       const auto tokens = prompt({page, page}, 0);
-      const LeaseId lease = tree.lease(tokens, "", {128, 1, 0, cursor}).value();
-      tree.publish(lease, 128, tree.lease_of(lease).working_slots.front(),
+      const AllocationId allocation = cache.allocate(tokens, "", {128, 1, cursor}).value();
+      cache.insert(allocation, 128, cache.allocation(allocation).working_slots.front(),
                    CheckpointKind::kTurnEnd);
-      tree.release(lease);
+      cache.release(allocation);
     };
-    const CursorId oldest = tree.open_cursor("");
-    const CursorId kept = tree.open_cursor("");
-    const CursorId closed = tree.open_cursor("");
+    const CursorId oldest = cache.open_cursor("");
+    const CursorId kept = cache.open_cursor("");
+    const CursorId closed = cache.open_cursor("");
     turn(1, oldest);
     turn(2, kept);
     turn(3, closed);
-    const CursorId fork = tree.fork_cursor(kept);
-    tree.close_cursor(kept);
-    tree.close_cursor(closed);
-    serve(tree, prompt({4, 4}, 0), 128);
+    const CursorId fork = cache.fork_cursor(kept);
+    cache.close_cursor(kept);
+    cache.close_cursor(closed);
+    serve(cache, prompt({4, 4}, 0), 128);
     const auto usable = [&](Token page) {
-      return tree.match(prompt({page, page}), "", std::nullopt).usable_tokens;
+      return cache.match(prompt({page, page}), "", std::nullopt).usable_tokens;
     };
     CHECK(usable(3) == 0);
     CHECK(usable(2) == 128);
     CHECK(usable(1) == 128);
-    tree.close_cursor(fork);
-    tree.check_integrity();
+    cache.close_cursor(fork);
+    cache.check_integrity();
   }
 }

@@ -5,9 +5,9 @@
 #include <random>
 #include <vector>
 
-#include "cpp_cache/compact_vector.h"
-#include "cpp_cache/node_pool.h"
-#include "tree_life.h"
+#include "nodes/compact_vector.h"
+#include "nodes/node_pool.h"
+#include "tests/cache_life.h"
 
 using namespace tasuki::cache;
 
@@ -63,17 +63,18 @@ TEST_CASE("NodePool reuses ids under new serials and never moves a node") {
 
 TEST_CASE("a child is found among however many") {
   for (const std::int64_t count : {1, 2, 3, 17, 500}) {
-    HybridTree tree({count + 8, 4, 1, 64});
+    PrefixCache cache = make_prefix_cache({count + 8, 4, 1, 64});
     for (Token head = 0; head < count; ++head) {
       const auto tokens = prompt({head}, 0);
-      const LeaseId lease = tree.lease(tokens, "", {kPageTokens, 0, 0, std::nullopt}).value();
-      tree.publish(lease, kPageTokens, std::nullopt, CheckpointKind::kMark);
-      tree.release(lease);
+      const AllocationId allocation =
+          cache.allocate(tokens, "", {kPageTokens, 0, std::nullopt}).value();
+      cache.insert(allocation, kPageTokens, std::nullopt, CheckpointKind::kMark);
+      cache.release(allocation);
     }
     for (Token head = 0; head < count + 20; ++head) {
-      const Match match = tree.match(prompt({head}), "", std::nullopt);
+      const Match match = cache.match(prompt({head}), "", std::nullopt);
       CHECK(match.kv_tokens == (head < count ? kPageTokens : 0));
     }
-    tree.check_integrity();
+    cache.check_integrity();
   }
 }

@@ -1,15 +1,16 @@
-// The parts below HybridTree, one by one.
+// The parts below PrefixCache, one by one.
 #include <doctest/doctest.h>
 
 #include <memory>
 #include <vector>
 
-#include "cpp_cache/errors.h"
-#include "cpp_cache/ghosts.h"
-#include "cpp_cache/lru_policy.h"
-#include "cpp_cache/radix_tree.h"
-#include "cpp_cache/slab_allocator.h"
-#include "tree_life.h"
+#include "alloc/slab_allocator.h"
+#include "core/errors.h"
+#include "nodes/ghost_list.h"
+#include "policy/lru_policy.h"
+#include "tests/cache_life.h"
+#include "tree/radix_tree.h"
+#include "tree/tree_check.h"
 
 using namespace tasuki::cache;
 
@@ -96,34 +97,34 @@ TEST_CASE("RadixTree: a split keeps id, state and pins on the deeper part") {
   const auto tokens = prompt({1, 2, 3}, 0);
   const NodeId node = tree.add_child(root, tokens, {PageId{0}, PageId{1}, PageId{2}}, 1);
   tree.attach_checkpoint(node, SlotId{7}, {.kind = CheckpointKind::kMark}, 2);
-  tree.pin(node, LeaseId{1}, 3);
-  CHECK(tree.pinned_pages() == 3);
+  tree.pins().pin(node, AllocationId{1}, 3);
+  CHECK(tree.pins().pages() == 3);
   const NodeId upper = tree.split(node, 64);
   CHECK(tree.node(upper).depth == 64);
   CHECK(tree.node(node).parent == upper);
   CHECK(tree.node(node).checkpoint->slot == SlotId{7});
-  CHECK(tree.pinned_pages() == 3);
+  CHECK(tree.pins().pages() == 3);
   CHECK(tree.pages_to({node, 192}) == std::vector{PageId{0}, PageId{1}, PageId{2}});
   CHECK(tree.cover(node, 64).node == upper);
-  tree.check(3);
-  tree.unpin(node, LeaseId{1});
-  CHECK(tree.pinned_pages() == 0);
-  tree.check(3);
+  check_tree(tree, 3);
+  tree.pins().unpin(node, AllocationId{1});
+  CHECK(tree.pins().pages() == 0);
+  check_tree(tree, 3);
 }
 
-TEST_CASE("A lease tells no token before those it keeps") {
-  HybridTree tree(small_arena());
+TEST_CASE("An allocation tells no token before those it keeps") {
+  PrefixCache cache = make_prefix_cache(small_arena());
   const auto tokens = prompt({1, 2, 3});
-  serve(tree, tokens, 192);
-  const LeaseId id =
-      tree.lease_receive(prompt({1, 2, 3, 4}), "", terms(prompt({1, 2, 3, 4}))).value();
-  const Lease& lease = tree.lease_of(id);
-  CHECK(lease.first_kept == 192);
-  CHECK(lease.run(192, 193).front() == 4);
-  CHECK_THROWS_AS(lease.run(191, 193), IntegrityError);
-  CHECK_THROWS_AS(lease.run(200, 199), IntegrityError);
-  CHECK_THROWS_AS(lease.run(192, lease.tokens() + 1), IntegrityError);
-  CHECK(tree.match(prompt({1, 9}), "", std::nullopt).causes.in_flight == 0);
+  serve(cache, tokens, 192);
+  const AllocationId id =
+      cache.allocate_to_receive(prompt({1, 2, 3, 4}), "", terms(prompt({1, 2, 3, 4}))).value();
+  const Allocation& allocation = cache.allocation(id);
+  CHECK(allocation.first_kept == 192);
+  CHECK(allocation.run(192, 193).front() == 4);
+  CHECK_THROWS_AS(allocation.run(191, 193), IntegrityError);
+  CHECK_THROWS_AS(allocation.run(200, 199), IntegrityError);
+  CHECK_THROWS_AS(allocation.run(192, allocation.tokens() + 1), IntegrityError);
+  CHECK(cache.match(prompt({1, 9}), "", std::nullopt).miss_reasons.in_flight == 0);
 }
 
 TEST_CASE("common_tokens compares as memory and stops at the first difference") {

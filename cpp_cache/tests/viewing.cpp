@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "tree_life.h"
+#include "tests/cache_life.h"
 
 using namespace tasuki::cache;
 
@@ -28,25 +28,25 @@ void check_sums(const TreeView& view) {
 
 TEST_CASE("the sums of a view are what stands, through splits, evictions and flushes") {
   std::mt19937 random(11);
-  HybridTree tree(small_arena(12));
+  PrefixCache cache = make_prefix_cache(small_arena(12));
   for (int step = 0; step < 300; ++step) {
     std::vector<Token> pages(1 + random() % 5);
     for (Token& page : pages) page = static_cast<Token>(random() % 3);
     const auto tokens = prompt(pages, 1 + static_cast<std::int64_t>(random() % 40));
-    const auto lease = tree.lease(tokens, "", terms(tokens));
-    if (lease) {
-      const auto slot = tree.lease_of(*lease).working_slots.front();
-      tree.publish(*lease, static_cast<std::int64_t>(tokens.size()), slot,
+    const auto allocation = cache.allocate(tokens, "", terms(tokens));
+    if (allocation) {
+      const auto slot = cache.allocation(*allocation).working_slots.front();
+      cache.insert(*allocation, static_cast<std::int64_t>(tokens.size()), slot,
                    CheckpointKind::kTurnEnd);
-      tree.release(*lease);
+      cache.release(*allocation);
     }
-    if (step % 100 == 99) tree.flush();
-    const auto all = tree.view(std::nullopt, 1000);
+    if (step % 100 == 99) cache.flush();
+    const auto all = cache.view(std::nullopt, 1000);
     REQUIRE(all);
     check_sums(*all);
-    CHECK(all->front().standing.nodes == tree.stats().nodes);
-    CHECK(all->front().standing.states == tree.stats().checkpoints);
-    const auto few = tree.view(std::nullopt, 3);
+    CHECK(all->front().standing.nodes == cache.stats().nodes);
+    CHECK(all->front().standing.states == cache.stats().checkpoints);
+    const auto few = cache.view(std::nullopt, 3);
     check_sums(*few);
     CHECK(few->size() <= 3);
   }

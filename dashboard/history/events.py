@@ -21,7 +21,7 @@ from typing import Any
 
 from tasuki.dashboard.metrics.cache_metrics import by_owner
 from tasuki.dashboard.metrics.node_report import NodeReport
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import (
     Evicted,
     Finished,
@@ -38,12 +38,12 @@ from tasuki.engine.messages import (
     WriterFenced,
 )
 
-from .to_json import plain
+from .to_json import to_json
 
 Event = dict[str, Any]
 
 
-def event_of(message: Told) -> Event | None:
+def event_of(message: ObservedMessage) -> Event | None:
     """None of what leaves no trace: single tokens."""
     match message:
         case Submit(request_id=request, prompt=prompt, session=session):
@@ -55,29 +55,29 @@ def event_of(message: Told) -> Event | None:
         case Rejected(request_id=request, error=error):
             return _event("rejected", request=request, error=error)
         case RoomEnded():
-            return {"kind": "room", **plain(message)}
+            return {"kind": "room", **to_json(message)}
         case Evicted():
-            return {"kind": "evicted", **plain(message)}
+            return {"kind": "evicted", **to_json(message)}
         case HandoverLost():
-            return {"kind": "lost", **plain(message)}
+            return {"kind": "lost", **to_json(message)}
         case HandoverCancelled():
-            return {"kind": "cancelled", **plain(message)}
+            return {"kind": "cancelled", **to_json(message)}
         case WriterFenced():
-            return {"kind": "fenced", **plain(message)}
+            return {"kind": "fenced", **to_json(message)}
         case PeersChanged():
-            return {"kind": "peers", **plain(message)}
+            return {"kind": "peers", **to_json(message)}
         case PullCommitted():
             # Its timeline goes with the request's record, of which fewer are kept.
             report = replace(message.report, timeline=None)
-            return {"kind": "pulled", **plain(replace(message, report=report))}
+            return {"kind": "pulled", **to_json(replace(message, report=report))}
         case PullLost():
-            return {"kind": "pull_lost", **plain(message)}
+            return {"kind": "pull_lost", **to_json(message)}
         case PullFenced():
-            return {"kind": "pull_fenced", **plain(message)}
+            return {"kind": "pull_fenced", **to_json(message)}
 
 
 def _ended(message: Finished) -> Event:
-    return {name: plain(getattr(message, name)) for name in ("reason", "usage", "life", "hint")}
+    return {name: to_json(getattr(message, name)) for name in ("reason", "usage", "life", "hint")}
 
 
 def pools_event(report: NodeReport) -> Event:
@@ -98,4 +98,4 @@ def pools_event(report: NodeReport) -> Event:
 
 
 def _event(kind: str, **fields: object) -> Event:
-    return {"kind": kind, **{name: plain(value) for name, value in fields.items()}}
+    return {"kind": kind, **{name: to_json(value) for name, value in fields.items()}}

@@ -50,7 +50,8 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
     )
     followed = {policy: int(policy == stats.policy) for policy in {*stats.policies, stats.policy}}
     yield gauge("cache_policy_followed", "1 for the policy that evicts.", "policy", followed)
-    yield gauge("requests", "Requests in the engine by state.", "state", stats.requests)
+    requests = {phase.value: count for phase, count in stats.requests.items()}
+    yield gauge("requests", "Requests in the engine by state.", "state", requests)
     yield gauge("cache_integrity", "1 while every invariant holds.", int(stats.integrity == "ok"))
     yield gauge("prefill_nodes", "Prefill nodes by state.", "state", report.prefill_nodes)
     yield gauge(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
+from tasuki.engine.messages import RequestPhase
 
 DIALECTS = ("none", "vllm", "sglang")
 
@@ -28,8 +29,6 @@ _RENAMED = {
         "tasuki_request_duration_seconds": "sglang:e2e_request_latency_seconds",
     },
 }
-_RUNNING = ("Prefilling", "Decoding", "Receiving", "HandingOver")
-_WAITING = ("Waiting", "AwaitingPrefill", "AwaitingGrant", "Retracted")
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
@@ -43,7 +42,8 @@ def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
         _values(by_name[name])
         for name in ("tasuki_requests", "tasuki_cache_pages", "tasuki_cache_slots")
     )
-    running, waiting = (sum(requests.get(s, 0) for s in states) for states in (_RUNNING, _WAITING))
+    running = sum(count for name, count in requests.items() if RequestPhase(name).is_running)
+    waiting = sum(count for name, count in requests.items() if RequestPhase(name).is_queued)
     if dialect == "vllm":
         yield GaugeMetricFamily("vllm:num_requests_running", "Running.", running)
         yield GaugeMetricFamily("vllm:num_requests_waiting", "Waiting.", waiting)

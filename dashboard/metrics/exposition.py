@@ -9,7 +9,7 @@ from itertools import chain
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import (
     Evicted,
     Finished,
@@ -48,7 +48,7 @@ class Exposition:
         self._pulls = PullMetrics(self._registry)
         self._dialect = dialect
 
-    def observe(self, message: Told) -> None:
+    def observe(self, message: ObservedMessage) -> None:
         match message:
             case TokenOut() | Finished() | Rejected():
                 self._requests.observe(message)

@@ -1,31 +1,35 @@
-"""How long a request was in which state. Pure functions of the marks that its life left."""
+"""How long a request was in which phase. Pure functions of the marks that its life left."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-from tasuki.engine.messages import LifeMark
+from tasuki.engine.messages import LifeMark, RequestPhase, Stage
 
-QUEUED = ("Waiting", "AwaitingPrefill", "AwaitingGrant", "Retracted")
-PREFILLED = ("Prefilling", "Receiving")
+Name = TypeVar("Name", bound=str)
 
 
-def seconds_by_state(life: Sequence[LifeMark]) -> Counter[str]:
-    """A request begins in Waiting; its last mark has no length."""
-    spans: Counter[str] = Counter()
-    state, since = "Waiting", 0.0
-    for mark in life:
-        spans[state] += mark.at - since  # type: ignore[assignment]
-        state, since = mark.state, mark.at
+def seconds_by_phase(first: Name, marks: Iterable[tuple[Name, float]]) -> Counter[Name]:
+    """first: the phase until the first mark. marks: a phase and the seconds at which it began. The
+    last mark has no length. Names need not be phases of this version: another node may have
+    more."""
+    spans: Counter[Name] = Counter()
+    phase, since = first, 0.0
+    for entered, at in marks:
+        spans[phase] += at - since  # type: ignore[assignment]
+        phase, since = entered, at
     return spans
+
+
+def _spans(life: Sequence[LifeMark]) -> Counter[RequestPhase]:
+    return seconds_by_phase(RequestPhase.WAITING, ((mark.state, mark.at) for mark in life))
 
 
 def queued_seconds(life: Sequence[LifeMark]) -> float:
     """Until somebody computed: here, or on the node that the prompt was given to."""
-    spans = seconds_by_state(life)
-    return sum(spans[state] for state in QUEUED)
+    return sum(seconds for phase, seconds in _spans(life).items() if phase.is_queued)
 
 
 def prefilled_seconds(life: Sequence[LifeMark]) -> float:
     """While the prompt was computed here or received."""
-    spans = seconds_by_state(life)
-    return sum(spans[state] for state in PREFILLED)
+    return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)

@@ -63,7 +63,7 @@ def stats_reply(
             "usable_tokens": stats.usable_tokens,
         },
         lost=stats.lost.as_dict(),
-        requests=dict(Counter(type(request.state).__name__ for request in requests)),
+        requests=dict(Counter(request.state.phase for request in requests)),
         integrity=integrity,
         policy=cache.policy,
         policies=stats.policies,

@@ -92,7 +92,6 @@ class Answers(Handover):
             salt=request.salt,
             capacity_tokens=request.next_capacity,
             working_slots=self._working_slots,
-            checkpoint_slots=0,
             cursor=request.cursor,
         )
         if lease is None:

@@ -109,7 +109,6 @@ class PrefillHandover(Handover):
             salt=request.salt,
             capacity_tokens=request.length,
             working_slots=self._working_slots,
-            checkpoint_slots=0,
             cursor=request.cursor,
         )
         if lease is None:

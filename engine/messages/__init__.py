@@ -82,6 +82,7 @@ from .reports import (
     TransferReport,
     Usage,
 )
+from .request_phase import RequestPhase, Stage
 from .requests import (
     Abort,
     Drain,
@@ -234,9 +235,11 @@ __all__ = [
     "RemoteReady",
     "RequestError",
     "RequestId",
+    "RequestPhase",
     "RoomEnded",
     "RoomId",
     "RouteReport",
+    "Stage",
     "StatsQuery",
     "StatsReply",
     "StepReport",

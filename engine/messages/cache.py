@@ -6,6 +6,7 @@ from tasuki.pycache._cpp_cache import EventBatch, TreeView
 
 from .evictions import Eviction
 from .reports import StepReport
+from .request_phase import RequestPhase
 from .types import NodeName, Tokens
 
 
@@ -96,7 +97,7 @@ class StatsReply:
     slabs: dict[str, int]
     tree: dict[str, int]
     lost: dict[str, int]
-    requests: dict[str, int]
+    requests: dict[RequestPhase, int]
     integrity: str = "ok"
     policy: str = ""
     policies: dict[str, float] = field(default_factory=dict)

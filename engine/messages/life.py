@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 
+from .request_phase import RequestPhase
+
 KEPT_MARKS = 64
 """A request that is retracted or handed over again and again keeps its first marks and its end."""
 
 
 @dataclass(frozen=True)
 class LifeMark:
-    """The request came into `state` (a name of engine/request.py), `at` seconds after it
-    arrived."""
+    """The request came into `state`, `at` seconds after it arrived."""
 
-    state: str
+    state: RequestPhase
     at: float
 
 

@@ -13,7 +13,7 @@ from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 from torch import Tensor
 
 from .device_batch import DeviceBatch
@@ -44,7 +44,7 @@ class DecodeGraphs:
         rows: DeviceBatch,
         table: Tensor,
         lanes: LastTokens,
-        progress: Progress = untold,
+        progress: Progress = no_progress,
     ) -> None:
         """Capture a graph for every size up to table's rows. Nothing of the arena is touched: while
         rows counts no row, the operators leave it alone."""

@@ -22,7 +22,7 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 
 from .base import Event
 from .block_table import BlockTable
@@ -76,7 +76,7 @@ class CudaRunner:
         *,
         max_batch: int,
         max_position: int,
-        progress: Progress = untold,
+        progress: Progress = no_progress,
     ) -> None:
         """Captures the graphs, which progress counts. ticks: told of the layers of prompts, if
         anybody is to know: what decodes hands nothing on. REQUIRES: the model has Triton's

@@ -3,6 +3,7 @@
 A back end is chosen once, when the model is built. For every forward it is bound to a `Batch`, and
 the operators that come out hold what all layers of that forward share: slots, pages, cuts, angles.
 Nothing is dispatched per call. Memory that no index of the batch points at may hold NaN.
+`project` and `feed_forward` end in the back end's `Reduce`, where ranks add up their parts.
 
 The residual stream travels as (branch, residual), whose sum it is: the next norm adds them, where a
 kernel can do both at once. Activations are [T, ...] in the model's dtype.
@@ -25,7 +26,7 @@ class Operators(Protocol):
         the sum). norm [hidden] float32, 1 + w. Either input may be overwritten."""
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, k] times weight [n, k] transposed: [T, n]."""
+        """x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         """[T, value_heads * value_dim], the input of out_proj.
@@ -44,7 +45,8 @@ class Operators(Protocol):
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
-        """(feed-forward of the norm of branch + residual, the sum), norm as for norm_project."""
+        """(feed-forward of the norm of branch + residual, summed over ranks; branch + residual),
+        norm as for norm_project."""
 
 
 class Backend(Protocol):

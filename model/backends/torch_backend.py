@@ -13,23 +13,29 @@ from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights
 from torch import Tensor
 from torch.nn import functional
 
+from .reduce import Reduce, one_rank
 from .torch_plan import ForwardPlan
 
 
 class TorchBackend:
-    def __init__(self, config: ModelConfig) -> None:
+    """config: of one rank's heads and widths, as the weights are."""
+
+    def __init__(self, config: ModelConfig, reduce: Reduce = one_rank) -> None:
         self._config = config
+        self._reduce = reduce
 
     def bind(self, batch: Batch) -> "TorchOperators":
-        return TorchOperators(self._config, ForwardPlan.of(batch, self._config))
+        plan = ForwardPlan.of(batch, self._config)
+        return TorchOperators(self._config, plan, self._reduce)
 
 
 class TorchOperators:
-    """`model.operators.Operators` of one forward; holds its plan and nothing of its memory."""
+    """`Operators` of one forward; holds its plan and nothing of its memory."""
 
-    def __init__(self, config: ModelConfig, plan: ForwardPlan) -> None:
+    def __init__(self, config: ModelConfig, plan: ForwardPlan, reduce: Reduce) -> None:
         self._config = config
         self._plan = plan
+        self._reduce = reduce
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
@@ -38,7 +44,7 @@ class TorchOperators:
         return functional.linear(rms_norm(total, norm, self._config.norm_eps), weight), total
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.linear(x, weight)
+        return self._reduce(functional.linear(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         config = self._config
@@ -85,7 +91,8 @@ class TorchOperators:
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
         total = residual + branch
-        return self._experts(rms_norm(total, norm, self._config.norm_eps), weights), total
+        x = rms_norm(total, norm, self._config.norm_eps)
+        return self._reduce(self._experts(x, weights)), total
 
     def _experts(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
         if isinstance(weights, MlpWeights):

@@ -11,24 +11,33 @@ from tasuki.model.ops.attention.long_context import warm
 from tasuki.model.ops.attention.qk_norm_rope_gate import rotary_cache
 from tasuki.model.ops.linear.gemv import MOST_ROWS
 
+from .reduce import Reduce, one_rank
 from .triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
 from .triton_prefill import PrefillPlan, TritonPrefill
 
 
 class TritonBackend:
-    """`model.operators.Backend` for activations of `dtype` on one GPU."""
+    """`Backend` for activations of `dtype` on one GPU."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        reduce: Reduce = one_rank,
+    ) -> None:
+        """config: of one rank's heads and widths, as the weights are."""
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._reduce = reduce
         self._rotary = rotary_cache(config, config.max_position, device)
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def bind(self, batch: Batch) -> TritonPrefill:
         """batch is on the host."""
         plan = PrefillPlan.of(batch, self._config, self._dtype, self._device)
-        return TritonPrefill(self._config, plan, self._rotary, self._side)
+        return TritonPrefill(self._config, plan, self._rotary, self._side, self._reduce)
 
     def prepare(self) -> None:
         """Once on the thread that will run forwards: cuDNN plans its attention there, a plan for
@@ -43,4 +52,4 @@ class TritonBackend:
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
         operators = TritonRowDecode if batch.size <= MOST_ROWS else TritonDecode
-        return operators(self._config, batch, scratch, self._rotary, self._side)
+        return operators(self._config, batch, scratch, self._rotary, self._side, self._reduce)

@@ -20,6 +20,8 @@ from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights
 from torch import Tensor
 from torch.nn import functional
 
+from .reduce import Reduce
+
 
 @dataclass(frozen=True)
 class DecodeScratch:
@@ -40,7 +42,7 @@ class DecodeScratch:
 
 
 class TritonDecode:
-    """`model.operators.Operators` of the steps that a `DecodeBatch` will ever describe."""
+    """`Operators` of the steps that a `DecodeBatch` will ever describe."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class TritonDecode:
         scratch: DecodeScratch,
         rotary: Tensor,
         side: torch.cuda.Stream,
+        reduce: Reduce,
     ) -> None:
         """rotary: of `rotary_cache`; side: where the shared expert runs beside the chosen ones."""
         self._config = config
@@ -56,6 +59,7 @@ class TritonDecode:
         self._scratch = scratch
         self._rotary = rotary
         self._side = side
+        self._reduce = reduce
         self._places = TokenPlaces(
             batch.positions, scratch.owners[: batch.size], batch.page_table, batch.rows
         )
@@ -70,9 +74,7 @@ class TritonDecode:
         return functional.linear(normed, weight), residual
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        if self._batch.size <= MOST_ROWS and is_one_round(weight):
-            return batch_product(x, weight)
-        return functional.linear(x, weight)
+        return self._reduce(self._product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         batch = self._batch
@@ -106,9 +108,16 @@ class TritonDecode:
     ) -> tuple[Tensor, Tensor]:
         x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
         if isinstance(weights, MoeWeights):
-            return moe(x, weights, self._config, self._batch.rows, self._side), residual
-        acts = swiglu(functional.linear(x, weights.gate_up))
-        return self.project(acts, weights.down), residual
+            output = moe(x, weights, self._config, self._batch.rows, self._side)
+        else:
+            output = self._product(swiglu(functional.linear(x, weights.gate_up)), weights.down)
+        return self._reduce(output), residual
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x times weight [hidden, k] transposed, of this rank alone."""
+        if self._batch.size <= MOST_ROWS and is_one_round(weight):
+            return batch_product(x, weight)
+        return functional.linear(x, weight)
 
 
 class TritonRowDecode(TritonDecode):
@@ -120,9 +129,6 @@ class TritonRowDecode(TritonDecode):
     ) -> tuple[Tensor, Tensor]:
         return norm_row_product(branch, residual, norm, self._config.norm_eps, weight)
 
-    def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        return row_product(x, weight)
-
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
@@ -131,4 +137,7 @@ class TritonRowDecode(TritonDecode):
         acts, residual = norm_row_swiglu(
             branch, residual, norm, self._config.norm_eps, weights.gate_up
         )
-        return row_product(acts, weights.down), residual
+        return self._reduce(self._product(acts, weights.down)), residual
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return row_product(x, weight)

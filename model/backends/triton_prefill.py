@@ -20,6 +20,8 @@ from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights
 from torch import Tensor
 from torch.nn import functional
 
+from .reduce import Reduce
+
 
 @dataclass(frozen=True)
 class PrefillPlan:
@@ -69,7 +71,7 @@ def _padded(table: Tensor) -> Tensor:
 
 
 class TritonPrefill:
-    """`model.operators.Operators` of one forward."""
+    """`Operators` of one forward."""
 
     def __init__(
         self,
@@ -77,12 +79,14 @@ class TritonPrefill:
         plan: PrefillPlan,
         rotary: Tensor,
         side: torch.cuda.Stream,
+        reduce: Reduce,
     ) -> None:
         """rotary: of `rotary_cache`; side: where the shared expert runs beside the chosen ones."""
         self._config = config
         self._plan = plan
         self._rotary = rotary
         self._side = side
+        self._reduce = reduce
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
@@ -94,7 +98,7 @@ class TritonPrefill:
         return functional.linear(normed, weight), residual
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.linear(x, weight)
+        return self._reduce(functional.linear(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         return gdn_prefill(projected, weights, self._config, conv, ssm, self._plan.gdn)
@@ -111,6 +115,8 @@ class TritonPrefill:
     ) -> tuple[Tensor, Tensor]:
         x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
         if isinstance(weights, MoeWeights):
-            return moe(x, weights, self._config, self._plan.places.rows, self._side), residual
-        acts = swiglu(functional.linear(x, weights.gate_up))
-        return functional.linear(acts, weights.down), residual
+            output = moe(x, weights, self._config, self._plan.places.rows, self._side)
+        else:
+            acts = swiglu(functional.linear(x, weights.gate_up))
+            output = functional.linear(acts, weights.down)
+        return self._reduce(output), residual

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.pycache.layout import LayerKind
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 from torch import Tensor
 
 
@@ -18,13 +18,21 @@ class WeightsError(ValueError):
     """Weights that do not fit the config; the message names the tensor or file and the mend."""
 
 
+Part = tuple[slice, ...]
+"""Which elements of a tensor: a slice for each dimension from the first on, the rest whole."""
+WHOLE: Part = ()
+
+
 class TensorSource(Protocol):
     """Published tensors by name without the model's prefix, as `layers.0.mlp.gate.weight`."""
 
     def has(self, name: str) -> bool: ...
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of exactly that shape, converted to dtype. Raises WeightsError."""
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        """`part` of a tensor of exactly that shape, converted to dtype, contiguous. Bytes outside
+        the part are not read where the source can avoid it. Raises WeightsError."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ def assemble(
     source: TensorSource,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ModelWeights:
     """Read every tensor the config asks for, one at a time; progress counts layers. Raises
     WeightsError."""

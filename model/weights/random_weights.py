@@ -12,7 +12,7 @@ import torch
 from tasuki.model.config import ModelConfig
 from torch import Tensor
 
-from .layers import ModelWeights, assemble
+from .layers import WHOLE, ModelWeights, Part, assemble
 
 _LOGIT_SPREAD = 16.0
 
@@ -25,7 +25,8 @@ def random_weights(
 
 
 class RandomSource:
-    """Has fused experts and every other tensor that is asked for."""
+    """Has fused experts and every other tensor that is asked for. A part holds the numbers that
+    the whole tensor has there."""
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
         self._seed = seed
@@ -34,7 +35,12 @@ class RandomSource:
     def has(self, name: str) -> bool:
         return True
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        return self._whole(name, shape, dtype)[part].contiguous()
+
+    def _whole(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
         generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest[:7], "little"))
         if name.endswith("A_log"):

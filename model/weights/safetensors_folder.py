@@ -1,23 +1,25 @@
 """The safetensors files of one checkpoint folder: which there are, what they hold, their digest.
 
 Owns names and files: single file or shards with an index, nested and flat prefixes. Does not know
-what a tensor means. Vision tower and draft head are never read. Reading is lazy, one tensor at a
-time; a `Checkpoint` is used by one thread.
+what a tensor means. Vision tower and draft head are never read. Reading is lazy, one slice of a
+tensor at a time, from files that stay open until the `Checkpoint` is closed; one thread uses it.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from tasuki.model.config import ModelConfig
-from tasuki.utils.progress import Progress, untold
+from tasuki.utils.progress import Progress, no_progress
 from torch import Tensor
 
-from .layers import ModelWeights, WeightsError, assemble
+from .layers import WHOLE, ModelWeights, Part, WeightsError, assemble
 
 _DTYPES = frozenset({"F32", "BF16", "F16"})
 _PREFIXES = ("model.language_model.", "model.")
@@ -29,10 +31,11 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ModelWeights:
     """Weights in `dtype`; norms, decay and dt_bias stay float32. Raises WeightsError."""
-    return assemble(config, Checkpoint(Path(directory)), dtype, device, progress)
+    with Checkpoint(Path(directory)) as source:
+        return assemble(config, source, dtype, device, progress)
 
 
 def weights_digest(directory: Path | str) -> str:
@@ -75,33 +78,59 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class Checkpoint:
-    """The `TensorSource` of a folder. Opening reads headers only. Raises WeightsError."""
+    """The `TensorSource` of a folder. Opening reads headers only, and opens every file once.
+
+    A context manager: leaving it closes the files, after which nothing may be read. A tensor that
+    was read without a conversion keeps the pages of its own bytes. Raises WeightsError.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files: dict[str, Path] = {}
-        for path in weight_files(directory):
-            with _reading(path), safe_open(path, framework="pt") as file:
-                self._files.update(dict.fromkeys(file.keys(), path))
-        self._prefix = next(
-            (prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in self._files), ""
-        )
-        if not self._prefix:
-            wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
-            raise WeightsError(f"{directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
+        self._files: dict[str, tuple[Path, Any]] = {}
+        with ExitStack() as opened:
+            for path in weight_files(directory):
+                with _reading(path):
+                    file = opened.enter_context(safe_open(path, framework="pt"))
+                    self._files.update(dict.fromkeys(file.keys(), (path, file)))
+            self._prefix = self._found_prefix()
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._opened.close()
+
+    def _found_prefix(self) -> str:
+        for prefix in _PREFIXES:
+            if f"{prefix}embed_tokens.weight" in self._files:
+                return prefix
+        wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
+        raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
 
     def has(self, name: str) -> bool:
         return self._published(name) in self._files
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
         full = self._published(name)
-        path = self._files.get(full)
-        if path is None:
+        if full not in self._files:
             raise WeightsError(
                 f"{self._directory}: tensor {full} is missing; "
                 "fetch all shards, or correct config.json if the model has no such layer"
             )
-        with _reading(path), safe_open(path, framework="pt") as file:
+        path, file = self._files[full]
+        with _reading(path):
             found = file.get_slice(full)
             got = tuple(found.get_shape())
             if got != shape:
@@ -114,8 +143,8 @@ class Checkpoint:
                     f"{path}: tensor {full} has dtype {found.get_dtype()}; quantised weights are "
                     "not supported, convert the checkpoint to BF16"
                 )
-            tensor: Tensor = file.get_tensor(full)
-        return tensor.to(dtype)
+            tensor: Tensor = found[part] if part else file.get_tensor(full)
+        return tensor.contiguous().to(dtype)
 
     def _published(self, name: str) -> str:
         return name if name.startswith("lm_head.") else self._prefix + name

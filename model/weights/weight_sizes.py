@@ -11,7 +11,7 @@ import torch
 from tasuki.model.config import ModelConfig, MoeShape
 from torch import Tensor
 
-from .layers import MoeWeights, assemble
+from .layers import WHOLE, MoeWeights, Part, assemble
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,10 @@ class _ShapesOnly:
     def has(self, name: str) -> bool:
         return True
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")[part]
 
 
 def tensors(holder: object) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from tasuki.server.errors import FrontError
 from .caller import Caller, Scope
 
 
-class AtOnce:
+class ConcurrencyCaps:
     def __init__(
         self,
         refusal: type[FrontError],

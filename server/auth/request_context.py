@@ -12,7 +12,7 @@ TRACE_HEADER = "traceparent"
 
 
 @dataclass(frozen=True)
-class Origin:
+class RequestContext:
     """traceparent: the caller's span as W3C writes it; empty where there is none. tenant: as
     tenant_of() has it."""
 
@@ -21,4 +21,4 @@ class Origin:
     tenant: str | None = None
 
 
-NOWHERE = Origin()
+ANONYMOUS = RequestContext()

@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchScope:
     """Whose blocks a caller is told of. tenant: its own prompts'. others: everybody else's too."""
 
     caller: Caller
@@ -61,12 +61,12 @@ def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
     return name
 
 
-def watched_by(caller: Caller, named: Sequence[str]) -> Watched:
+def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
     """As tenant_of()."""
     if list(named) != [EVERY_TENANT]:
-        return Watched(caller, tenant_of(caller, named), others=False)
+        return WatchScope(caller, tenant_of(caller, named), others=False)
     _check_may_name(caller)
-    return Watched(caller, caller.tenant, others=True)
+    return WatchScope(caller, caller.tenant, others=True)
 
 
 def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:

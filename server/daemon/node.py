@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine.engine import Engine
 from tasuki.engine.messages import (
@@ -101,8 +101,9 @@ class Node:
         self._sampling: asyncio.Task[None] | None = None
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
+        self._thread = EngineThread(engine, self._deliver, self.lose)
         self.engine = EngineClient(
-            self.post,
+            self._thread.post,
             self._loop,
             handover,
             observe=self._observe,
@@ -112,7 +113,6 @@ class Node:
             watchers=config.watchers,
         )
         self._pulse = LoopPulse(self._loop)
-        self._thread = EngineThread(engine, self._deliver, self.lose)
         self._services = services(self.engine)
         metrics = MetricsHandler(self.engine, exposition, status)
         self._report = partial(node_report, self.engine, status)
@@ -121,7 +121,7 @@ class Node:
             self._recorder.now,
             self._tree,
             {**about, "version": package_version()},
-            self._recorder.telling_blocks,
+            self._recorder.recording_blocks,
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [
@@ -147,7 +147,7 @@ class Node:
             self._loop.call_soon_threadsafe(self._observe, message)
         self._thread.post(message)
 
-    def _observe(self, message: Told) -> None:
+    def _observe(self, message: ObservedMessage) -> None:
         if self._keeps:
             self._exposition.observe(message)
             self._recorder.observe(message)

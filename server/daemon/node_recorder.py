@@ -12,14 +12,14 @@ from tasuki.dashboard.history.events import Event, event_of, pools_event
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.history.prompt_blocks import PromptBlocks
 from tasuki.dashboard.metrics.node_report import NodeReport
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import Finished, Rejected, Submit
 from tasuki.server.errors import FrontError
 
 log = logging.getLogger(__name__)
 
 
-def log_ended(message: Told) -> None:
+def log_ended(message: ObservedMessage) -> None:
     match message:
         case Finished(request_id=request_id, reason=reason, usage=usage):
             cached = 0 if usage.hit is None else usage.hit.usable_tokens
@@ -54,7 +54,7 @@ class NodeRecorder:
         self._last = max(self._last, self._clock())
         return self._last
 
-    def observe(self, message: Told) -> None:
+    def observe(self, message: ObservedMessage) -> None:
         event = event_of(message)
         if event is None:
             return
@@ -63,7 +63,7 @@ class NodeRecorder:
         self._keep(event)
 
     @contextmanager
-    def telling_blocks(self) -> Iterator[None]:
+    def recording_blocks(self) -> Iterator[None]:
         """Inside it prompts' blocks are told too: they are many, so only while somebody records."""
         self._recordings += 1
         try:

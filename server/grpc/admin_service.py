@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from tasuki.engine.messages import Rejected
+from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
@@ -14,9 +15,8 @@ from tasuki.server.sessions.session_store import SessionStore
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
 from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
 
-from .auth import grpc_origin, named_tenant
-from .cache_messages import eviction_message, parts_of, tree_message, tree_question
-from .response_stream import finished_message
+from .auth import grpc_request_context, named_tenant
+from .cache_messages import parts_of, tree_message, tree_question
 
 # How often an idle watch asks the engine again: a router may be so far behind.
 _POLL_SECONDS = 0.05
@@ -53,7 +53,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
             slabs=stats.slabs,
             tree=stats.tree,
             lost=stats.lost,
-            requests=stats.requests,
+            requests={phase.value: count for phase, count in stats.requests.items()},
             integrity=stats.integrity,
             sessions=0 if self._store is None else len(self._store),
             prefill_nodes=[node.message() for node in handover.prefill_nodes],
@@ -63,7 +63,9 @@ class AdminService(pb_grpc.CacheAdminServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: CallContext) -> pb.ExplainResponse:
         async with refusals(context):
-            story = self._engine.story(request.request_id, grpc_origin(self._keys, context))
+            story = self._engine.story(
+                request.request_id, grpc_request_context(self._keys, context)
+            )
         end = story.end
         response = pb.ExplainResponse(
             request_id=request.request_id, ended_seconds_ago=story.seconds_ago
@@ -71,11 +73,11 @@ class AdminService(pb_grpc.CacheAdminServicer):
         if isinstance(end, Rejected):
             response.rejected = end.error.message
         else:
-            response.finished.CopyFrom(finished_message(end))
+            response.finished.CopyFrom(finished_to_proto(end))
             response.life.extend(
-                pb.LifeMark(state=mark.state, at_seconds=mark.at) for mark in end.life
+                pb.LifeMark(state=mark.state.value, at_seconds=mark.at) for mark in end.life
             )
-            response.took.extend(eviction_message(eviction) for eviction in story.took)
+            response.took.extend(eviction_to_proto(eviction) for eviction in story.took)
             transfer = end.usage.transfer
             if transfer is not None and transfer.timeline is not None:
                 response.handover.CopyFrom(timeline_to_wire(transfer.timeline))
@@ -128,7 +130,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
     ) -> AsyncIterator[pb.WatchEventsResponse]:
         await context.send_initial_metadata(())
         every = request.stream == pb.WatchEventsRequest.STREAM_ALL
-        caller = grpc_origin(self._keys, context).caller
+        caller = grpc_request_context(self._keys, context).caller
         events = self._engine.watch("all" if every else "usable", _POLL_SECONDS, caller)
         async with refusals(context), aclosing(events) as batches:
             async for batch in batches:

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import OWNER, Caller
-from tasuki.server.auth.request_context import TRACE_HEADER, Origin
+from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
-from tasuki.server.auth.tenant import TENANT_KEY, Watched, tenant_of, watched_by
+from tasuki.server.auth.tenant import TENANT_KEY, WatchScope, tenant_of, watch_scope
 from tasuki.server.errors import CallContext, FrontError, InvalidApiKey, NotServedHere, refusals
 
 _AUTHORIZATION = "authorization"
@@ -66,16 +66,16 @@ def _refusing(error: FrontError) -> Any:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def grpc_origin(keys: ApiKeys, context: CallContext) -> Origin:
+def grpc_request_context(keys: ApiKeys, context: CallContext) -> RequestContext:
     """REQUIRES: the interceptor has let the call in. Raises PermissionDenied, InvalidField."""
     caller = _caller(keys, context)
     traceparent = "".join(_values(context, TRACE_HEADER)[-1:])
-    return Origin(caller, traceparent, tenant_of(caller, _values(context, TENANT_KEY)))
+    return RequestContext(caller, traceparent, tenant_of(caller, _values(context, TENANT_KEY)))
 
 
-def grpc_watched(keys: ApiKeys, context: CallContext) -> Watched:
+def grpc_watch_scope(keys: ApiKeys, context: CallContext) -> WatchScope:
     """Whose blocks a subscriber is told of. Raises PermissionDenied, InvalidField."""
-    return watched_by(_caller(keys, context), _values(context, TENANT_KEY))
+    return watch_scope(_caller(keys, context), _values(context, TENANT_KEY))
 
 
 def named_tenant(context: CallContext) -> str | None:

@@ -1,12 +1,12 @@
 """The cache as wire messages: queries of its tree and their views, its events in parts that fit one
-message, and what it gave up. Pure functions."""
+message. Pure functions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-from tasuki.engine.messages import Eviction, LostState, NodeName, Tokens
+from tasuki.engine.messages import NodeName, Tokens
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache._cpp_cache import CacheEvent, EventBatch, Standing, TreeView, ViewedNode
 from tasuki.server.auth.tenant import salt_of
@@ -47,42 +47,6 @@ def parts_of(batch: EventBatch) -> Iterator[pb.WatchEventsResponse]:
         told = None
         if left == 0:
             return
-
-
-def lost_message(lost: LostState) -> pb.LostState:
-    message = pb.LostState(tokens=lost.tokens, slabs_since=lost.slabs_since)
-    if lost.eviction is not None:
-        message.eviction.CopyFrom(eviction_message(lost.eviction))
-    return message
-
-
-def eviction_message(eviction: Eviction) -> pb.Eviction:
-    return pb.Eviction(
-        sequence=eviction.sequence,
-        kind=eviction.kind,
-        checkpoint_kind=eviction.checkpoint_kind,
-        tokens=eviction.tokens,
-        slabs=eviction.slabs,
-        score=eviction.score,
-        taken_by=eviction.taken_by,
-    )
-
-
-def read_lost(lost: pb.LostState) -> LostState:
-    eviction = read_eviction(lost.eviction) if lost.HasField("eviction") else None
-    return LostState(lost.tokens, lost.slabs_since, eviction)
-
-
-def read_eviction(eviction: pb.Eviction) -> Eviction:
-    return Eviction(
-        eviction.sequence,
-        eviction.kind,
-        eviction.checkpoint_kind if eviction.HasField("checkpoint_kind") else None,
-        eviction.tokens,
-        eviction.slabs,
-        eviction.score if eviction.HasField("score") else None,
-        eviction.taken_by if eviction.HasField("taken_by") else None,
-    )
 
 
 _LIMIT, _MOST_NODES = 256, 4096

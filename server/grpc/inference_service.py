@@ -12,7 +12,7 @@ from tasuki.server.errors import CallContext, InvalidRequest, refusals
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.text.text_codec import TextCodec
 
-from .auth import grpc_origin
+from .auth import grpc_request_context
 from .request_reader import read_prompt, read_sampling
 from .response_stream import REQUEST_ID_KEY, write_tokens
 
@@ -31,17 +31,17 @@ class InferenceService(pb_grpc.InferenceServicer):
             request_id = read_request_id(request.request_id)
             # Gateways give up on streams whose headers wait for the first token.
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-            origin = grpc_origin(self._keys, context)
-            self._engine.admit(origin.caller)
+            request_context = grpc_request_context(self._keys, context)
+            self._engine.admit(request_context.caller)
             tokens, marks = await self._codec.work.run(partial(read_prompt, request, self._codec))
             submit = Submit(
                 request_id=request_id,
                 prompt=tokens,
                 sampling=read_sampling(request.sampling, self._codec),
-                salt=salt_of(origin.tenant, request.cache_salt),
+                salt=salt_of(request_context.tenant, request.cache_salt),
                 marks=marks,
             )
-            events = self._engine.generate(submit, origin)
+            events = self._engine.generate(submit, request_context)
             answer = await write_tokens(events, context.write, self._codec.detokenizer())
             await context.write(answer.finished)
 
@@ -49,6 +49,6 @@ class InferenceService(pb_grpc.InferenceServicer):
         async with refusals(context):
             if not request.request_id:
                 raise InvalidRequest("request_id is empty: name the request to abort")
-            caller = grpc_origin(self._keys, context).caller
+            caller = grpc_request_context(self._keys, context).caller
             self._engine.abort(read_request_id(request.request_id), caller)
         return pb.AbortResponse()

@@ -16,7 +16,7 @@ from tasuki.server.sessions.session_store import Session, SessionStore, Tail
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
 
-from .auth import grpc_origin
+from .auth import grpc_request_context
 from .request_reader import read_sampling
 from .response_stream import REQUEST_ID_KEY, write_tokens
 from .session_input import read_session_input
@@ -43,9 +43,9 @@ class SessionService(pb_grpc.SessionServicer):
         self, request: pb.SessionOpenRequest, context: CallContext
     ) -> pb.SessionOpenResponse:
         async with refusals(context):
-            origin = grpc_origin(self._keys, context)
-            salt = salt_of(origin.tenant, request.cache_salt)
-            session = await self._store.open(origin.caller, salt, origin.tenant)
+            request_context = grpc_request_context(self._keys, context)
+            salt = salt_of(request_context.tenant, request.cache_salt)
+            session = await self._store.open(request_context.caller, salt, request_context.tenant)
         return pb.SessionOpenResponse(session_id=session.id)
 
     async def Append(
@@ -78,14 +78,14 @@ class SessionService(pb_grpc.SessionServicer):
 
     async def Generate(self, request: pb.SessionGenerateRequest, context: CallContext) -> None:
         async with refusals(context):
-            origin = grpc_origin(self._keys, context)
-            self._engine.admit(origin.caller)
+            request_context = grpc_request_context(self._keys, context)
+            self._engine.admit(request_context.caller)
             request_id = read_request_id(request.request_id)
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
             sampling = read_sampling(request.sampling, self._codec)
-            with self._store.turn(origin.caller, request.session_id) as turn:
+            with self._store.turn(request_context.caller, request.session_id) as turn:
                 session = turn.session
-                if origin.tenant != session.tenant:
+                if request_context.tenant != session.tenant:
                     raise InvalidField(
                         TENANT_KEY, "must name the tenant that the session was opened for"
                     )
@@ -99,7 +99,7 @@ class SessionService(pb_grpc.SessionServicer):
                     marks=session.log.marks,
                     session=session.label,
                 )
-                events = self._engine.generate(submit, origin)
+                events = self._engine.generate(submit, request_context)
                 answer = await write_tokens(events, context.write, self._codec.detokenizer())
                 if answer.reason is not FinishReason.ABORT:
                     turn.keep(answer.token_ids)
@@ -121,7 +121,7 @@ class SessionService(pb_grpc.SessionServicer):
         return pb.SessionCloseResponse()
 
     def _caller(self, context: CallContext) -> Caller:
-        return grpc_origin(self._keys, context).caller
+        return grpc_request_context(self._keys, context).caller
 
     def _open_answer(self, session: Session) -> None:
         """Messages need the opening of the assistant's turn; it is taken back with the turn."""

@@ -11,7 +11,7 @@ from aiohttp.abc import AbstractMatchInfo
 from aiohttp.typedefs import Middleware
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import NOBODY, Caller
-from tasuki.server.auth.request_context import TRACE_HEADER, Origin
+from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.server.auth.surfaces import HTTP, Unscoped, denial, suffices
 from tasuki.server.auth.tenant import TENANT_KEY, tenant_of
 from tasuki.server.errors import InvalidApiKey, NotServedHere
@@ -58,8 +58,8 @@ def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
     return "GET" if route.method == "HEAD" else route.method, route.resource.canonical
 
 
-def http_origin(request: web.Request) -> Origin:
+def http_request_context(request: web.Request) -> RequestContext:
     """Raises PermissionDenied, InvalidField."""
     caller = http_caller(request)
     tenant = tenant_of(caller, request.headers.getall(TENANT_KEY, []))
-    return Origin(caller, request.headers.get(TRACE_HEADER, ""), tenant)
+    return RequestContext(caller, request.headers.get(TRACE_HEADER, ""), tenant)

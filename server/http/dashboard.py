@@ -15,7 +15,7 @@ from aiohttp import web
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, PageFile
-from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.errors import WatcherLimit
 
 from .auth import http_caller
@@ -38,21 +38,24 @@ TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 class DashboardSource:
     """now: seconds since 1970 of the history's end. tree: the nodes of the radix tree below the one
     of that name, None from the top; None where nothing is served, as for a recording. about: what
-    this is a history of. telling_blocks: entered while somebody records prompts' blocks."""
+    this is a history of. recording_blocks: entered while somebody records prompts' blocks."""
 
     history: NodeHistory
     now: Callable[[], float]
     tree: TreeSource | None
     about: dict[str, str]
-    telling_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
+    recording_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class DashboardHandlers:
     def __init__(
-        self, source: DashboardSource, page: dict[str, PageFile], watchers: AtOnce | None = None
+        self,
+        source: DashboardSource,
+        page: dict[str, PageFile],
+        watchers: ConcurrencyCaps | None = None,
     ) -> None:
         """watchers: who may stream at once; None: everybody."""
-        self._watchers = watchers or AtOnce(WatcherLimit, "streams of events", 0)
+        self._watchers = watchers or ConcurrencyCaps(WatcherLimit, "streams of events", 0)
         self._source = source
         self._history = source.history
         self._page = page
@@ -135,7 +138,7 @@ class DashboardHandlers:
         number = _number(request, "after", self._history.journal.end, 0, 1 << 62)
         blocks = _number(request, "blocks", 0, 0, 1)
         reply = await _open_stream(request)
-        with self._source.telling_blocks() if blocks else nullcontext():
+        with self._source.recording_blocks() if blocks else nullcontext():
             while True:
                 fresh = self._history.journal.since(number)
                 number = fresh.next

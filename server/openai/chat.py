@@ -4,18 +4,18 @@ from functools import partial
 
 import numpy as np
 from aiohttp import web
+from tasuki.engine.messages import Submit
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.http.body import read_body
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tool_call_scanner import ToolCallScanner
 
 from .chat_reply import ChatReply
-from .generation import PromptRequest, ServedModel, answer, read_prompt_request
+from .generation import ServedModel, answer, read_submit
 from .messages import read_chat_messages, read_tools
 from .reply import ReplyHead
-from .request_fields import RequestFields, check_is_json, read_fields
+from .request_fields import RequestFields
 from .sampling import AnswerOptions, check_alternatives, read_options
 
 
@@ -25,33 +25,28 @@ class ChatHandler:
         self._model = model
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        check_is_json(request)
-        body = await read_body(request)
-        model = self._model
-        asked = await model.codec.work.run(partial(self._read, request, body))
-        return await answer(request, self._engine, model, *asked)
+        asked = await self._model.read(request, partial(self._read, request))
+        return await answer(request, self._engine, self._model, *asked)
 
     def _read(
-        self, request: web.Request, body: list[bytes]
-    ) -> tuple[PromptRequest, AnswerOptions, ChatReply]:
+        self, request: web.Request, fields: RequestFields
+    ) -> tuple[Submit, AnswerOptions, ChatReply]:
         """On any thread."""
-        fields = read_fields(body)
         model = self._model
-        model.check_name(fields)
         rendered = render_chat(fields, model.codec, open_answer=True)
         tokens = np.array(rendered.token_ids, dtype=np.int32)
-        prompt = read_prompt_request(request, fields, tokens, rendered.marks, model)
         # Without a limit an answer may fill what the prompt leaves, as elsewhere.
         options = read_options(fields, model.codec, max(1, model.max_tokens - len(tokens)))
         top = fields.integer("top_logprobs") or 0
         check_alternatives("top_logprobs", top, options)
+        submit = read_submit(request, fields, tokens, rendered.marks, options, model)
         shape = ChatReply(
-            ReplyHead(f"chatcmpl-{prompt.request_id}", model.name),
+            ReplyHead(f"chatcmpl-{submit.request_id}", model.name),
             ToolCallScanner(read_tools(fields)),
             model.codec.tokenizer,
             top if fields.flag("logprobs") else None,
         )
-        return prompt, options, shape
+        return submit, options, shape
 
 
 def render_chat(fields: RequestFields, codec: TextCodec, *, open_answer: bool) -> RenderedPrompt:

@@ -3,18 +3,17 @@
 from functools import partial
 
 from aiohttp import web
-from tasuki.engine.messages import Tokens
+from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import InvalidField
-from tasuki.server.http.body import read_body
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
 
 from .completion_reply import CompletionReply
-from .generation import PromptRequest, ServedModel, answer, read_prompt_request
+from .generation import ServedModel, answer, read_submit
 from .reply import ReplyHead
-from .request_fields import RequestFields, check_is_json, read_fields
+from .request_fields import RequestFields
 from .sampling import AnswerOptions, check_alternatives, read_options
 
 # OpenAI's own for this endpoint.
@@ -27,26 +26,21 @@ class CompletionHandler:
         self._model = model
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        check_is_json(request)
-        body = await read_body(request)
-        model = self._model
-        asked = await model.codec.work.run(partial(self._read, request, body))
-        return await answer(request, self._engine, model, *asked)
+        asked = await self._model.read(request, partial(self._read, request))
+        return await answer(request, self._engine, self._model, *asked)
 
     def _read(
-        self, request: web.Request, body: list[bytes]
-    ) -> tuple[PromptRequest, AnswerOptions, CompletionReply]:
+        self, request: web.Request, fields: RequestFields
+    ) -> tuple[Submit, AnswerOptions, CompletionReply]:
         """On any thread."""
-        fields = read_fields(body)
         model = self._model
-        model.check_name(fields)
         tokens = read_prompt(fields, model.codec)
-        prompt = read_prompt_request(request, fields, tokens, (), model)
         options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS)
         top = fields.integer("logprobs")
         check_alternatives("logprobs", top or 0, options)
-        head = ReplyHead(f"cmpl-{prompt.request_id}", model.name)
-        return prompt, options, CompletionReply(head, model.codec.tokenizer, top)
+        submit = read_submit(request, fields, tokens, (), options, model)
+        head = ReplyHead(f"cmpl-{submit.request_id}", model.name)
+        return submit, options, CompletionReply(head, model.codec.tokenizer, top)
 
 
 def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:

@@ -4,16 +4,18 @@ Knows no messages and no JSON shapes. One event loop's thread.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
-from tasuki.engine.messages import RequestId, Submit, Tokens
-from tasuki.server.auth.request_context import Origin
+from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import InvalidField
-from tasuki.server.http.auth import http_origin
+from tasuki.server.http.auth import http_request_context
+from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.request_checks import check_length, read_request_id
 from tasuki.server.text.stop_strings import StopStrings
@@ -21,10 +23,12 @@ from tasuki.server.text.text_answer import text_answer
 from tasuki.server.text.text_codec import TextCodec
 
 from .reply import ReplyShape, send_stream, send_whole
-from .request_fields import RequestFields
+from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
 
 REQUEST_ID_HEADER = "x-request-id"
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,20 @@ class ServedModel:
     max_tokens: int
     codec: TextCodec
 
-    def check_name(self, fields: RequestFields) -> None:
+    async def read(self, request: web.Request, read: Callable[[RequestFields], Result]) -> Result:
+        """What `read` makes of the body's JSON object. `read` runs on one of the codec's threads;
+        what it raises is raised here. Raises HttpRefusal, InvalidRequest, Busy."""
+        check_is_json(request)
+        body = await read_body(request)
+
+        def work() -> Result:
+            fields = read_fields(body)
+            self._check_name(fields)
+            return read(fields)
+
+        return await self.codec.work.run(work)
+
+    def _check_name(self, fields: RequestFields) -> None:
         """A request may leave the model's name out, but not name another."""
         name = fields.text("model")
         if name is not None and name != self.name:
@@ -45,64 +62,57 @@ class ServedModel:
             )
 
 
-@dataclass(frozen=True)
-class PromptRequest:
-    """salt isolates tenants; marks are token counts at which a checkpoint is wanted. session: what
-    operators may call the conversation."""
-
-    request_id: RequestId
-    tokens: Tokens
-    marks: tuple[int, ...]
-    salt: bytes
-    session: str | None
-    origin: Origin
-
-
-def read_prompt_request(
+def read_submit(
     request: web.Request,
     fields: RequestFields,
     tokens: Tokens,
     marks: tuple[int, ...],
+    options: AnswerOptions,
     model: ServedModel,
-) -> PromptRequest:
-    """What belongs to the request whatever its prompt came from. Affinity hints are checked and
-    otherwise left to gateways: no answer depends on them."""
+) -> Submit:
+    """tokens: the prompt, int32 [T]. marks: counts of its tokens at which a checkpoint is wanted.
+    Affinity hints are checked and otherwise left to gateways: no answer depends on them. Raises
+    InvalidRequest, PromptTooLong, PermissionDenied."""
     if not len(tokens):
         raise InvalidField("prompt", "is empty: send at least one token")
     check_length("prompt", len(tokens), model.codec)
+    tenant = http_request_context(request).tenant
+    return Submit(
+        request_id=read_request_id(request.headers.get(REQUEST_ID_HEADER, "")),
+        prompt=tokens,
+        sampling=options.sampling,
+        salt=salt_of(tenant, (fields.text("cache_salt") or "").encode()),
+        marks=marks,
+        session=_session(fields, tenant),
+    )
+
+
+def _session(fields: RequestFields, tenant: str | None) -> str | None:
+    """The conversation's name for operators, who see whether two requests are of one conversation,
+    and not what a client wrote as its key. Equal keys of two tenants have two names."""
     key = fields.text("prompt_cache_key")
     named = fields.fields("metadata").text("x-session-id") or key
-    # Clients put into it what they like: operators are shown that it is the same, not what it is.
-    # Two tenants' conversations are two, whatever they are called.
-    origin = http_origin(request)
-    owned = salt_of(origin.tenant, b"")
-    session = named and f"key {hashlib.sha256(owned + named.encode()).hexdigest()[:8]}"
-    salt = salt_of(origin.tenant, (fields.text("cache_salt") or "").encode())
-    request_id = read_request_id(request.headers.get(REQUEST_ID_HEADER, ""))
-    return PromptRequest(request_id, tokens, marks, salt, session or None, origin)
+    if not named:
+        return None
+    return f"key {hashlib.sha256(salt_of(tenant, b'') + named.encode()).hexdigest()[:8]}"
 
 
 async def answer(
     request: web.Request,
     engine: EngineClient,
     model: ServedModel,
-    prompt: PromptRequest,
+    submit: Submit,
     options: AnswerOptions,
     shape: ReplyShape,
 ) -> web.StreamResponse:
-    submit = Submit(
-        request_id=prompt.request_id,
-        prompt=prompt.tokens,
-        sampling=options.sampling,
-        salt=prompt.salt,
-        marks=prompt.marks,
-        session=prompt.session,
-    )
+    """The reply to `request`, whole or as a stream of events: what the engine answers to `submit`,
+    as text, in `shape`."""
+    request_context = http_request_context(request)
     items = text_answer(
-        engine.generate(submit, prompt.origin),
+        engine.generate(submit, request_context),
         model.codec.detokenizer(),
         StopStrings(options.stops),
-        partial(engine.abort, prompt.request_id, prompt.origin.caller),
+        partial(engine.abort, submit.request_id, request_context.caller),
     )
     if options.stream:
         return await send_stream(request, items, shape, include_usage=options.include_usage)

@@ -5,13 +5,13 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
-from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.text.text_codec import TextCodec
 
 from .chat import render_chat
 from .completions import read_prompt
 from .generation import ServedModel
-from .request_fields import check_is_json, read_fields
+from .request_fields import RequestFields
 
 
 class ModelHandlers:
@@ -31,9 +31,7 @@ class ModelHandlers:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """`prompt` as completions take it, or `messages` as chats do."""
-        check_is_json(request)
-        body = await read_body(request)
-        reply = await self._model.codec.work.run(partial(_tokenized, self._model, body))
+        reply = await self._model.read(request, partial(_tokenized, self._model))
         return web.Response(body=reply, content_type="application/json", charset="utf-8")
 
     def _card(self) -> dict[str, Any]:
@@ -46,17 +44,14 @@ class ModelHandlers:
         }
 
 
-def _tokenized(model: ServedModel, body: list[bytes]) -> bytes:
+def _tokenized(model: ServedModel, fields: RequestFields) -> bytes:
     """On any thread: half a million token ids take longer to write than the loop may be held."""
-    tokens = _tokens(model, body)
+    tokens = _tokens(model.codec, fields)
     reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
     return json.dumps(reply).encode()
 
 
-def _tokens(model: ServedModel, body: list[bytes]) -> list[int]:
-    fields = read_fields(body)
-    model.check_name(fields)
-    codec = model.codec
+def _tokens(codec: TextCodec, fields: RequestFields) -> list[int]:
     if fields.get("messages") is None:
         tokens: list[int] = read_prompt(fields, codec).tolist()
         return tokens

@@ -9,7 +9,7 @@ from pathlib import Path
 from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.messages import StatsReply
+from tasuki.engine.messages import RequestPhase, StatsReply
 from tasuki.model.config import ModelConfig
 from tasuki.pycache._cpp_cache import PAGE_TOKENS
 from tasuki.server.config import FrontConfig
@@ -48,9 +48,6 @@ class GatewayModel:
         )
 
 
-_WAITING = ("Waiting", "Retracted")
-
-
 def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
     """max_running: requests in one forward."""
     load = scheduler_load(stats, max_running)
@@ -72,14 +69,15 @@ def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
 def scheduler_load(stats: StatsReply, max_running: int) -> pb.SchedulerLoad:
     """Usage counts KV pages: all that is held, and `active` what eviction cannot take."""
     total = sum(stats.requests.values())
-    waiting = sum(stats.requests.get(state, 0) for state in _WAITING)
+    waiting = sum(count for phase, count in stats.requests.items() if phase.is_queued)
+    running = sum(count for phase, count in stats.requests.items() if phase.is_running)
     pages = stats.pages
     capacity = max(1, pages["total"])
     held = pages["total"] - pages["free"]
     active = held - pages["tree"] + pages["pinned"]
     asked, usable = stats.tree["prompt_tokens"], stats.tree["usable_tokens"]
     return pb.SchedulerLoad(
-        num_running_reqs=total - waiting,
+        num_running_reqs=running,
         num_waiting_reqs=waiting,
         num_total_reqs=total,
         num_used_tokens=held * PAGE_TOKENS,
@@ -88,8 +86,10 @@ def scheduler_load(stats: StatsReply, max_running: int) -> pb.SchedulerLoad:
         token_usage=held / capacity,
         active_token_usage=active / capacity,
         cache_hit_rate=usable / asked if asked else 0.0,
-        utilization=min(1.0, (total - waiting) / max_running),
-        queues=pb.QueueMetrics(waiting=waiting, retracted=stats.requests.get("Retracted", 0)),
+        utilization=min(1.0, running / max_running),
+        queues=pb.QueueMetrics(
+            waiting=waiting, retracted=stats.requests.get(RequestPhase.RETRACTED, 0)
+        ),
     )
 
 

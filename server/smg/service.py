@@ -18,7 +18,7 @@ from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answers, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest, refusals
-from tasuki.server.grpc.auth import grpc_origin, grpc_watched
+from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.text.text_answer import first_look
@@ -63,17 +63,17 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         self, request: pb.GenerateRequest, context: CallContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         async with refusals(context):
-            origin = grpc_origin(self._keys, context)
-            self._engine.admit(origin.caller)
-            asked = read_gateway_request(request, self._model, origin.tenant)
+            request_context = grpc_request_context(self._keys, context)
+            self._engine.admit(request_context.caller)
+            asked = read_gateway_request(request, self._model, request_context.tenant)
             request_id = asked.submit.request_id
             answer = GatewayAnswer(
                 asked,
                 self._model.eos_ids,
                 IncrementalDetokenizer(self._tokenizer),
-                partial(self._answers.abort, request_id, origin.caller),
+                partial(self._answers.abort, request_id, request_context.caller),
             )
-            events = self._answers.generate(asked.submit, origin)
+            events = self._answers.generate(asked.submit, request_context)
             async with first_look(answer.messages(events), _FIRST_LOOK_SECONDS) as messages:
                 await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
                 async for message in messages:
@@ -83,7 +83,7 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         async with refusals(context):
             if not request.request_id:
                 raise InvalidRequest("request_id is empty: name the request to abort")
-            caller = grpc_origin(self._keys, context).caller
+            caller = grpc_request_context(self._keys, context).caller
             self._answers.abort(read_request_id(request.request_id), caller)
         return pb.AbortResponse(success=True)
 
@@ -139,12 +139,12 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         """What stands first, then what changes: of the namespace that the subscriber's requests
         have, and where it asks for every tenant, of all. Has no end."""
         async with refusals(context):
-            watched = grpc_watched(self._keys, context)
-            own = namespace_of(salt_of(watched.tenant, b""))
+            scope = grpc_watch_scope(self._keys, context)
+            own = namespace_of(salt_of(scope.tenant, b""))
             await context.send_initial_metadata(())
-            blocks = UsableBlocks(None if watched.others else own)
+            blocks = UsableBlocks(None if scope.others else own)
             events = GatewayEvents(request.start_sequence_number, own)
-            watch = self._engine.watch("spelled", _POLL_SECONDS, watched.caller)
+            watch = self._engine.watch("spelled", _POLL_SECONDS, scope.caller)
             async with aclosing(watch) as batches:
                 async for batch in batches:
                     changes = blocks.apply(batch)

@@ -16,24 +16,33 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from tasuki.dashboard.observed import Told
-from tasuki.engine.messages import Finished, LifeMark, Rejected, RequestId, RoomEnded, RoomId, Usage
-from tasuki.server.auth.request_context import TRACE_HEADER, Origin
+from tasuki.dashboard.observed import ObservedMessage
+from tasuki.engine.messages import (
+    Finished,
+    LifeMark,
+    Rejected,
+    RequestId,
+    RequestPhase,
+    RoomEnded,
+    RoomId,
+    Usage,
+)
+from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.utils.version import package_version
 
 _NANOSECONDS = 10**9
 _CLOSE_MILLISECONDS = 5000
 _SPAN_OF = {
-    "Waiting": "queue",
-    "AwaitingPrefill": "handshake",
-    "Receiving": "windows",
-    "AwaitingGrant": "await grant",
-    "Pulling": "pull",
-    "Prefilling": "prefill",
-    "HandingOver": "hand over",
-    "Decoding": "decode",
+    RequestPhase.WAITING: "queue",
+    RequestPhase.AWAITING_PREFILL: "handshake",
+    RequestPhase.RECEIVING: "windows",
+    RequestPhase.AWAITING_GRANT: "await grant",
+    RequestPhase.PULLING: "pull",
+    RequestPhase.PREFILLING: "prefill",
+    RequestPhase.HANDING_OVER: "hand over",
+    RequestPhase.DECODING: "decode",
 }
-"""By a state of engine/request.py; others last no time."""
+"""Other phases last no time."""
 
 
 class OtelTracing:
@@ -55,12 +64,12 @@ class OtelTracing:
         self._live: dict[RequestId, Span] = {}
         self._rooms: dict[RoomId, Span] = {}
 
-    def begin(self, request: RequestId, origin: Origin) -> None:
+    def begin(self, request: RequestId, request_context: RequestContext) -> None:
         self._live[request] = self._tracer.start_span(
             "request",
-            self._beneath(origin.traceparent),
+            self._beneath(request_context.traceparent),
             SpanKind.SERVER,
-            {"tasuki.request_id": request, "tasuki.caller": origin.caller.name},
+            {"tasuki.request_id": request, "tasuki.caller": request_context.caller.name},
         )
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
@@ -77,7 +86,7 @@ class OtelTracing:
         self._propagator.inject(carrier, set_span_in_context(span))
         return carrier.get(TRACE_HEADER, "")
 
-    def observe(self, message: Told) -> None:
+    def observe(self, message: ObservedMessage) -> None:
         match message:
             case Finished(request_id=request):
                 if (span := self._live.pop(request, None)) is not None:
@@ -100,7 +109,7 @@ class OtelTracing:
         now but for the way of its message."""
         ended = time.time_ns()
         began = ended - int(seconds * _NANOSECONDS)
-        marks = [LifeMark("Waiting", 0.0), *life]
+        marks = [LifeMark(RequestPhase.WAITING, 0.0), *life]
         ends = [*(mark.at for mark in marks[1:]), seconds]
         for mark, end in zip(marks, ends, strict=True):
             if mark.state in _SPAN_OF:

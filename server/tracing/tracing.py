@@ -7,13 +7,13 @@ what is traced costs a request nothing while it runs.
 
 from typing import Protocol
 
-from tasuki.dashboard.observed import Told
+from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import RequestId, RoomId
-from tasuki.server.auth.request_context import Origin
+from tasuki.server.auth.request_context import RequestContext
 
 
 class Tracing(Protocol):
-    def begin(self, request: RequestId, origin: Origin) -> None:
+    def begin(self, request: RequestId, request_context: RequestContext) -> None:
         """A request was taken in; its span ends with the message that ends it."""
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
@@ -23,7 +23,7 @@ class Tracing(Protocol):
         """The traceparent of a live request's span, for whom it is handed to; empty where it is
         not traced. From any thread."""
 
-    def observe(self, message: Told) -> None:
+    def observe(self, message: ObservedMessage) -> None:
         """What requests and rooms are told."""
 
     def close(self) -> None:
@@ -33,7 +33,7 @@ class Tracing(Protocol):
 class NoTracing:
     """Tells nobody."""
 
-    def begin(self, request: RequestId, origin: Origin) -> None:
+    def begin(self, request: RequestId, request_context: RequestContext) -> None:
         return None
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
@@ -42,7 +42,7 @@ class NoTracing:
     def header(self, request: RequestId) -> str:
         return ""
 
-    def observe(self, message: Told) -> None:
+    def observe(self, message: ObservedMessage) -> None:
         return None
 
     def close(self) -> None:

@@ -100,7 +100,6 @@ def test_bad_tokens_are_refused(tokens: object, word: str) -> None:
         {"capacity_tokens": -1, "working_slots": 1},
         {"capacity_tokens": 2**62, "working_slots": 1},
         {"capacity_tokens": 200, "working_slots": -1},
-        {"capacity_tokens": 200, "working_slots": 1, "checkpoint_slots": -1},
         {"capacity_tokens": 200, "working_slots": 1, "cursor": 7},
     ],
 )

@@ -37,7 +37,6 @@ def keep(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:
         salt=b"",
         capacity_tokens=len(tokens),
         working_slots=1,
-        checkpoint_slots=0,
         cursor=None,
     )
     assert lease is not None
@@ -59,7 +58,6 @@ def test_every_first_working_slot_is_zero_or_a_copy_whoever_had_it_before(
             salt=b"",
             capacity_tokens=70,
             working_slots=2,
-            checkpoint_slots=0,
             cursor=None,
         )
         assert lease is not None
@@ -81,7 +79,6 @@ def test_a_fork_leaves_its_source_as_it_was(cache: HybridPrefixCache) -> None:
         salt=b"",
         capacity_tokens=70,
         working_slots=1,
-        checkpoint_slots=0,
         cursor=None,
     )
     assert lease is not None and lease.cow_source_slot is not None

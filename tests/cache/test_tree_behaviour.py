@@ -27,12 +27,8 @@ def text(length: int, seed: int = 0) -> Tokens:
     return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
 
 
-def take(
-    tree: HybridTree, tokens: Tokens, capacity: int | None = None, slots: int = 1, **extra: int
-) -> Lease:
-    lease = tree.lease(
-        tokens, capacity_tokens=capacity or len(tokens), working_slots=slots, **extra
-    )
+def take(tree: HybridTree, tokens: Tokens, capacity: int | None = None, slots: int = 1) -> Lease:
+    lease = tree.lease(tokens, capacity_tokens=capacity or len(tokens), working_slots=slots)
     assert lease is not None
     return lease
 
@@ -312,7 +308,7 @@ def test_same_calls_give_the_same_ids() -> None:
         tree = make_tree(slabs=6)
         seen = []
         for seed in [0, 1, 0, 2, 1, 3, 0]:
-            lease = take(tree, text(300, seed=seed), checkpoint_slots=1)
+            lease = take(tree, text(300, seed=seed))
             seen.append([*lease.pages.tolist(), *lease.working_slots])
             tree.publish(lease, 256, lease.working_slots[0], CheckpointKind.TURN_END)
             tree.release(lease)

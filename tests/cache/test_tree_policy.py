@@ -257,7 +257,6 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
             salt=b"",
             capacity_tokens=len(tokens),
             working_slots=slots,
-            checkpoint_slots=0,
             cursor=None,
         )
         assert taken is not None

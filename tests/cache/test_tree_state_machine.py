@@ -67,15 +67,6 @@ class TreeMachine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject, wanted: str) -> Held:
         return data.draw(st.sampled_from(self.able(wanted)))
 
-    def settle_ids(self, held: Held, checkpoint_slots: int) -> None:
-        """How many destinations a lease got is the tree's choice: read it from the counts."""
-        known = len(self.oracle.slots_by_owner()["working"]) + self.spare()
-        held.spare = self.tree.stats().slots.working - known
-        assert 0 <= held.spare <= checkpoint_slots
-
-    def spare(self) -> int:
-        return sum(held.spare for held in self.oracle.leases)
-
     def refused(self) -> None:
         """None means: others hold the room, and nothing was evicted for it."""
         assert self.oracle.leases or self.oracle.quarantined
@@ -88,23 +79,16 @@ class TreeMachine(RuleBasedStateMachine):
         prompt=prompts(),
         more=st.integers(0, 200),
         working=st.integers(0, 2),
-        destinations=st.integers(0, 2),
     )
     def lease(
-        self,
-        data: st.DataObject,
-        salt: bytes,
-        prompt: Prefix,
-        more: int,
-        working: int,
-        destinations: int,
+        self, data: st.DataObject, salt: bytes, prompt: Prefix, more: int, working: int
     ) -> None:
-        self.admit(data, salt, prompt, more, working, destinations)
+        self.admit(data, salt, prompt, more, working)
 
     @rule(data=st.data(), salt=SALTS, prompt=prompts(), tail=st.booleans())
     def turn(self, data: st.DataObject, salt: bytes, prompt: Prefix, tail: bool) -> None:
         """A whole request: lease, a state at the last whole page, one at the end, release."""
-        held = self.admit(data, salt, prompt, 0, 1, 1)
+        held = self.admit(data, salt, prompt, 0, 1)
         if held is None:
             return
         boundary = whole(len(held.tokens) - 1)
@@ -117,13 +101,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.oracle.leases.remove(held)
 
     def admit(
-        self,
-        data: st.DataObject,
-        salt: bytes,
-        prompt: Prefix,
-        more: int,
-        working: int,
-        destinations: int,
+        self, data: st.DataObject, salt: bytes, prompt: Prefix, more: int, working: int
     ) -> Held | None:
         cursor = None
         if self.cursors and data.draw(st.booleans()):
@@ -141,7 +119,6 @@ class TreeMachine(RuleBasedStateMachine):
                 salt=salt,
                 capacity_tokens=capacity,
                 working_slots=working,
-                checkpoint_slots=destinations,
                 cursor=cursor,
             )
         except ImpossibleRequest:
@@ -161,7 +138,6 @@ class TreeMachine(RuleBasedStateMachine):
             assert lease.match.usable_tokens == usable
         assert lease.capacity_tokens == -(-capacity // PAGE_TOKENS) * PAGE_TOKENS
         self.oracle.learn(self.tree)
-        self.settle_ids(held, destinations)
         held.cursor = cursor
         return held
 
@@ -233,11 +209,8 @@ class TreeMachine(RuleBasedStateMachine):
         slot = self.tree.take_checkpoint_slot(held.lease)
         gone = self.oracle.learn(self.tree)
         if slot is None:
-            assert held.spare == 0 and gone == 0
-            return None
-        if held.spare:
-            held.spare -= 1
             assert gone == 0
+            return None
         held.destinations.append(slot)
         return slot
 
@@ -366,14 +339,13 @@ class TreeMachine(RuleBasedStateMachine):
     def ids_are_held_once(self) -> None:
         self.tree.check_integrity()
         stats = self.tree.stats()
-        for counts, owned, spare in (
-            (stats.pages, self.oracle.pages_by_owner(), 0),
-            (stats.slots, self.oracle.slots_by_owner(), self.spare()),
+        for counts, owned in (
+            (stats.pages, self.oracle.pages_by_owner()),
+            (stats.slots, self.oracle.slots_by_owner()),
         ):
             ids = [each for group in owned.values() for each in group]
             assert len(ids) == len(set(ids)), "an id is in two live places"
-            assert len(owned["working"]) + spare == counts.working
-            for owner in ("tree", "granted", "quarantined"):
+            for owner in ("tree", "working", "granted", "quarantined"):
                 assert len(owned[owner]) == getattr(counts, owner)
         slots = {each for group in self.oracle.slots_by_owner().values() for each in group}
         slabs = {page // 5 for group in self.oracle.pages_by_owner().values() for page in group}

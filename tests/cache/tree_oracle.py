@@ -46,7 +46,6 @@ class Held:
     standing: int
     pinned_states: list[Place]
     destinations: list[int] = field(default_factory=list)
-    spare: int = 0
     granted: bool = False
     closed: bool = False
     cursor: int | None = None

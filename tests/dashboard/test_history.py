@@ -13,13 +13,17 @@ from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.history.what_if import WhatIf
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, LostState
+from tasuki.engine.messages import Eviction, LifeMark, LostState, RequestPhase
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
 
 EVICTION = Eviction(7, "checkpoint", "turn_end", 640, 1.0, 0.25, "thief")
-LIFE = (LifeMark("Prefilling", 0.1), LifeMark("Decoding", 0.4), LifeMark("Finished", 1.0))
+LIFE = (
+    LifeMark(RequestPhase.PREFILLING, 0.1),
+    LifeMark(RequestPhase.DECODING, 0.4),
+    LifeMark(RequestPhase.FINISHED, 1.0),
+)
 OWNERS = ("working", "pinned", "evictable", "in_transfer", "quarantined", "free")
 
 

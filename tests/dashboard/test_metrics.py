@@ -17,7 +17,7 @@ from tasuki.dashboard.metrics.metrics_reference import reference
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.step_timing import StepTimes
-from tasuki.engine.messages import LifeMark
+from tasuki.engine.messages import LifeMark, RequestPhase
 from tasuki.transfer.sending.counters import SenderCounters
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
@@ -46,7 +46,7 @@ REPORT = NodeReport(
         slabs={"free": 1, "pages": 2, "slots": 3, "total": 6},
         tree={name: index for index, name in enumerate(TREE, 10)},
         lost={"new": 3, "checkpoint_evicted": 4},
-        requests={"Decoding": 2, "Waiting": 5},
+        requests={RequestPhase.DECODING: 2, RequestPhase.WAITING: 5},
         policy="lru",
         policies={"lru": 10.0, "value": 20.0},
         steps=StepTimes().report(),
@@ -200,10 +200,11 @@ def test_faults_and_fences_are_counted() -> None:
 
 def test_a_prefill_node_tells_of_its_rooms_and_its_sending() -> None:
     told = exposition()
-    life = (LifeMark("AwaitingGrant", 0.1), LifeMark("Prefilling", 0.3))
-    ends = (*life, LifeMark("HandingOver", 0.8), LifeMark("Finished", 0.9))
+    life = (LifeMark(RequestPhase.AWAITING_GRANT, 0.1), LifeMark(RequestPhase.PREFILLING, 0.3))
+    ends = (*life, LifeMark(RequestPhase.HANDING_OVER, 0.8), LifeMark(RequestPhase.FINISHED, 0.9))
+    aborted = (*life, LifeMark(RequestPhase.ABORTED, 0.4))
     told.observe(m.RoomEnded(m.RoomId(1), 100, HIT, True, ends))
-    told.observe(m.RoomEnded(m.RoomId(2), 100, HIT, False, (*life, LifeMark("Aborted", 0.4))))
+    told.observe(m.RoomEnded(m.RoomId(2), 100, HIT, False, aborted))
     sent = SenderCounters()
     sent.count(RoomSent(1, SendReport(4096, 3, 2, 0.5, 0.25, (), ())))
     sent.count(RoomBroke(2, "lease", Drain.FORCED, False))
@@ -218,7 +219,7 @@ def test_a_prefill_node_tells_of_its_rooms_and_its_sending() -> None:
 
 def test_a_room_that_a_prefill_node_gave_up_is_counted_by_its_cause() -> None:
     told = exposition()
-    life = (LifeMark("AwaitingGrant", 0.1), LifeMark("Aborted", 45.0))
+    life = (LifeMark(RequestPhase.AWAITING_GRANT, 0.1), LifeMark(RequestPhase.ABORTED, 45.0))
     told.observe(m.RoomEnded(m.RoomId(1), 100, HIT, False, life, m.LossCause.STALLED))
     told.observe(m.RoomEnded(m.RoomId(2), 100, None, False, (), m.LossCause.QUEUE_TIMEOUT))
     seen = samples(told.text(REPORT))

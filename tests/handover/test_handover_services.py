@@ -391,7 +391,7 @@ def test_a_decode_node_that_goes_away_frees_the_prefill_node() -> None:
             await both.connected()
             await both.grant(ROOM)
             await both.reserve(ROOM + 1)
-            for task in [*both.client._links._tasks.values(), *both.client._tasks]:
+            for task in [*both.client._links._tasks.values(), *both.client._rooms.tasks]:
                 task.cancel()
             await both.prefill.wait(m.PrefillEnd, ROOM, timeout=2.0)
             await both.prefill.wait(m.PrefillEnd, ROOM + 1, timeout=2.0)

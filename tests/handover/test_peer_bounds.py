@@ -17,7 +17,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import CAUSES
 from tasuki.prefill_node import handover_messages as prefill_wire
 from tasuki.proto import handover_pb2 as pb
-from tasuki.proto import timeline_pb2
+from tasuki.proto import report_pb2, timeline_pb2
 from tasuki.pycache._cpp_cache import HybridTree, TreeConfig
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, TransferError
@@ -152,15 +152,18 @@ def test_any_metadata_are_read_or_refused_by_type(
 
 
 def ready(**changed: object) -> pb.Ready:
-    hit = pb.Hit(prompt_tokens=9, usable_tokens=4, causes={"new": 5}, checkpoint_source="turn_end")
-    hit.lost.CopyFrom(pb.LostState(tokens=3, slabs_since=1.5, eviction=pb.Eviction(kind="tail")))
+    hit = report_pb2.HitBreakdown(
+        prompt_tokens=9, usable_tokens=4, causes={"new": 5}, checkpoint_source="turn_end"
+    )
+    eviction = report_pb2.Eviction(kind="tail")
+    hit.lost.CopyFrom(report_pb2.LostState(tokens=3, slabs_since=1.5, eviction=eviction))
     whole = pb.Ready(
         token=3,
         logprob=-0.5,
         margin=math.inf,
         hit=hit,
-        pulled=pb.Pulled(tokens=2, bytes=64, seconds=0.1),
-        route=pb.Route(choice="there", estimates={"here": 0.5, "there": 0.25}),
+        pulled=report_pb2.Pulled(tokens=2, bytes=64, seconds=0.1),
+        route=report_pb2.Route(choice="there", estimates={"here": 0.5, "there": 0.25}),
         tail_seconds=0.5,
     )
     for path, value in changed.items():
@@ -192,6 +195,12 @@ def test_what_makes_sense_is_read_as_it_is() -> None:
         ({"hit__causes": {"new": 4}}, "hit of 9 tokens"),
         ({"hit__causes": {"because": 5}}, "hit.causes 'because'"),
         ({"hit__in_pages__prompt_tokens": 9}, "hit of 9 tokens"),
+        ({"hit__causes": {"new": 6, "alignment": -1}}, r"hit.causes\[alignment\]"),
+        ({"hit__kv_tokens": -1}, "hit.kv_tokens"),
+        ({"hit__prompt_tokens": 2**40}, "hit.prompt_tokens"),
+        ({"hit__lost__tokens": 2**40}, "lost.tokens"),
+        ({"hit__lost__eviction__tokens": -1}, "eviction.tokens"),
+        ({"pulled__tokens": -1}, "pulled.tokens"),
         ({"hit__checkpoint_source": "x" * 9999}, "hit.checkpoint_source"),
         ({"hit__lost__slabs_since": math.nan}, "lost.slabs_since"),
         ({"hit__lost__eviction__kind": "\n"}, "eviction.kind"),
@@ -208,6 +217,14 @@ def test_what_makes_sense_is_read_as_it_is() -> None:
 def test_what_makes_none_is_refused_by_its_name(change: dict[str, object], named: str) -> None:
     with pytest.raises(PeerInvalid, match=named):
         decode_wire.ready_from_wire(ROOM, ready(**change), "prefill")
+
+
+@pytest.mark.parametrize("field", ["bytes", "windows", "pages"])
+def test_a_transfer_of_more_than_there_is_is_refused(field: str) -> None:
+    done = pb.Done()
+    setattr(done.report, field, 2**62)
+    with pytest.raises(PeerInvalid, match=f"report.{field}"):
+        decode_wire.done_from_wire(ROOM, done, NOWHERE)
 
 
 @pytest.mark.parametrize("told", [math.nan, math.inf, -1.0, 1e9])

@@ -64,7 +64,7 @@ async def lost_and_fenced(both: Nodes) -> None:
     assert kinds.index(m.PullLost) < kinds.index(m.PullFenced)
     assert not both.prefill.of(m.PullCommitted)
     async with asyncio.timeout(5):
-        while both.service._pulls._live or both.client._pulls._live or both.pair.back_sender._rooms:
+        while both.service._pulls._live or both.client._pulls or both.pair.back_sender._rooms:
             await asyncio.sleep(0.005)
     assert len(both.prefill.of(m.PullFenced)) == len(both.decode.of(m.PullEnd)) == 1
 
@@ -216,7 +216,7 @@ def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -
             ):
                 wrong = m.PullGrant(m.RoomId(ROOM), PULL_GENERATION, 250, 0, pages, slot)
                 before = len(both.decode.of(m.PullEnd))
-                both.client._pulls.begin(wrong, connection, said.append)
+                both.client._begin_pull(wrong, connection, said.append)
                 both.client.deliver(m.PullPinned(source_of(both)))
                 async with asyncio.timeout(5):
                     while len(both.decode.of(m.PullEnd)) == before:
@@ -272,7 +272,7 @@ def test_a_decode_node_that_goes_away_is_fenced_by_its_lease() -> None:
                 while not both.pair.fabric.held:
                     await asyncio.sleep(0.002)
             gone = time.monotonic()
-            for task in [*both.client._links._tasks.values(), *both.client._tasks]:
+            for task in [*both.client._links._tasks.values(), *both.client._rooms.tasks]:
                 task.cancel()
             await both.prefill.wait(m.PullLost, ROOM, timeout=2.0)
             await both.prefill.wait(m.PullFenced, ROOM, timeout=5.0)

@@ -13,8 +13,8 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.liveness.progress_watch import ProgressWatch
-from tasuki.transfer.protocol.handover_states import ReceiverState, SenderState
-from tasuki.transfer.protocol.pull_states import PullReceiverState, PullSenderState
+from tasuki.transfer.protocol.handover_states import RECEIVER, SENDER, Table
+from tasuki.transfer.protocol.pull_states import PULL_RECEIVER, PULL_SENDER
 from tasuki.transfer.rooms.room_deadlines import (
     PullReceiverDeadlines,
     PullSenderDeadlines,
@@ -362,11 +362,16 @@ def test_a_pulls_drain_that_never_ends_lets_the_engine_go() -> None:
     run(scenario())
 
 
+def states(table: Table[Any, Any]) -> list[Any]:
+    found = {state for state, _ in table} | set(table.values())
+    return sorted(found, key=lambda state: state.name)
+
+
 AWAITING = [
-    *((ReceiverDeadlines(), s) for s in ReceiverState),
-    *((SenderDeadlines(), s) for s in SenderState),
-    *((PullReceiverDeadlines(), s) for s in PullReceiverState),
-    *((PullSenderDeadlines(), s) for s in PullSenderState),
+    *((ReceiverDeadlines(), s) for s in states(RECEIVER)),
+    *((SenderDeadlines(), s) for s in states(SENDER)),
+    *((PullReceiverDeadlines(), s) for s in states(PULL_RECEIVER)),
+    *((PullSenderDeadlines(), s) for s in states(PULL_SENDER)),
 ]
 AWAIT_NOBODY = {"NEW", "IDLE", "DONE", "REFUSED", "ENDED", "COMMITTED"}
 FENCED_BY_EVIDENCE = {"QUARANTINED"}

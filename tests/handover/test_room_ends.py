@@ -10,9 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
+from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.engine import messages as m
+from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.rooms.room_tasks import RoomTasks
+from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
 from tests.handover.test_return_path import source_of
 from tests.harness.handover_nodes import LIMITS, Nodes, grant_of, nodes, wanted
@@ -29,6 +31,12 @@ async def quiet(both: Nodes) -> None:
     async with asyncio.timeout(5):
         while both.client._rooms or both.service._rooms or both.pair.sender._rooms:
             await asyncio.sleep(0.005)
+
+
+def room_of(side: HandoverClient | HandoverService) -> Any:
+    """The one that lives there."""
+    (room,) = side._rooms
+    return room
 
 
 @contextmanager
@@ -103,7 +111,7 @@ def test_a_grant_that_never_leaves_is_lost_and_fenced() -> None:
         async with nodes() as both:
             await both.connected()
             await both.accept(ROOM)
-            stream = both.client._rooms[m.RoomId(ROOM)]._stream
+            stream = room_of(both.client)._stream
 
             async def hang(*_: object) -> None:
                 await asyncio.Event().wait()
@@ -160,12 +168,12 @@ def test_a_room_that_breaks_outside_its_events_is_answered_once_and_fenced() -> 
         async with nodes() as both:
             await both.connected()
             await both.grant(ROOM)
-            room = both.client._rooms[m.RoomId(ROOM)]
+            inbox = room_of(both.client)._core.inbox
 
-            def broken() -> None:
+            def broken(_: object) -> None:
                 raise RuntimeError("no next event")
 
-            room._next = broken  # type: ignore[assignment, method-assign]
+            inbox.next = broken  # type: ignore[assignment, method-assign]
             both.say_token(ROOM)
             await both.decode.wait(m.HandoverLost, ROOM)
             await both.decode.wait(m.WriterFenced, ROOM)
@@ -180,7 +188,7 @@ def test_a_fence_that_breaks_is_held_again() -> None:
         async with nodes() as both:
             await both.connected()
             await both.grant(ROOM)
-            fence = both.client._rooms[m.RoomId(ROOM)]._fence
+            fence = room_of(both.client)._fence
             held, breaks = fence.hold, iter([True])
 
             async def hold(ask: Any) -> Any:
@@ -200,12 +208,12 @@ def test_a_fence_that_breaks_is_held_again() -> None:
 def test_tasks_end_in_bounded_time_and_tell_what_they_raised(
     monkeypatch: pytest.MonkeyPatch, ignores: bool
 ) -> None:
-    monkeypatch.setattr("tasuki.transfer.rooms.room_tasks._END_SECONDS", 0.1)
+    monkeypatch.setattr("tasuki.utils.loops.guarded_tasks._END_SECONDS", 0.1)
 
     async def scenario() -> None:
         told: list[Exception] = []
         go = asyncio.Event()
-        tasks = RoomTasks("room-1", told.append)
+        tasks = GuardedTasks("room-1", told.append)
 
         async def breaks() -> None:
             raise ValueError("a defect")
@@ -236,10 +244,10 @@ def test_a_prefill_nodes_room_that_breaks_beside_its_events_lets_its_engine_go()
             await both.connected()
             await both.grant(ROOM)
 
-            def broken() -> None:
+            def broken(_: object) -> None:
                 raise RuntimeError("no next event")
 
-            both.service._rooms[ROOM]._next = broken  # type: ignore[assignment, method-assign]
+            room_of(both.service)._core.inbox.next = broken
             both.say_token(ROOM)
             await both.prefill.wait(m.PrefillEnd, ROOM)
             await both.decode.wait(m.HandoverLost, ROOM)
@@ -261,12 +269,12 @@ def test_a_pull_that_breaks_beside_its_events_ends_on_both_sides(side: str) -> N
             both.service.deliver(m.PullWanted(pull))
             await both.decode.wait(m.PullAsked, ROOM)
 
-            def broken() -> None:
+            def broken(_: object) -> None:
                 raise RuntimeError("no next event")
 
-            live = both.client._pulls._live if side == "client" else both.service._pulls._live
-            (broke,) = live.values()
-            broke._next = broken  # type: ignore[assignment, method-assign]
+            live: Any = both.client._pulls if side == "client" else both.service._pulls._live
+            (broke,) = live
+            broke._core.inbox.next = broken
             both.client.deliver(m.PullPinned(source_of(both)))
             await both.prefill.wait(m.PullLost, ROOM)
             await both.prefill.wait(m.PullFenced, ROOM)

@@ -18,7 +18,7 @@ from tasuki.prefill_node.handover_room import (
     Stopped,
 )
 from tasuki.server.auth.caller import ANYBODY, Caller
-from tasuki.server.auth.request_context import NOWHERE
+from tasuki.server.auth.request_context import ANONYMOUS
 from tasuki.server.errors import InvalidRequest
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.send_report import Drain
@@ -47,7 +47,7 @@ def submit(prompt: list[int], request_id: str = "r", room: m.RoomId = ROOM) -> m
 
 
 async def answer(rooms: ToldRooms, asked: m.Submit) -> list[object]:
-    return [event async for event in rooms.generate(asked, NOWHERE)]
+    return [event async for event in rooms.generate(asked, ANONYMOUS)]
 
 
 def run(test: Callable[[ToldRooms], Awaitable[None]], patience: float = 5.0) -> None:

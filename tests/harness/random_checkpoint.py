@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from tasuki.cli.demo import script as demo_script
 from tasuki.model.config import ModelConfig
-from tasuki.model.weights.layers import assemble
+from tasuki.model.weights.layers import WHOLE, Part, assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -51,8 +51,10 @@ def write_random_model(folder: Path) -> None:
             super().__init__(_SEED)
             self.tensors: dict[str, torch.Tensor] = {}
 
-        def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            tensor = super().read(name, shape, dtype)
+        def read(
+            self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+        ) -> torch.Tensor:
+            tensor = super().read(name, shape, dtype, part)
             self.tensors[f"model.{name}"] = tensor
             return tensor
 

@@ -1,16 +1,24 @@
 """Checkpoint folders: name layouts, shards, experts, digests, and damage that is named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import ModelWeights, WeightsError, assemble
+from tasuki.model.weights import safetensors_folder
+from tasuki.model.weights.layers import WHOLE, ModelWeights, Part, WeightsError, assemble
 from tasuki.model.weights.random_weights import RandomSource, random_weights
-from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
+from tasuki.model.weights.safetensors_folder import (
+    Checkpoint,
+    load_weights,
+    weight_files,
+    weights_digest,
+)
 from torch import Tensor
 
 from tests.harness.goldens import Request, Workspace
@@ -31,8 +39,10 @@ class Recorder:
     def has(self, name: str) -> bool:
         return self._fused
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor = self._source.read(name, shape, dtype)
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        tensor = self._source.read(name, shape, dtype, part)
         full = name if name == "lm_head.weight" else self._prefix + name
         self.tensors[full] = tensor.clone()
         return tensor
@@ -166,6 +176,64 @@ def test_corrupt_header(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(WeightsError, match="is truncated or corrupt"):
         Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("part", [(slice(2, 5),), (slice(None), slice(0, 7)), (slice(1, 2),) * 2])
+def test_a_part_is_what_the_whole_tensor_has_there(part: Part, tmp_path: Path) -> None:
+    name, shape = "layers.0.mlp.down_proj.weight", (DENSE.hidden, 80)
+    save_file(published(DENSE), tmp_path / FILE)
+    with Checkpoint(tmp_path) as source:
+        for reader in (source, RandomSource(3)):
+            whole = reader.read(name, shape, torch.float32)
+            got = reader.read(name, shape, torch.float32, part)
+            assert torch.equal(got, whole[part]) and got.is_contiguous()
+        with pytest.raises(WeightsError, match=r"config\.json wants"):
+            source.read(name, (5, 80), torch.float32, (slice(0, 5),))
+
+
+def test_every_file_is_opened_once_and_closed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = published(DENSE)
+    names = sorted(tensors)
+    for shard in range(3):
+        save_file(
+            {name: tensors[name] for name in names[shard::3]}, tmp_path / f"{shard}.safetensors"
+        )
+    opened: list[Path] = []
+    closed: list[Path] = []
+
+    class Counted:
+        def __init__(self, path: Path, framework: str) -> None:
+            opened.append(path)
+            self._path = path
+            self._file = safe_open(path, framework)
+
+        def __enter__(self) -> object:
+            return self._file.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            closed.append(self._path)
+            self._file.__exit__(*error)
+
+    monkeypatch.setattr(safetensors_folder, "safe_open", Counted)
+    load(tmp_path, DENSE)
+    assert sorted(opened) == sorted(closed) == weight_files(tmp_path)
+    with pytest.raises(WeightsError, match="wants"):
+        load(tmp_path, replace(DENSE, vocab=DENSE.vocab + 1))
+    assert sorted(closed) == sorted(opened)
+    (tmp_path / "9.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"9\.safetensors: is truncated"):
+        load(tmp_path, DENSE)
+    assert len(closed) == len(opened) - 1 == 9
+
+
+def test_a_closed_checkpoint_reads_nothing(tmp_path: Path) -> None:
+    save_file(published(DENSE), tmp_path / FILE)
+    with Checkpoint(tmp_path) as source:
+        source.close()
+    with pytest.raises(WeightsError):
+        source.read("norm.weight", (DENSE.hidden,), torch.float32)
 
 
 def test_absent_files(tmp_path: Path) -> None:

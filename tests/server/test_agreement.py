@@ -11,9 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tasuki.cli.explain import main as explain
 from tasuki.cli.top import main as top
-from tasuki.client.answer import AnswerStream, read_usage
+from tasuki.client.answer import AnswerStream
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
+from tasuki.engine.messages.proto import usage_from_proto
 from tasuki.proto import inference_pb2 as pb
 
 from tests.harness.daemons import Node, flags, random_prompt, until
@@ -42,7 +43,7 @@ class Traffic:
         return stream
 
     def explained(self, name: str) -> Usage:
-        return read_usage(self.node.client.explain(name).finished.usage)
+        return usage_from_proto(self.node.client.explain(name).finished.usage)
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def bridged(
     host.start()
     seen: set[int] = set()
 
-    def begin(request: m.RequestId, origin: object) -> None:
+    def begin(request: m.RequestId, request_context: object) -> None:
         seen.add(threading.get_ident())
 
     client = EngineClient(engine.post, front.loop, limits=config.limits, begin=begin)

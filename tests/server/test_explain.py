@@ -7,9 +7,8 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Eviction, LostState
+from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.grpc.cache_messages import eviction_message
-from tasuki.server.grpc.response_stream import finished_message
 from tasuki.server.request_log import RequestLog
 from tasuki.server.text.text_codec import TextCodec
 
@@ -73,9 +72,9 @@ def test_what_was_lost_to_whom_and_what_was_given_up_for_it() -> None:
     end = m.Finished(m.RequestId("me"), m.FinishReason.STOP, usage)
     told = pb.ExplainResponse(
         request_id="me",
-        finished=finished_message(end),
+        finished=finished_to_proto(end),
         life=[pb.LifeMark(state="Prefilling", at_seconds=0.1)],
-        took=[eviction_message(victim) for victim in victims],
+        took=[eviction_to_proto(victim) for victim in victims],
     )
     said = "\n".join(story(told))
     assert "a state of 640 tokens, taken by thief, held to be worth 2.50e-01 a page" in said

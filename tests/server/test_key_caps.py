@@ -16,7 +16,7 @@ from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
-from tasuki.server.auth.concurrency_caps import AtOnce
+from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.config import FrontConfig
 from tasuki.server.errors import RequestLimit, WatcherLimit
 from tasuki.server.request_ids import RequestNames
@@ -381,20 +381,20 @@ def test_watchers_of_every_kind_count_together_a_key_and_a_node(watched: Node) -
 
 
 def test_where_one_key_is_alone_it_takes_from_nobody() -> None:
-    caps = AtOnce(RequestLimit, "requests in flight", per_key=1)
+    caps = ConcurrencyCaps(RequestLimit, "requests in flight", per_key=1)
     for caller in (ANYBODY, OWNER, CERTIFIED):
         with caps.held(caller), caps.held(caller):
             pass
     with caps.held(ANN), pytest.raises(RequestLimit), caps.held(ANN):
         pass
-    whole = AtOnce(WatcherLimit, "streams of events", per_key=0, in_all=2)
+    whole = ConcurrencyCaps(WatcherLimit, "streams of events", per_key=0, in_all=2)
     with whole.held(OWNER), whole.held(ANYBODY), pytest.raises(WatcherLimit), whole.held(OWNER):
         pass
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ann", "ben"]), st.booleans()), max_size=40))
 def test_what_is_held_is_what_was_taken_and_not_given_back(steps: list[tuple[str, bool]]) -> None:
-    caps = AtOnce(RequestLimit, "requests in flight", per_key=3, in_all=4)
+    caps = ConcurrencyCaps(RequestLimit, "requests in flight", per_key=3, in_all=4)
     held: dict[str, list[ExitStack]] = {"ann": [], "ben": []}
     for name, takes in steps:
         if not takes:

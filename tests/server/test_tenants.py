@@ -10,16 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, LostState
+from tasuki.engine.messages import Eviction, LifeMark, LostState, RequestPhase
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope
-from tasuki.server.auth.request_context import Origin
-from tasuki.server.auth.tenant import MAX_SALT, TENANT_KEY, Watched, salt_of, tenant_of, watched_by
+from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.tenant import (
+    MAX_SALT,
+    TENANT_KEY,
+    WatchScope,
+    salt_of,
+    tenant_of,
+    watch_scope,
+)
 from tasuki.server.config import FrontConfig
 from tasuki.server.errors import FrontError, InvalidField, PermissionDenied
-from tasuki.server.visible_usage import told_end, told_evictions, told_usage
+from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
 
 from tests.harness.front_fixtures import text_codec
 from tests.harness.http_fixtures import HttpFront, running_http
@@ -81,7 +88,7 @@ def test_only_gateways_and_operators_name_tenants(scopes: frozenset[Scope]) -> N
         with pytest.raises(PermissionDenied, match="eve's has neither"):
             tenant_of(caller, named)
         with pytest.raises(PermissionDenied, match="eve's has neither"):
-            watched_by(caller, named)
+            watch_scope(caller, named)
     assert tenant_of(caller, []) == "eve"
 
 
@@ -90,9 +97,9 @@ def test_a_named_tenant_is_the_one_whose_key_has_that_name(scope: Scope) -> None
     gate = Caller("gate", frozenset({scope}), "gate")
     assert salt_of(tenant_of(gate, ["ann"]), b"s") == salt_of("ann", b"s")
     assert tenant_of(gate, []) == "gate"
-    assert watched_by(gate, []) == Watched(gate, "gate", others=False)
-    assert watched_by(gate, ["ann"]) == Watched(gate, "ann", others=False)
-    assert watched_by(gate, ["*"]) == Watched(gate, "gate", others=True)
+    assert watch_scope(gate, []) == WatchScope(gate, "gate", others=False)
+    assert watch_scope(gate, ["ann"]) == WatchScope(gate, "ann", others=False)
+    assert watch_scope(gate, ["*"]) == WatchScope(gate, "gate", others=True)
 
 
 @pytest.mark.parametrize(
@@ -276,15 +283,15 @@ def usage_of(hit: m.HitBreakdown) -> m.Usage:
     )
 
 
-TENANT = Origin(Caller("ann", tenant="ann"), tenant="ann")
-SHARING = Origin(Caller("ann"))
-OPERATOR = Origin(Caller("ops", frozenset({Scope.OPERATOR})))
+TENANT = RequestContext(Caller("ann", tenant="ann"), tenant="ann")
+SHARING = RequestContext(Caller("ann"))
+OPERATOR = RequestContext(Caller("ops", frozenset({Scope.OPERATOR})))
 
 
 @given(COUNTS)
 def test_a_tenant_s_caller_is_told_of_lost_tokens_by_whole_pages(counts: tuple[int, ...]) -> None:
     exact = hit_of(counts)
-    told = told_usage(usage_of(exact), TENANT).hit
+    told = visible_usage(usage_of(exact), TENANT).hit
     assert told is not None and told.usable_tokens == exact.usable_tokens
     assert told.usable_tokens + sum(told.causes.values()) == exact.prompt_tokens
     assert all(count >= 0 for count in told.causes.values()) and set(told.causes) == set(CAUSES)
@@ -301,7 +308,7 @@ def test_callers_that_share_are_told_nothing_that_exact_counts_decide(
 ) -> None:
     in_pages = hit_of(pages)
     told = [
-        told_usage(usage_of(hit_of(exact, in_pages)), SHARING).__dict__
+        visible_usage(usage_of(hit_of(exact, in_pages)), SHARING).__dict__
         | {"prompt_tokens": in_pages.prompt_tokens}
         for exact in (one, other)
     ]
@@ -310,9 +317,9 @@ def test_callers_that_share_are_told_nothing_that_exact_counts_decide(
 
 def test_operators_are_told_everything() -> None:
     usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
-    assert told_usage(usage, OPERATOR) is usage
+    assert visible_usage(usage, OPERATOR) is usage
     for caller in (OWNER, ANYBODY):
-        assert told_usage(usage, Origin(caller)) is usage
+        assert visible_usage(usage, RequestContext(caller)) is usage
 
 
 def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Path) -> None:
@@ -332,18 +339,18 @@ def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Pat
 
 def test_who_shares_is_told_neither_states_nor_evictions() -> None:
     usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
-    life = (LifeMark("AwaitingPrefill", 0.1),)
+    life = (LifeMark(RequestPhase.AWAITING_PREFILL, 0.1),)
     end = m.Finished(m.RequestId("r"), m.FinishReason.STOP, usage, life)
     eviction = Eviction(1, "tail", None, 70, 0.5, None, "another's request")
-    assert told_end(end, OPERATOR) == end and told_evictions((eviction,), OPERATOR)
-    assert told_end(end, TENANT).life == life and not told_end(end, SHARING).life
+    assert visible_end(end, OPERATOR) == end and visible_evictions((eviction,), OPERATOR)
+    assert visible_end(end, TENANT).life == life and not visible_end(end, SHARING).life
     for origin in (TENANT, SHARING):
-        assert told_evictions((eviction,), origin) == ()
+        assert visible_evictions((eviction,), origin) == ()
 
 
 def test_an_old_peer_that_does_not_tell_pages_tells_sharing_callers_nothing() -> None:
     usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
-    assert told_usage(usage, SHARING).hit is None
+    assert visible_usage(usage, SHARING).hit is None
 
 
 def test_keys_of_a_file_are_tenants_unless_they_share(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tasuki.engine import messages as m
-from tasuki.server.auth.request_context import Origin
+from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.config import FrontConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Service, start_server
@@ -39,9 +39,11 @@ TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
 
 
 @contextmanager
-def gateway_front(config: FrontConfig) -> Iterator[tuple[str, list[tuple[m.RequestId, Origin]]]]:
+def gateway_front(
+    config: FrontConfig,
+) -> Iterator[tuple[str, list[tuple[m.RequestId, RequestContext]]]]:
     """The gateway's service over a scripted engine: its address, and who began what."""
-    began: list[tuple[m.RequestId, Origin]] = []
+    began: list[tuple[m.RequestId, RequestContext]] = []
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -50,7 +52,7 @@ def gateway_front(config: FrontConfig) -> Iterator[tuple[str, list[tuple[m.Reque
         engine.post,
         loop,
         limits=config.limits,
-        begin=lambda request, origin: began.append((request, origin)),
+        begin=lambda request, request_context: began.append((request, request_context)),
     )
     engine.deliver = client.deliver
     engine.start()
@@ -100,7 +102,10 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
         assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "rate_limited"
         given = ask("ben-has-that-key", "")["tasuki-request-id"]
         assert given, "a call without an id is told the one that the log has"
-    assert [(name, origin.caller.name, origin.traceparent) for name, origin in began] == [
+    assert [
+        (name, request_context.caller.name, request_context.traceparent)
+        for name, request_context in began
+    ] == [
         ("a-1", "ann", TRACEPARENT),
         (given, "ben", TRACEPARENT),
     ]

@@ -249,7 +249,7 @@ def test_loads_count_what_eviction_cannot_take_apart() -> None:
         {},
         {"prompt_tokens": 200, "usable_tokens": 150},
         {},
-        {"Waiting": 3, "Decoding": 2},
+        {m.RequestPhase.WAITING: 3, m.RequestPhase.DECODING: 2},
     )
     reply = loads_message(stats, max_running=8)
     (load,) = reply.loads

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,13 @@ from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.protocol.handover_states import (
     Machine,
     ReceiverEvent,
+    ReceiverState,
     SenderEvent,
+    SenderState,
     receiver_machine,
     sender_machine,
 )
-from tasuki.transfer.protocol.pull_states import (
-    PullReceiverEvent,
-    PullSenderEvent,
-    pull_receiver_machine,
-    pull_sender_machine,
-)
+from tasuki.transfer.protocol.pull_states import pull_receiver_machine, pull_sender_machine
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
@@ -89,8 +85,8 @@ class Room:
     way: Direction
     slabs: list[int]
     source_slabs: list[int]
-    sender: Machine[Any, Any]
-    receiver: Machine[Any, Any]
+    sender: Machine[SenderState, SenderEvent]
+    receiver: Machine[ReceiverState, ReceiverEvent]
     ends: list[RoomEnd] = field(default_factory=list)
     drained: "Future[Drain] | None" = None
     planned: bool = False
@@ -114,11 +110,11 @@ class Room:
     def destination(self) -> Destination:
         return Destination(0, *ids_in(self.slabs))
 
-    def says(self, *events: Enum) -> None:
+    def says(self, *events: SenderEvent) -> None:
         for event in events:
             self.sender.apply(event)
 
-    def hears(self, *events: Enum) -> None:
+    def hears(self, *events: ReceiverEvent) -> None:
         for event in events:
             self.receiver.apply(event)
 
@@ -229,7 +225,7 @@ class Hops(RuleBasedStateMachine):
             return
         slabs = [way.free.pop() for _ in range(SLABS_OF_ROOM)]
         self.issued += 1
-        machines: tuple[Machine[Any, Any], Machine[Any, Any]] = (
+        machines = (
             (pull_sender_machine(), pull_receiver_machine())
             if way.back
             else (sender_machine(), receiver_machine())
@@ -238,8 +234,8 @@ class Hops(RuleBasedStateMachine):
         way.receiver.expect(room.number, room.number, room.destination)
         way.sender.open(room.number, room.number, way.peer, room.destination, room.ends.append)
         if way.back:
-            room.hears(PullReceiverEvent.GRANT)
-            room.says(PullSenderEvent.ASK, PullSenderEvent.PINNED)
+            room.hears(ReceiverEvent.GRANT)
+            room.says(SenderEvent.ASK, SenderEvent.PINNED)
         else:
             room.hears(ReceiverEvent.RESERVE, ReceiverEvent.ACCEPTED, ReceiverEvent.GRANT)
             room.says(SenderEvent.ARRIVE, SenderEvent.MEET, SenderEvent.ACCEPT, SenderEvent.GRANT)
@@ -292,15 +288,15 @@ class Hops(RuleBasedStateMachine):
         room = self.chosen(pick, has_ended)
         (end,) = room.ends
         if isinstance(end, RoomBroke):
-            room.says(stop_of(room), drained_of(room))
+            room.says(SenderEvent.STOP, SenderEvent.DRAINED)
             room.drained = Future()
             room.drained.set_result(end.drain)
             if room.receives:
-                room.hears(lose_of(room))
+                room.hears(ReceiverEvent.LOSE)
             return
         assert isinstance(end, RoomSent)
-        room.says(PullSenderEvent.FLUSHED if room.way.back else SenderEvent.FLUSHED)
-        room.hears(PullReceiverEvent.DONE if room.way.back else ReceiverEvent.DONE)
+        room.says(SenderEvent.FLUSHED)
+        room.hears(ReceiverEvent.DONE)
         room.drained = Future()
         room.drained.set_result(Drain.DRAINED)
         if not room.is_quarantined:
@@ -311,9 +307,9 @@ class Hops(RuleBasedStateMachine):
         try:
             room.way.receiver.verify(room.number, room.number, end.report.digests, patience)
         except (DigestMismatch, WindowsMissing):
-            room.hears(lose_of(room))
+            room.hears(ReceiverEvent.LOSE)
             return
-        room.hears(PullReceiverEvent.VERIFIED if room.way.back else ReceiverEvent.VERIFIED)
+        room.hears(ReceiverEvent.VERIFIED)
         self.assert_equal(room)
         room.way.receiver.forget(room.number)
         self.release(room)
@@ -338,14 +334,14 @@ class Hops(RuleBasedStateMachine):
 
     def lose(self, room: Room) -> None:
         """The receiver gives up; the sender is told to stop later."""
-        room.hears(lose_of(room))
+        room.hears(ReceiverEvent.LOSE)
         room.way.receiver.forget(room.number)
 
     def stop(self, room: Room) -> None:
-        room.says(stop_of(room))
+        room.says(SenderEvent.STOP)
         room.drained = room.way.sender.abort(room.number)
         if room.receives:
-            room.hears(lose_of(room))
+            room.hears(ReceiverEvent.LOSE)
         self.settle()
 
     def cut(self, way: Direction) -> None:
@@ -372,9 +368,9 @@ class Hops(RuleBasedStateMachine):
             room.way.target.transport.sever()
             self.settle()
         if room.sender.state.name == "DRAINING":
-            room.says(drained_of(room))
+            room.says(SenderEvent.DRAINED)
         room.way.receiver.forget(room.number)
-        room.hears(PullReceiverEvent.FENCED if room.way.back else ReceiverEvent.FENCED)
+        room.hears(ReceiverEvent.FENCED)
         self.release(room)
 
     def release(self, room: Room) -> None:
@@ -406,18 +402,6 @@ class Hops(RuleBasedStateMachine):
             self.nothing_is_written_to_ids_that_are_free()
         finally:
             self._context.__exit__(None, None, None)
-
-
-def stop_of(room: Room) -> Enum:
-    return PullSenderEvent.STOP if room.way.back else SenderEvent.STOP
-
-
-def drained_of(room: Room) -> Enum:
-    return PullSenderEvent.DRAINED if room.way.back else SenderEvent.DRAINED
-
-
-def lose_of(room: Room) -> Enum:
-    return PullReceiverEvent.LOSE if room.way.back else ReceiverEvent.LOSE
 
 
 TestHops = Hops.TestCase

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.transfer.rooms.room_tasks import RoomTasks
 from tasuki.transfer.windows.send_report import Drain
+from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
 from .evidence import DrainAcknowledged, Evidence, Fence, FenceReason, LeaseExpired
 
@@ -67,7 +67,7 @@ class WriterFence:
     async def hold(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> FenceReason:
         """Until a reason holds. ask: asks for the drain until it is answered; cancelled after
         that. Waits on nobody: patience, the lease, retry_seconds and settling bound it."""
-        asking = RoomTasks(f"fence-{self._room}", self._not_asked)
+        asking = GuardedTasks(f"fence-{self._room}", self._not_asked)
         asking.start(ask)
         patience = time.monotonic() + self._last.patience
         try:

@@ -1,14 +1,14 @@
 """The life of a room on each side, as one table of legal moves a role.
 
 spin/handover.pml carries the same rows and is checked exhaustively; a test compares the
-two. Knows no messages, bytes or clocks: callers turn what happens into events. Thread rule: one
-thread a machine.
+two. A pull (pull_states.py) goes through some of the same states. Knows no messages, bytes or
+clocks: callers turn what happens into events. Thread rule: one thread a machine.
 Invariant: a machine moves only along its table; anything else raises and changes nothing.
 """
 
 from enum import Enum
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from tasuki.transfer.errors import TransferError
 
@@ -17,6 +17,7 @@ class SenderState(Enum):
     IDLE = "not heard of"
     PARKED = "one of the two calls came, the other is awaited"
     QUEUED = "in the engine's queue"
+    PINNING = "asked for; the engine is to pin what was offered"
     ACCEPTED = "leased and about to start; a grant is awaited"
     STREAMING = "granted: windows leave as layers finish"
     READY = "the first token is told, windows are in flight"
@@ -31,7 +32,9 @@ class SenderEvent(Enum):
     ARRIVE = "the first of gateway's and receiver's call came"
     MEET = "the second came; a Reserve that brings the prompt is both"
     EXPIRE = "the second did not come in time"
+    ASK = "of a pull: the receiver granted pages and a slot"
     ACCEPT = "the engine leased"
+    PINNED = "of a pull: the engine pinned what is asked for"
     REFUSE = "the engine refuses"
     GRANT = "the receiver granted pages and a slot"
     TOKEN = "token produced"
@@ -67,10 +70,14 @@ class ReceiverEvent(Enum):
 
 State = TypeVar("State", bound=Enum)
 Event = TypeVar("Event", bound=Enum)
+Table: TypeAlias = MappingProxyType[tuple[State, Event], State]
+SenderTable: TypeAlias = Table[SenderState, SenderEvent]
+ReceiverTable: TypeAlias = Table[ReceiverState, ReceiverEvent]
+
 _S, _SE = SenderState, SenderEvent
 _R, _RE = ReceiverState, ReceiverEvent
 
-SENDER = MappingProxyType(
+SENDER: SenderTable = MappingProxyType(
     {
         (_S.IDLE, _SE.ARRIVE): _S.PARKED,
         (_S.IDLE, _SE.STOP): _S.ENDED,
@@ -104,7 +111,7 @@ SENDER = MappingProxyType(
     }
 )
 
-RECEIVER = MappingProxyType(
+RECEIVER: ReceiverTable = MappingProxyType(
     {
         (_R.NEW, _RE.RESERVE): _R.RESERVED,
         (_R.RESERVED, _RE.QUEUED): _R.RESERVED,
@@ -140,7 +147,7 @@ class IllegalTransition(TransferError):
 class Machine(Generic[State, Event]):
     """One room of one role."""
 
-    def __init__(self, table: MappingProxyType[tuple[State, Event], State], initial: State) -> None:
+    def __init__(self, table: Table[State, Event], initial: State) -> None:
         self._table = table
         self.state = initial
 

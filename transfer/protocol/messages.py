@@ -7,6 +7,7 @@ What is read from a peer is bounded, and what no node of this version tells is r
 from collections.abc import Sequence
 
 from tasuki.proto import handover_pb2 as pb
+from tasuki.proto.report_pb2 import TransferReport
 from tasuki.transfer import peer_values as told
 from tasuki.transfer.errors import MetadataUnusable, PeerInvalid
 from tasuki.transfer.node_identity import EPOCH_BYTES, NodeIdentity, metadata_checksum
@@ -94,8 +95,8 @@ def windows_to_wire(digests: Sequence[WindowDigest]) -> list[pb.Window]:
     ]
 
 
-def report_to_wire(report: SendReport, track: SenderTrack) -> pb.Report:
-    return pb.Report(
+def report_to_wire(report: SendReport, track: SenderTrack) -> TransferReport:
+    return TransferReport(
         bytes=report.bytes,
         windows=report.windows,
         pages=report.pages,

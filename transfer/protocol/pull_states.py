@@ -1,98 +1,83 @@
 """The return path's life on each side: a pull, the hand-over with roles swapped.
 
-Here the node that answered is the sender and the node that is about to prefill the receiver. There
-is no queue and no token, so the tables are shorter than handover_states.py's: the receiver grants
-at once, the sender pins what it offered or refuses, and every layer is finished before the first
-window leaves. spin/pull.pml carries the same rows and is checked exhaustively; a test compares the
-two. Invariant: as in handover_states.py. What is lost here costs time only: the receiver computes
-it itself.
+Here the node that answered is the sender and the node that is about to prefill the receiver. The
+states are those of handover_states.py, and the tables are its tables without queue, lease and
+token: the receiver grants at once, the sender pins what it offered or refuses, and every layer is
+finished before the first window leaves. spin/pull.pml carries the same rows and is checked
+exhaustively; a test compares the two. Invariant: as in handover_states.py. What is lost here costs
+time only: the receiver computes it itself.
 """
 
-from enum import Enum
+from collections.abc import Set
 from types import MappingProxyType
 
-from .handover_states import Machine
+from .handover_states import (
+    RECEIVER,
+    SENDER,
+    Event,
+    Machine,
+    ReceiverEvent,
+    ReceiverState,
+    ReceiverTable,
+    SenderEvent,
+    SenderState,
+    SenderTable,
+    State,
+    Table,
+)
+
+_S, _SE = SenderState, SenderEvent
+_R, _RE = ReceiverState, ReceiverEvent
 
 
-class PullSenderState(Enum):
-    IDLE = "not heard of"
-    PINNING = "asked for; the engine is to pin what was offered"
-    STREAMING = "pinned: windows leave"
-    DRAINING = "stopped: posted transfers are awaited"
-    DONE = "final status delivered: every window is flushed"
-    REFUSED = "refused before anything was posted"
-    ENDED = "over without a result, and drained"
+def _among(
+    table: Table[State, Event], states: Set[State], events: Set[Event]
+) -> dict[tuple[State, Event], State]:
+    """The rows that begin and end in these states by one of these events."""
+    return {
+        (state, event): after
+        for (state, event), after in table.items()
+        if state in states and after in states and event in events
+    }
 
 
-class PullSenderEvent(Enum):
-    ASK = "the receiver granted pages and a slot"
-    PINNED = "the engine pinned what is asked for"
-    REFUSE = "it is here no more, or the ask is wrong"
-    FLUSHED = "transfer complete"
-    STOP = "stopped, room over, receiver lost, lease lost or transport failed"
-    DRAINED = "nothing posted is in flight any more"
-
-
-class PullReceiverState(Enum):
-    NEW = "not asked yet"
-    GRANTED = "windows may land"
-    VERIFYING = "final status is here; digests are compared"
-    COMMITTED = "verified: pages and state belong to the tree"
-    QUARANTINED = "lost: no id is used before the fence"
-    ENDED = "over, nothing is held"
-
-
-class PullReceiverEvent(Enum):
-    GRANT = "pages and a slot were granted with the ask"
-    DONE = "final status"
-    VERIFIED = "every window landed and every digest matches"
-    LOSE = "refused, room over, failed, mismatched, broken or too late"
-    FENCED = "the writer can write no more"
-
-
-_S, _SE = PullSenderState, PullSenderEvent
-_R, _RE = PullReceiverState, PullReceiverEvent
-
-PULL_SENDER = MappingProxyType(
-    {
+PULL_SENDER: SenderTable = MappingProxyType(
+    _among(
+        SENDER,
+        {_S.STREAMING, _S.DRAINING, _S.DONE, _S.REFUSED, _S.ENDED},
+        {_SE.REFUSE, _SE.FLUSHED, _SE.STOP, _SE.DRAINED},
+    )
+    | {
         (_S.IDLE, _SE.ASK): _S.PINNING,
         (_S.PINNING, _SE.PINNED): _S.STREAMING,
         (_S.PINNING, _SE.REFUSE): _S.REFUSED,
         (_S.PINNING, _SE.STOP): _S.DRAINING,
+        # No token is awaited.
         (_S.STREAMING, _SE.FLUSHED): _S.DONE,
-        (_S.STREAMING, _SE.STOP): _S.DRAINING,
-        (_S.DRAINING, _SE.DRAINED): _S.ENDED,
         # What was under way when the pull stopped changes nothing.
         (_S.DRAINING, _SE.PINNED): _S.DRAINING,
-        (_S.DRAINING, _SE.REFUSE): _S.DRAINING,
-        (_S.DRAINING, _SE.FLUSHED): _S.DRAINING,
-        (_S.DRAINING, _SE.STOP): _S.DRAINING,
-        (_S.DONE, _SE.STOP): _S.DONE,
-        (_S.REFUSED, _SE.STOP): _S.REFUSED,
-        (_S.ENDED, _SE.STOP): _S.ENDED,
         (_S.ENDED, _SE.PINNED): _S.ENDED,
         (_S.ENDED, _SE.REFUSE): _S.ENDED,
     }
 )
 
-PULL_RECEIVER = MappingProxyType(
-    {
+PULL_RECEIVER: ReceiverTable = MappingProxyType(
+    _among(
+        RECEIVER,
+        {_R.GRANTED, _R.VERIFYING, _R.COMMITTED, _R.QUARANTINED, _R.ENDED},
+        {_RE.DONE, _RE.VERIFIED, _RE.LOSE, _RE.FENCED},
+    )
+    | {
+        # Granted with the ask, and no token comes before the end.
         (_R.NEW, _RE.GRANT): _R.GRANTED,
         (_R.GRANTED, _RE.DONE): _R.VERIFYING,
-        (_R.GRANTED, _RE.LOSE): _R.QUARANTINED,
-        (_R.VERIFYING, _RE.VERIFIED): _R.COMMITTED,
-        (_R.VERIFYING, _RE.LOSE): _R.QUARANTINED,
-        (_R.QUARANTINED, _RE.FENCED): _R.ENDED,
-        # What was under way when the pull was lost changes nothing.
-        (_R.QUARANTINED, _RE.DONE): _R.QUARANTINED,
-        (_R.QUARANTINED, _RE.LOSE): _R.QUARANTINED,
     }
 )
 
 
-def pull_sender_machine() -> Machine[PullSenderState, PullSenderEvent]:
-    return Machine(PULL_SENDER, PullSenderState.IDLE)
+def pull_sender_machine() -> Machine[SenderState, SenderEvent]:
+    return Machine(PULL_SENDER, SenderState.IDLE)
 
 
-def pull_receiver_machine() -> Machine[PullReceiverState, PullReceiverEvent]:
-    return Machine(PULL_RECEIVER, PullReceiverState.NEW)
+def pull_receiver_machine() -> Machine[ReceiverState, ReceiverEvent]:
+    return Machine(PULL_RECEIVER, ReceiverState.NEW)

@@ -10,7 +10,6 @@ from math import inf
 from typing import Self
 
 from tasuki.transfer.protocol.handover_states import ReceiverState, SenderState
-from tasuki.transfer.protocol.pull_states import PullReceiverState, PullSenderState
 
 QUEUE_SECONDS = 60.0
 """What --queue-timeout is where nobody says otherwise."""
@@ -18,8 +17,17 @@ _ENGINE_FIRST = 5.0
 """The engine itself refuses what waited too long, and says why; this is for one that does not."""
 
 
+class _ByState:
+    """A field that is named as a state, in lower case, bounds that state."""
+
+    def of(self, state: ReceiverState | SenderState) -> float:
+        """Seconds; infinite where nobody is awaited."""
+        seconds: float = getattr(self, state.name.lower(), inf)
+        return seconds
+
+
 @dataclass(frozen=True)
-class ReceiverDeadlines:
+class ReceiverDeadlines(_ByState):
     """Of a room on the decode node. reserved: the position in the sender's queue stays the same;
     queue: in that queue in all, the time of a pull left out, and as long again from the grant until
     its first window. accepted: our own engine grants nothing. granted, ready: no window lands, and
@@ -34,24 +42,9 @@ class ReceiverDeadlines:
     verifying: float = 15.0
     look: float = 1.0
 
-    def of(self, state: ReceiverState) -> float:
-        match state:
-            case ReceiverState.RESERVED:
-                return self.reserved
-            case ReceiverState.ACCEPTED:
-                return self.accepted
-            case ReceiverState.GRANTED:
-                return self.granted
-            case ReceiverState.READY:
-                return self.ready
-            case ReceiverState.VERIFYING:
-                return self.verifying
-            case _:
-                return inf
-
 
 @dataclass(frozen=True)
-class SenderDeadlines:
+class SenderDeadlines(_ByState):
     """Of a room on the prefill node. parked: longer than the gateway's own deadline. queued: a
     little longer than the engine's, which tells why. accepted: a lease is held and the receiver
     grants nothing; longer than the receiver's own, which tells why. streaming: our engine finishes
@@ -72,28 +65,9 @@ class SenderDeadlines:
         in_all = queue_seconds + _ENGINE_FIRST
         return cls(queued=in_all, streaming=max(cls.streaming, in_all))
 
-    def of(self, state: SenderState) -> float:
-        match state:
-            case SenderState.PARKED:
-                return self.parked
-            case SenderState.QUEUED:
-                return self.queued
-            case SenderState.ACCEPTED:
-                return self.accepted
-            case SenderState.STREAMING:
-                return self.streaming
-            case SenderState.READY:
-                return self.ready
-            case SenderState.HOLDING:
-                return self.holding
-            case SenderState.DRAINING:
-                return self.draining
-            case _:
-                return inf
-
 
 @dataclass(frozen=True)
-class PullReceiverDeadlines:
+class PullReceiverDeadlines(_ByState):
     """Of a pull on the prefill node. granted: nothing lands. landing: from its end's message until
     the last window must have landed. verifying: nothing is said of the digests. look: between two
     looks."""
@@ -103,18 +77,9 @@ class PullReceiverDeadlines:
     verifying: float = 10.0
     look: float = 0.25
 
-    def of(self, state: PullReceiverState) -> float:
-        match state:
-            case PullReceiverState.GRANTED:
-                return self.granted
-            case PullReceiverState.VERIFYING:
-                return self.verifying
-            case _:
-                return inf
-
 
 @dataclass(frozen=True)
-class PullSenderDeadlines:
+class PullSenderDeadlines(_ByState):
     """Of a pull on the decode node. pinning: our own engine neither pins nor refuses. streaming:
     nothing is flushed. draining: longer than SenderSettings.drain_seconds; then the drain counts as
     forced. look: between two looks."""
@@ -123,14 +88,3 @@ class PullSenderDeadlines:
     streaming: float = 30.0
     draining: float = 10.0
     look: float = 1.0
-
-    def of(self, state: PullSenderState) -> float:
-        match state:
-            case PullSenderState.PINNING:
-                return self.pinning
-            case PullSenderState.STREAMING:
-                return self.streaming
-            case PullSenderState.DRAINING:
-                return self.draining
-            case _:
-                return inf

@@ -1,0 +1,91 @@
+#include "bindings/allocation_handle.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "core/errors.h"
+
+namespace py = pybind11;
+
+namespace tasuki::cache {
+
+namespace {
+
+py::object pages_of(AllocationHandle& handle) {
+  const std::vector<PageId>& pages = handle.get().pages;
+  if (handle.pages.is_none() || handle.pages_seen != pages.size()) {
+    py::array_t<std::int32_t> array(static_cast<py::ssize_t>(pages.size()));
+    static_assert(sizeof(PageId) == sizeof(std::int32_t));
+    std::memcpy(array.mutable_data(), pages.data(), pages.size() * sizeof(PageId));
+    array.attr("flags").attr("writeable") = false;
+    handle.pages = array;
+    handle.pages_seen = pages.size();
+  }
+  return handle.pages;
+}
+
+std::vector<std::int32_t> raw_slots(const std::vector<SlotId>& slots) {
+  std::vector<std::int32_t> out;
+  for (const SlotId slot : slots) out.push_back(raw(slot));
+  return out;
+}
+
+}  // namespace
+
+std::optional<AllocationHandle> handle_of(const CachePtr& cache, std::optional<AllocationId> id) {
+  if (!id) return std::nullopt;
+  return AllocationHandle{cache, *id, cache->allocation(*id).match, py::none()};
+}
+
+AllocationId id_in(const CachePtr& cache, const AllocationHandle& handle) {
+  if (handle.cache != cache) throw InvalidArgument("the lease was cut from another tree");
+  return handle.id;
+}
+
+void bind_allocations(py::module_& module) {
+  py::class_<AllocationHandle>(module, "Lease")
+      .def_property_readonly("id", [](const AllocationHandle& handle) { return raw(handle.id); })
+      .def_property_readonly("generation",
+                             [](const AllocationHandle& handle) { return raw(handle.id); })
+      .def_readonly("match", &AllocationHandle::match)
+      .def_property_readonly(
+          "cached_tokens",
+          [](const AllocationHandle& handle) { return handle.get().cached_tokens; })
+      .def_property_readonly("cow_source_slot",
+                             [](const AllocationHandle& handle) -> std::optional<std::int32_t> {
+                               const auto slot = handle.get().cow_source_slot;
+                               if (!slot) return std::nullopt;
+                               return raw(*slot);
+                             })
+      .def_property_readonly("tail_copy",
+                             [](const AllocationHandle& handle)
+                                 -> std::optional<std::pair<std::int32_t, std::int32_t>> {
+                               const auto& copy = handle.get().tail_copy;
+                               if (!copy) return std::nullopt;
+                               return std::pair(raw(copy->first), raw(copy->second));
+                             })
+      .def_property_readonly("source_page",
+                             [](const AllocationHandle& handle) -> std::optional<std::int32_t> {
+                               const auto page = handle.get().source_page;
+                               if (!page) return std::nullopt;
+                               return raw(*page);
+                             })
+      .def_property_readonly(
+          "shared_pages", [](const AllocationHandle& handle) { return handle.get().shared_pages; })
+      .def_property_readonly("pages", &pages_of)
+      .def_property_readonly(
+          "working_slots",
+          [](const AllocationHandle& handle) { return raw_slots(handle.get().working_slots); })
+      .def_property_readonly("tokens",
+                             [](const AllocationHandle& handle) { return handle.get().tokens(); })
+      .def_property_readonly("capacity_tokens", [](const AllocationHandle& handle) {
+        return handle.get().capacity_tokens();
+      });
+}
+
+}  // namespace tasuki::cache

@@ -1,0 +1,74 @@
+#include "bindings/digest_bindings.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "digest/row_digester.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace tasuki::digest {
+
+namespace {
+
+using Column = py::array_t<std::int64_t, py::array::c_style>;
+using Memory = py::array_t<std::uint8_t, py::array::c_style>;
+
+// Keeps the memory that it reads.
+struct HeldDigester {
+  Memory memory;
+  RowDigester digester;
+};
+
+Instructions instructions_of(const std::optional<std::string>& name) {
+  if (!name) return runnable().back();
+  for (const Instructions each : runnable()) {
+    if (name_of(each) == *name) return each;
+  }
+  throw py::value_error("this CPU has no instructions \"" + *name + "\"");
+}
+
+HeldDigester held(const Memory& memory, std::int64_t longest,
+                  const std::optional<std::string>& instructions) {
+  const std::span bytes(memory.data(), static_cast<std::size_t>(memory.size()));
+  return {memory, RowDigester(std::as_bytes(bytes), longest, instructions_of(instructions))};
+}
+
+std::span<const std::int64_t> span_of(const Column& column) {
+  if (column.ndim() != 1) throw py::value_error("a column of rows has one dimension");
+  return {column.data(), static_cast<std::size_t>(column.size())};
+}
+
+}  // namespace
+
+void bind_digests(py::module_& module) {
+  module.def("digest_instructions", [] {
+    std::vector<std::string> names;
+    for (const Instructions each : runnable()) names.emplace_back(name_of(each));
+    return names;
+  });
+  py::class_<HeldDigester>(module, "RowDigester")
+      .def(py::init(&held), py::arg("memory").noconvert(), "longest"_a,
+           "instructions"_a = py::none())
+      .def_property_readonly("instructions",
+                             [](const HeldDigester& self) {
+                               return std::string(name_of(self.digester.instructions()));
+                             })
+      .def(
+          "digest",
+          [](const HeldDigester& self, const Column& offsets, const Column& lengths,
+             const Column& seeds) {
+            const Rows rows{span_of(offsets), span_of(lengths), span_of(seeds)};
+            const py::gil_scoped_release others_may_run;
+            return self.digester.digest(rows);
+          },
+          py::arg("offsets").noconvert(), py::arg("lengths").noconvert(),
+          py::arg("seeds").noconvert());
+}
+
+}  // namespace tasuki::digest

@@ -1,0 +1,73 @@
+// What a request is given, or why it must wait.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "alloc/slab_allocator.h"
+#include "cache/reclaimer.h"
+#include "core/cache_config.h"
+#include "core/ids.h"
+#include "core/match.h"
+#include "requests/allocation_table.h"
+#include "tree/radix_tree.h"
+
+namespace tasuki::cache {
+
+// What a request asks for beside its prompt.
+struct AllocationTerms {
+  std::int64_t capacity_tokens;
+  std::int64_t working_slots;
+  std::optional<CursorId> cursor;
+};
+
+// What an admission pins and starts from.
+struct AdmissionPlan {
+  Match match{};
+  std::int64_t cached_tokens = 0;
+  std::optional<Position> standing{};  // nullopt: the root
+  std::optional<StateKey> source{};
+};
+
+// Makes allocations, and makes them larger; takes all that is asked or nothing. Owns nothing.
+class Admission {
+ public:
+  Admission(const CacheConfig& config, SlabAllocator& allocator, RadixTree& tree,
+            Reclaimer& reclaimer, AllocationTable& allocations)
+      : config_(config),
+        allocator_(allocator),
+        tree_(tree),
+        reclaimer_(reclaimer),
+        allocations_(allocations) {}
+
+  // Most tokens that one request can ever hold beside so many working slots. REQUIRES: 0 or more.
+  std::int64_t most_tokens(std::int64_t working_slots) const;
+  // Throws InvalidArgument, or ImpossibleRequest where no waiting would help.
+  void validate(Tokens prompt, const AllocationTerms& terms) const;
+
+  // nullopt: it will fit once others release. REQUIRES: validate() passed.
+  std::optional<AllocationId> admit(Tokens prompt, std::string_view salt,
+                                    const AllocationTerms& terms, const AdmissionPlan& plan,
+                                    Tick now);
+  // Whether the plan would fit if there were no other allocation.
+  bool fits_alone(const AllocationTerms& terms, const AdmissionPlan& plan) const;
+
+  // Pages that the allocation lacks for so many tokens; 0 or less: none. Throws as validate().
+  std::int64_t pages_lacking(const Allocation& allocation, std::int64_t capacity_tokens) const;
+  bool extend(Allocation& allocation, std::int64_t pages, Tick now);
+
+ private:
+  void check_possible(std::int64_t capacity_tokens, std::int64_t working_slots) const;
+  std::int64_t own_pages(const AllocationTerms& terms, const AdmissionPlan& plan) const;
+  // REQUIRES: the source is pinned.
+  void fork_from(const StateKey& source, Allocation& allocation, Tick now);
+
+  const CacheConfig& config_;
+  SlabAllocator& allocator_;
+  RadixTree& tree_;
+  Reclaimer& reclaimer_;
+  AllocationTable& allocations_;
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,49 @@
+#include "cache/factory.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cache/shadow_cache.h"
+#include "policy/policies.h"
+#include "policy/value_policy.h"
+
+namespace tasuki::cache {
+
+namespace {
+
+// One request of so many is tried: few enough to cost little, and trees still many prompts large.
+std::int64_t share_of(const CacheConfig& config) {
+  constexpr std::int64_t kLargest = 8;
+  constexpr std::int64_t kFewestSlabs = 64;
+  return std::clamp<std::int64_t>(config.slabs / kFewestSlabs, 1, kLargest);
+}
+
+// learnt: of the whole traffic, which a sample alone would teach slower. REQUIRES: it outlives the
+// trials.
+std::unique_ptr<PolicyTrials> make_trials(const CacheConfig& config, const ReuseModel& learnt) {
+  CacheConfig shape = config;
+  shape.slabs = config.slabs / share_of(config);
+  shape.max_ghost_nodes = config.max_ghost_nodes / share_of(config);
+  std::vector<PolicyTrials::Candidate> candidates;
+  const auto add = [&](PolicyKind kind, std::unique_ptr<EvictionPolicy> policy) {
+    shape.policy = kind;
+    candidates.emplace_back(kind, std::make_unique<ShadowCache>(shape, std::move(policy)));
+  };
+  add(PolicyKind::kValue, std::make_unique<ValuePolicy>(learnt));
+  add(PolicyKind::kLru, make_policy(PolicyKind::kLru));
+  return std::make_unique<PolicyTrials>(share_of(config), std::move(candidates));
+}
+
+}  // namespace
+
+PrefixCache make_prefix_cache(const CacheConfig& config) {
+  config.validate();
+  auto policy = make_policy(config.policy);
+  std::unique_ptr<PolicyTrials> trials;
+  if (config.policy == PolicyKind::kAuto) trials = make_trials(config, *policy->model());
+  return PrefixCache(config, std::move(policy), std::move(trials));
+}
+
+}  // namespace tasuki::cache

@@ -1,0 +1,55 @@
+// What an allocation computed becomes the tree's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "alloc/slab_allocator.h"
+#include "cache/tree_observers.h"
+#include "core/ids.h"
+#include "placement/interior_placement.h"
+#include "requests/allocation_table.h"
+#include "requests/reuse_reports.h"
+#include "tree/radix_tree.h"
+
+namespace tasuki::cache {
+
+// Owns nothing. Whatever it inserts changes its owner with it.
+class Inserter {
+ public:
+  Inserter(SlabAllocator& allocator, RadixTree& tree, TreeObservers& observers,
+           AllocationTable& allocations, InteriorPlacement& interior, ReuseReports& reports)
+      : allocator_(allocator),
+        tree_(tree),
+        observers_(observers),
+        allocations_(allocations),
+        interior_(interior),
+        reports_(reports) {}
+
+  // Ensures that the tree holds [0, end) of the allocation's tokens; returns the node whose edge
+  // holds `end`. REQUIRES: end is whole pages, and beyond where the allocation stands.
+  NodeId insert_path(Allocation& allocation, std::int64_t end, Tick now);
+  // The state at its boundary, with a tail where that is inside a page. The slot is the tree's
+  // then, or free where the same state stands. Returns the node that ends at the last whole page.
+  // REQUIRES: the node's edge holds that end; the slot is the allocation's.
+  NodeId insert_state(Allocation& allocation, NodeId node, SlotId slot, const InsertedState& state,
+                      Tick now);
+
+ private:
+  // Returns the new upper part.
+  NodeId split(NodeId id, std::int64_t depth, Tick now);
+  std::vector<PageId> give_pages(Allocation& allocation, std::int64_t from, std::int64_t to);
+  StateKey insert_checkpoint(Allocation& allocation, const Node& host, SlotId slot,
+                             const Birth& birth, Tick now);
+  StateKey insert_tail(Allocation& allocation, const Node& host, SlotId slot, const Birth& birth,
+                       Tick now);
+
+  SlabAllocator& allocator_;
+  RadixTree& tree_;
+  TreeObservers& observers_;
+  AllocationTable& allocations_;
+  InteriorPlacement& interior_;
+  ReuseReports& reports_;
+};
+
+}  // namespace tasuki::cache

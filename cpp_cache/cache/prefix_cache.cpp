@@ -1,0 +1,360 @@
+#include "cache/prefix_cache.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "cache/holder_check.h"
+#include "core/errors.h"
+#include "core/invariant.h"
+#include "tree/tree_check.h"
+
+namespace tasuki::cache {
+
+namespace {
+
+const CacheConfig& validated(const CacheConfig& config) {
+  config.validate();
+  return config;
+}
+
+// The same request, once it cannot stand beside what it would start from.
+Match from_nothing(Match match) {
+  match.miss_reasons.checkpoint_evicted += match.usable_tokens;
+  match.usable_tokens = 0;
+  match.checkpoint_kind.reset();
+  match.branch_tokens.reset();
+  PageMatch& pages = match.in_pages;
+  pages.miss_reasons.checkpoint_evicted += pages.usable_tokens;
+  pages.usable_tokens = 0;
+  pages.checkpoint_kind.reset();
+  return match;
+}
+
+}  // namespace
+
+PrefixCache::PrefixCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy,
+                         std::unique_ptr<PolicyTrials> trials)
+    : config_(validated(config)),
+      allocator_(config_),
+      quarantines_(allocator_),
+      tree_(std::move(policy), config_),
+      observers_(tree_),
+      cursors_(tree_),
+      interior_(config_, tree_),
+      reports_(config_, tree_, cursors_),
+      reclaimer_(config_, allocator_, tree_, observers_),
+      admission_(config_, allocator_, tree_, reclaimer_, allocations_),
+      inserter_(allocator_, tree_, observers_, allocations_, interior_, reports_),
+      trials_(std::move(trials)) {}
+
+Found PrefixCache::find(Tokens prompt, std::string_view salt,
+                        std::optional<CursorId> cursor) const {
+  if (prompt.empty()) throw InvalidArgument("tokens must not be empty");
+  std::optional<Position> start;
+  if (cursor) start = cursors_.start_of(*cursor, prompt, salt);
+  Found found = Matcher(tree_, allocations_).find(prompt, salt, start);
+  if (found.evicted) found.match.evicted = reclaimer_.log().find(*found.evicted);
+  return found;
+}
+
+Match PrefixCache::match(Tokens prompt, std::string_view salt,
+                         std::optional<CursorId> cursor) const {
+  return find(prompt, salt, cursor).match;
+}
+
+std::int64_t PrefixCache::capacity_tokens(std::int64_t working_slots) const {
+  if (working_slots < 0) {
+    throw InvalidArgument("working_slots must be 0 or more, not " + std::to_string(working_slots));
+  }
+  return admission_.most_tokens(working_slots);
+}
+
+CacheStats PrefixCache::stats() const {
+  CacheStats stats;
+  stats.pages = allocator_.page_counts();
+  stats.pages.pinned = tree_.pins().pages();
+  stats.slots = allocator_.slot_counts();
+  stats.slots.pinned = tree_.pins().states();
+  stats.slabs_free = allocator_.slabs_free();
+  stats.slabs_of_pages = allocator_.slabs_of_pages();
+  stats.slabs_of_slots = allocator_.slabs_of_slots();
+  stats.slabs_total = config_.slabs;
+  stats.nodes = tree_.resident_nodes();
+  stats.ghost_nodes = tree_.ghosts().size();
+  stats.checkpoints = tree_.states();
+  stats.allocations = allocations_.size();
+  stats.cursors = cursors_.size();
+  stats.evicted_pages = reclaimer_.evicted_pages();
+  stats.evicted_checkpoints = reclaimer_.evicted_checkpoints();
+  stats.allocated_requests = allocated_requests_;
+  stats.prompt_tokens = prompt_tokens_;
+  stats.usable_tokens = usable_tokens_;
+  stats.miss_reasons = miss_reasons_;
+  if (trials_) stats.policies = trials_->scores();
+  return stats;
+}
+
+void PrefixCache::check_integrity() const {
+  allocator_.check();
+  check_tree(tree_, clock_);
+  check_holders(allocator_, tree_, allocations_, quarantines_);
+  require(usable_tokens_ + miss_reasons_.sum() == prompt_tokens_, 6,
+          "usable tokens and miss reasons do not add up to the prompts");
+}
+
+void PrefixCache::advance_to(std::int64_t now_ms) {
+  has_clock_ = true;
+  now_ms_ = std::max(now_ms_, now_ms);
+}
+
+void PrefixCache::close_cursor(CursorId cursor) {
+  if (const auto end = cursors_.close(cursor)) tree_.expect_no_use(*end);
+}
+
+std::optional<AllocationId> PrefixCache::admit(Tokens prompt, std::string_view salt,
+                                               const AllocationTerms& terms,
+                                               const AdmissionPlan& plan) {
+  ++clock_;
+  tree_.policy().advance(now_ms_);
+  return admission_.admit(prompt, salt, terms, plan, clock_);
+}
+
+std::optional<AllocationId> PrefixCache::allocate(Tokens prompt, std::string_view salt,
+                                                  const AllocationTerms& terms) {
+  admission_.validate(prompt, terms);
+  const Found found = find(prompt, salt, terms.cursor);
+  AdmissionPlan plan{.match = found.match};
+  if (found.source) {
+    plan.cached_tokens = found.match.usable_tokens;
+    plan.standing = found.usable;
+    plan.source = found.source;
+  }
+  const auto left = interior_.left_prompt(found);
+  auto id = admit(prompt, salt, terms, plan);
+  // A source checkpoint and scattered pages take room of their own. Where they could never stand
+  // beside the request, waiting would be for ever: it starts from nothing instead.
+  if (!id && !admission_.fits_alone(terms, plan)) {
+    plan = AdmissionPlan{.match = from_nothing(found.match)};
+    id = admit(prompt, salt, terms, plan);
+  }
+  if (!id) return std::nullopt;
+  if (reclaimer_.log().count() > 0) interior_.evicted();
+  Allocation& allocation = allocations_.at(*id);
+  allocation.turns = reports_.used(found, plan.source);
+  allocation.is_sampled = trials_ && trials_->samples(salt, prompt);
+  allocation.match.interior_tokens = interior_.place(left, plan.match);
+  if (!has_clock_) now_ms_ += 1000;
+  ++allocated_requests_;
+  prompt_tokens_ += plan.match.prompt_tokens;
+  usable_tokens_ += plan.match.usable_tokens;
+  miss_reasons_ += plan.match.miss_reasons;
+  return id;
+}
+
+std::optional<AllocationId> PrefixCache::allocate_to_receive(Tokens prompt, std::string_view salt,
+                                                             const AllocationTerms& terms) {
+  admission_.validate(prompt, terms);
+  const Found found = find(prompt, salt, terms.cursor);
+  AdmissionPlan plan{.match = found.match};
+  if (found.kv) {
+    plan.cached_tokens = found.kv->depth;
+    plan.standing = found.kv;
+  }
+  auto id = admit(prompt, salt, terms, plan);
+  if (!id && !admission_.fits_alone(terms, plan)) {
+    id = admit(prompt, salt, terms, AdmissionPlan{.match = found.match});
+  }
+  return id;
+}
+
+std::optional<AllocationId> PrefixCache::allocate_to_send(Tokens prompt, std::string_view salt) {
+  const Found found = find(prompt, salt, std::nullopt);
+  if (!found.source) return std::nullopt;
+  const AdmissionPlan plan{.match = found.match,
+                           .cached_tokens = found.match.usable_tokens,
+                           .standing = found.usable,
+                           .source = found.source};
+  const AllocationTerms nothing{found.usable.depth, 0, std::nullopt};
+  return admit(prompt, salt, nothing, plan);
+}
+
+bool PrefixCache::extend(AllocationId id, std::int64_t capacity) {
+  Allocation& allocation = allocations_.working(id, "extend");
+  const std::int64_t pages = admission_.pages_lacking(allocation, capacity);
+  if (pages <= 0) return true;
+  ++clock_;
+  return admission_.extend(allocation, pages, clock_);
+}
+
+void PrefixCache::append(AllocationId id, Tokens tokens) {
+  Allocation& allocation = allocations_.at(id);
+  if (allocation.state == AllocationState::kClosed) allocations_.working(id, "append");
+  allocation.kept.insert(allocation.kept.end(), tokens.begin(), tokens.end());
+}
+
+std::optional<SlotId> PrefixCache::take_checkpoint_slot(AllocationId id) {
+  Allocation& allocation = allocations_.working(id, "take_checkpoint_slot");
+  ++clock_;
+  if (!reclaimer_.make_room(0, 1, id, clock_)) return std::nullopt;
+  const SlotId slot = allocator_.take_slot();
+  allocation.destination_slots.push_back(slot);
+  return slot;
+}
+
+void PrefixCache::check_insertable(const Allocation& allocation, std::int64_t boundary,
+                                   std::optional<SlotId> slot) const {
+  const std::int64_t whole = boundary / kPageTokens * kPageTokens;
+  const auto refuse = [boundary](const std::string& why) {
+    throw InvalidArgument("publish: boundary " + std::to_string(boundary) + why);
+  };
+  if (boundary < 1 || boundary > allocation.tokens()) {
+    refuse(" is not in the lease's tokens 1.." + std::to_string(allocation.tokens()));
+  }
+  if (boundary > allocation.capacity_tokens()) {
+    refuse(" is beyond the lease's pages: extend it first");
+  }
+  if (boundary != whole && !slot) {
+    refuse(" is inside a page: it needs a slot");
+  }
+  if (boundary != whole && whole < allocation.first_kept) {
+    refuse(" ends before what the lease computed");
+  }
+  if (boundary != whole && !allocation.own[static_cast<std::size_t>(whole / kPageTokens)]) {
+    refuse(" is inside a page that the lease published whole already");
+  }
+  if (slot && !allocation.holds_slot(*slot)) {
+    throw InvalidArgument("publish: slot " + std::to_string(raw(*slot)) +
+                          " is neither a working nor a destination slot of the lease");
+  }
+}
+
+void PrefixCache::insert(AllocationId id, std::int64_t boundary, std::optional<SlotId> slot,
+                         CheckpointKind kind, TurnHint hint) {
+  Allocation& allocation = allocations_.working(id, "publish");
+  check_insertable(allocation, boundary, slot);
+  ++clock_;
+  ++room_version_;
+  const std::int64_t whole = boundary / kPageTokens * kPageTokens;
+  Position place{allocation.root, whole};
+  if (whole > allocation.standing.depth) {
+    place.node = inserter_.insert_path(allocation, whole, clock_);
+  } else if (whole > 0) {
+    place.node = tree_.cover(allocation.standing.node, whole).node;
+  }
+  if (slot) {
+    place.node =
+        inserter_.insert_state(allocation, place.node, *slot, {boundary, kind, hint}, clock_);
+  }
+  if (whole >= allocation.standing.depth) stand_at(allocation, place);
+  allocation.count_shared_pages();
+}
+
+void PrefixCache::stand_at(Allocation& allocation, Position place) {
+  const NodeId before = allocation.standing.node;
+  if (before != place.node) {
+    tree_.pins().pin(place.node, allocation.id, clock_);
+    tree_.pins().unpin(before, allocation.id);
+  }
+  allocation.standing = place;
+  if (allocation.cursor) cursors_.move(*allocation.cursor, place);
+}
+
+void PrefixCache::release(AllocationId id) {
+  Allocation& allocation = allocations_.at(id);
+  if (allocation.state == AllocationState::kGranted) allocations_.working(id, "release");
+  ++clock_;
+  try_policies(allocation);
+  allocation.for_each_own_page(
+      [this](PageId page) { allocator_.give_back(page, Owner::kWorking); });
+  for (const SlotId slot : allocation.working_slots) allocator_.give_back(slot, Owner::kWorking);
+  end(allocation);
+}
+
+void PrefixCache::try_policies(const Allocation& allocation) {
+  if (!allocation.is_sampled || allocation.inserted.empty()) return;
+  Served served{*tree_.node(allocation.root).salt,
+                tree_.tokens_to({allocation.standing.node, allocation.first_kept}),
+                allocation.match.prompt_tokens, allocation.inserted, now_ms_};
+  served.tokens.insert(served.tokens.end(), allocation.kept.begin(), allocation.kept.end());
+  trials_->serve(served);
+  tree_.policy().follow(trials_->best());
+}
+
+void PrefixCache::end(const Allocation& allocation) {
+  ++room_version_;
+  for (const SlotId slot : allocation.destination_slots) {
+    allocator_.give_back(slot, Owner::kWorking);
+  }
+  for (const StateKey& state : allocation.pinned_states) tree_.pins().unpin_state(state);
+  tree_.pins().unpin(allocation.standing.node, allocation.id);
+  tree_.close_root_if_bare(allocation.root);
+  allocations_.erase(allocation.id);
+}
+
+void PrefixCache::hand_over(const Allocation& allocation, Owner from, Owner to) {
+  allocation.for_each_own_page([&](PageId page) { allocator_.hand_over(page, from, to); });
+  for (const SlotId slot : allocation.working_slots) allocator_.hand_over(slot, from, to);
+}
+
+void PrefixCache::grant(AllocationId id) {
+  Allocation& allocation = allocations_.working(id, "grant");
+  ++clock_;
+  hand_over(allocation, Owner::kWorking, Owner::kGranted);
+  allocation.state = AllocationState::kGranted;
+}
+
+void PrefixCache::accept_received(AllocationId id) {
+  Allocation& allocation = allocations_.granted(id, "settle");
+  ++clock_;
+  hand_over(allocation, Owner::kGranted, Owner::kWorking);
+  allocation.state = AllocationState::kWorking;
+}
+
+QuarantineId PrefixCache::quarantine(AllocationId id) {
+  const Allocation& allocation = allocations_.granted(id, "quarantine");
+  ++clock_;
+  QuarantineTable::Quarantine held{{}, allocation.working_slots};
+  allocation.for_each_own_page([&held](PageId page) { held.pages.push_back(page); });
+  const QuarantineId quarantine = quarantines_.add(std::move(held));
+  end(allocation);
+  return quarantine;
+}
+
+void PrefixCache::free_quarantined(QuarantineId id) {
+  quarantines_.free(id);
+  ++clock_;
+  ++room_version_;
+}
+
+std::optional<TreeView> PrefixCache::view(std::optional<NodeName> under, std::int64_t limit) {
+  if (limit < 1) {
+    throw InvalidArgument("limit must be at least 1 node, not " + std::to_string(limit));
+  }
+  observers_.census().take();
+  return view_tree(tree_, observers_.census(), under, limit, clock_);
+}
+
+std::optional<NodeName> PrefixCache::node_at(Tokens tokens, std::string_view salt) const {
+  const Found found = find(tokens, salt, std::nullopt);
+  std::optional<NodeId> node = tree_.root(salt);
+  if (found.kv) node = tree_.cover(found.kv->node, found.kv->depth).node;
+  if (!node) return std::nullopt;
+  return NodeName{*node, tree_.node(*node).serial};
+}
+
+std::int64_t PrefixCache::flush() {
+  ++clock_;
+  const std::int64_t before = tree_.resident_nodes();
+  const std::int64_t standing = tree_.pages() + tree_.states();
+  const std::int64_t pinned = tree_.pins().pages() + tree_.pins().states();
+  const bool clears = standing > 0 && pinned == 0;
+  if (clears) journal().begin_clearing();
+  reclaimer_.evict_all(clock_);
+  if (clears) journal().end_clearing();
+  tree_.forget_ghosts();
+  if (trials_) trials_->flush();
+  return before - tree_.resident_nodes();
+}
+
+}  // namespace tasuki::cache

@@ -1,0 +1,168 @@
+// The logical side of the prefix cache: who holds which page and slot, and which prefix it serves.
+//
+// Thread rule: single-threaded, owned by the engine loop. No locks, no wall clock, no globals.
+//
+// Invariants, all checked by check_integrity():
+//  1. free + working + tree + granted + quarantined == total, for slots, pages and slabs; no id is
+//     in two places; pinned is a count on tree items.
+//  2. Every checkpoint reachable from the tree holds the state of exactly the tokens on its
+//     path: it stays at the boundary it was inserted at, whatever splits around it.
+//  3. A node, page or checkpoint under an allocation is never evicted; evicting a checkpoint frees
+//     no KV. KV below the last checkpoint of a path goes first.
+//  4. match() changes nothing. allocate() takes all it needs or nothing. Nothing asserts when
+//     something is exhausted.
+//  5. Same calls, same decisions: time is a counter of calls, ties are broken by id.
+//  6. A match ends at most at prompt_len - 1: the last token is always computed.
+//
+// Cost: match O(tokens) of memory compare cold, O(new tokens) through a cursor; allocate and
+// release O(pages of the allocation); insert O(new pages); an eviction O(log n).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "alloc/quarantine_table.h"
+#include "alloc/slab_allocator.h"
+#include "cache/admission.h"
+#include "cache/cache_stats.h"
+#include "cache/inserter.h"
+#include "cache/reclaimer.h"
+#include "cache/tree_observers.h"
+#include "core/cache_config.h"
+#include "placement/interior_placement.h"
+#include "requests/allocation_table.h"
+#include "requests/cursor_table.h"
+#include "requests/matcher.h"
+#include "requests/reuse_reports.h"
+#include "tree/radix_tree.h"
+#include "trials/policy_trials.h"
+#include "view/tree_view.h"
+
+namespace tasuki::cache {
+
+// Owns allocator, radix tree, allocations, cursors and quarantines, and joins them. Holds ids,
+// never memory. Every method throws InvalidArgument on an id that is not alive; nothing has changed
+// when one throws.
+class PrefixCache {
+ public:
+  // make_prefix_cache() chooses the policy that the config names. trials: of kAuto, to be followed
+  // by a policy that can act as their best.
+  PrefixCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy,
+              std::unique_ptr<PolicyTrials> trials = nullptr);
+  PrefixCache(const PrefixCache&) = delete;  // the parts refer to each other
+  PrefixCache& operator=(const PrefixCache&) = delete;
+
+  // Ask.
+  const CacheConfig& config() const { return config_; }
+  Match match(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const;
+  std::int64_t capacity_tokens(std::int64_t working_slots) const;
+  CacheStats stats() const;
+  // Changes whenever an allocation that was refused might no longer be: something was inserted,
+  // released or evicted. While it stands still a retry would only repeat the refusal.
+  std::uint64_t room_version() const {
+    return room_version_ + static_cast<std::uint64_t>(reclaimer_.log().count());
+  }
+  const Allocation& allocation(AllocationId id) const { return allocations_.at(id); }
+  void check_integrity() const;
+
+  // The policy that chooses victims now: of kAuto the one that does best.
+  PolicyKind policy() const { return trials_ ? trials_->best() : config_.policy; }
+
+  // The time, in milliseconds from any origin, for a policy that learns. Earlier times are ignored.
+  // Without a call a second passes with every request.
+  void advance_to(std::int64_t now_ms);
+
+  // Sessions. A cursor vouches that prompts given with it extend what was inserted under it: only
+  // the page before its place is compared again.
+  CursorId open_cursor(std::string_view salt) { return cursors_.open(salt); }
+  CursorId fork_cursor(CursorId cursor) { return cursors_.fork(cursor); }
+  void close_cursor(CursorId cursor);
+
+  // Do. nullopt: it will fit once others release. ImpossibleRequest: it never will.
+  std::optional<AllocationId> allocate(Tokens prompt, std::string_view salt,
+                                       const AllocationTerms& terms);
+  // To be written by a remote sender.
+  std::optional<AllocationId> allocate_to_receive(Tokens prompt, std::string_view salt,
+                                                  const AllocationTerms& terms);
+  // Pins what is usable of the prompt for somebody who reads it; takes no page and no slot, and
+  // counts as no request. nullopt: nothing is usable.
+  std::optional<AllocationId> allocate_to_send(Tokens prompt, std::string_view salt);
+  bool extend(AllocationId id, std::int64_t capacity_tokens);
+  void append(AllocationId id, Tokens tokens);
+  std::optional<SlotId> take_checkpoint_slot(AllocationId id);
+  // REQUIRES: boundary <= tokens and capacity; slot is a working or destination slot of the
+  // allocation that holds exactly the state after boundary tokens; inside a page a slot is needed.
+  // ENSURES: the slot is the tree's, or free where the same checkpoint stands already.
+  // `hint` is what the end of the answer says; it is remembered of the prompt's end too.
+  void insert(AllocationId id, std::int64_t boundary, std::optional<SlotId> slot,
+              CheckpointKind kind, TurnHint hint = TurnHint::kUnknown);
+  void release(AllocationId id);
+
+  // Hand-over.
+  void grant(AllocationId id);
+  // Every window has landed and was verified: granted becomes working again.
+  void accept_received(AllocationId id);
+  QuarantineId quarantine(AllocationId id);
+  void free_quarantined(QuarantineId id);
+
+  // Moves decided since the last call, in order: to be copied before anything is written to an id
+  // that the call which decided them handed out.
+  std::vector<PageMove> drain_moves() { return reclaimer_.drain_moves(); }
+
+  // Evictions decided since the last call.
+  std::vector<Eviction> drain_evictions() { return reclaimer_.drain_evictions(); }
+
+  // What stands, for somebody to look at: changes no decision, but from the first one on, and until
+  // long after the last, every change counts its ancestors. See view_tree().
+  std::optional<TreeView> view(std::optional<NodeName> under, std::int64_t limit);
+  // The deepest node that holds KV of the tokens; nullopt: none of that salt.
+  std::optional<NodeName> node_at(Tokens tokens, std::string_view salt) const;
+
+  // Events: of the tree's own pages and states, never of an allocation's. Watching changes no
+  // decision.
+  EventJournal& journal() { return observers_.journal(); }
+
+  // Evicts all that is unpinned and forgets every ghost. Returns nodes dropped.
+  std::int64_t flush();
+
+ private:
+  Found find(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const;
+  std::optional<AllocationId> admit(Tokens prompt, std::string_view salt,
+                                    const AllocationTerms& terms, const AdmissionPlan& plan);
+  void check_insertable(const Allocation& allocation, std::int64_t boundary,
+                        std::optional<SlotId> slot) const;
+  void stand_at(Allocation& allocation, Position place);
+  // To the new owner, all that a grant covers.
+  void hand_over(const Allocation& allocation, Owner from, Owner to);
+  // Unpins it and forgets it; its own pages and working slots are others' already.
+  void end(const Allocation& allocation);
+  // Lets the trials serve what the request was served, and follows the policy that does best.
+  void try_policies(const Allocation& allocation);
+
+  CacheConfig config_;
+  SlabAllocator allocator_;
+  QuarantineTable quarantines_;
+  RadixTree tree_;
+  TreeObservers observers_;
+  AllocationTable allocations_;
+  CursorTable cursors_;
+  InteriorPlacement interior_;
+  ReuseReports reports_;
+  Reclaimer reclaimer_;
+  Admission admission_;
+  Inserter inserter_;
+  std::unique_ptr<PolicyTrials> trials_;
+  Tick clock_ = 0;
+  std::uint64_t room_version_ = 0;  // without evictions
+  std::int64_t now_ms_ = 0;
+  bool has_clock_ = false;  // the time is injected
+  std::int64_t allocated_requests_ = 0;
+  std::int64_t prompt_tokens_ = 0;
+  std::int64_t usable_tokens_ = 0;
+  MissReasons miss_reasons_;
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,104 @@
+#include "cache/reclaimer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/errors.h"
+
+namespace tasuki::cache {
+
+bool Reclaimer::make_room(std::int64_t pages, std::int64_t slots, AllocationId allocation,
+                          Tick now) {
+  if (allocator_.fits(pages, slots)) return true;
+  if (!reclaimable(pages, slots)) return false;
+  while (!allocator_.fits(pages, slots)) {
+    if (slots > allocator_.slabs_free() && empty_a_slab()) continue;
+    const auto item = tree_.victim();
+    if (!item) throw IntegrityError("invariant 3: room was counted that no eviction can make");
+    evict(*item, allocation, now);
+  }
+  return true;
+}
+
+void Reclaimer::evict_all(Tick now) {
+  while (const auto item = tree_.victim()) evict(*item, std::nullopt, now);
+}
+
+bool Reclaimer::reclaimable(std::int64_t pages, std::int64_t slots) const {
+  const std::int64_t loose_slots = tree_.states() - tree_.pins().states();
+  const std::int64_t loose_pages = tree_.pages() - tree_.pins().pages();
+  const std::int64_t room =
+      allocator_.page_counts().free + loose_pages + loose_slots * config_.pages_per_slab;
+  if (pages > room - slots * config_.pages_per_slab) return false;
+  const std::int64_t whole = allocator_.slabs_free() + loose_slots;
+  // Counting slabs that would empty walks the tree: only where free slabs and states do not
+  // suffice.
+  return slots <= whole || slots <= whole + emptiable_slabs();
+}
+
+std::int64_t Reclaimer::emptiable_slabs() const {
+  std::vector<bool> blocked(static_cast<std::size_t>(config_.slabs));
+  const auto block = [&](PageId page) {
+    blocked[static_cast<std::size_t>(allocator_.slab_of(page))] = true;
+  };
+  tree_.nodes().for_each([&](const Node& node) {
+    if (node.is_protected()) std::ranges::for_each(node.pages, block);
+    for (const Tail& tail : node.tails) {
+      if (tail.resident() && tail.state->pins > 0) block(*tail.page);
+    }
+  });
+  return std::ranges::count_if(allocator_.slabs_without_foreign_pages(), [&](std::int64_t slab) {
+    return !blocked[static_cast<std::size_t>(slab)];
+  });
+}
+
+Eviction Reclaimer::described(const EvictionItem& item,
+                              std::optional<AllocationId> allocation) const {
+  const Node& node = tree_.node(item.node);
+  Eviction eviction{.sequence = 0,
+                    .kind = item.kind,
+                    .checkpoint_kind = {},
+                    .boundary = node.depth,
+                    .pages = static_cast<std::int64_t>(node.pages.size()),
+                    .score = tree_.score(item),
+                    .allocation = allocation};
+  if (item.kind == EvictionKind::kLeafPages) return eviction;
+  const Checkpoint& state = node.state(item.tail);
+  eviction.checkpoint_kind = state.kind;
+  eviction.boundary = state.boundary;
+  eviction.pages = config_.pages_per_slab + (item.tail ? 1 : 0);
+  return eviction;
+}
+
+void Reclaimer::evict(const EvictionItem& item, std::optional<AllocationId> allocation, Tick now) {
+  observers_.evicting(item);
+  log_.add(item, described(item, allocation));
+  const Freed freed = tree_.evict(item, now);
+  for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
+  for (const SlotId slot : freed.slots) allocator_.give_back(slot, Owner::kTree);
+  evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());
+  evicted_checkpoints_ += static_cast<std::int64_t>(freed.slots.size());
+}
+
+bool Reclaimer::empty_a_slab() {
+  for (const std::int64_t slab : allocator_.slabs_to_empty()) {
+    const std::vector<PageId> pages = allocator_.pages_in(slab);
+    const bool all_move = std::ranges::all_of(pages, [this](PageId page) {
+      return allocator_.owner(page) == Owner::kTree && tree_.movable(page);
+    });
+    if (!all_move) continue;
+    for (const PageId from : pages) {
+      const PageId to = allocator_.take_page_outside(slab);
+      tree_.move_page(from, to);
+      allocator_.hand_over(to, Owner::kWorking, Owner::kTree);
+      allocator_.give_back(from, Owner::kTree);
+      moves_.push_back({from, to});
+    }
+    return true;
+  }
+  return false;
+}
+
+std::vector<PageMove> Reclaimer::drain_moves() { return std::exchange(moves_, {}); }
+
+}  // namespace tasuki::cache

@@ -1,0 +1,31 @@
+// The shape of the arena as the cache sees it, and how it evicts: counts, never bytes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace tasuki::cache {
+
+// kMarconi is for comparison in replays.
+enum class PolicyKind : std::uint8_t { kLru, kValue, kAuto, kMarconi };
+
+// nullopt: no policy has that name.
+std::optional<PolicyKind> policy_named(std::string_view name);
+std::string_view name_of(PolicyKind policy);
+
+struct CacheConfig {
+  std::int64_t slabs;
+  std::int64_t blocks_per_slab;  // stride of page ids from slab to slab
+  std::int64_t pages_per_slab;
+  // Evicted nodes and tails remembered, to name the reason why a prefix is not usable.
+  std::int64_t max_ghost_nodes;
+  PolicyKind policy = PolicyKind::kLru;
+  // Prefill cost of a token for each token before it, where the token alone costs 1.
+  double attention_cost = 0;
+
+  // Throws InvalidArgument naming the field that no arena can have.
+  void validate() const;
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,41 @@
+// Strong ids: a page is never mistaken for a slot, nor a node for either.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <type_traits>
+
+namespace tasuki::cache {
+
+enum class PageId : std::int32_t {};        // slab * blocks_per_slab + k
+enum class SlotId : std::int32_t {};        // its slab
+enum class NodeId : std::int32_t {};        // reused after a node is dropped: see Node::serial
+enum class TailId : std::int64_t {};        // never reused
+enum class AllocationId : std::int64_t {};  // never reused
+enum class CursorId : std::int64_t {};      // never reused
+enum class QuarantineId : std::int64_t {};  // never reused
+enum class WatchId : std::int64_t {};       // never reused
+
+template <typename Id>
+constexpr std::underlying_type_t<Id> raw(Id id) {
+  return static_cast<std::underlying_type_t<Id>>(id);
+}
+
+// A state's name: of the one at the end of `node`, or at the end of one of its tails. Stable from
+// birth until its ghost is forgotten.
+struct StateKey {
+  NodeId node;
+  std::optional<TailId> tail;
+
+  auto operator<=>(const StateKey&) const = default;
+};
+
+using Token = std::int32_t;
+using Tokens = std::span<const Token>;
+using Tick = std::uint64_t;  // of the logical clock: one a mutating call
+
+inline constexpr std::int64_t kPageTokens = 64;
+
+}  // namespace tasuki::cache

@@ -1,0 +1,67 @@
+// The answer to "how much of this prompt is cached, and why is the rest not?". Plain values; hold
+// nothing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/checkpoint_kind.h"
+
+namespace tasuki::cache {
+
+// Tokens that were not usable, by reason. usable_tokens + sum() == prompt_tokens.
+struct MissReasons {
+  std::int64_t fresh = 0;               // never seen, or forgotten ("new" where C++ has no keyword)
+  std::int64_t never_checkpointed = 0;  // KV stands, no state ever did
+  std::int64_t checkpoint_evicted = 0;  // KV stands, a state that covered it was evicted
+  std::int64_t kv_evicted = 0;
+  std::int64_t alignment = 0;  // stands, but page granularity or the cap at prompt - 1 cuts it
+  std::int64_t in_flight = 0;  // a live allocation is computing these very tokens
+
+  std::int64_t sum() const {
+    return fresh + never_checkpointed + checkpoint_evicted + kv_evicted + alignment + in_flight;
+  }
+  MissReasons& operator+=(const MissReasons& other) {
+    fresh += other.fresh;
+    never_checkpointed += other.never_checkpointed;
+    checkpoint_evicted += other.checkpoint_evicted;
+    kv_evicted += other.kv_evicted;
+    alignment += other.alignment;
+    in_flight += other.in_flight;
+    return *this;
+  }
+};
+
+// The deepest state of the prompt that is gone, and the eviction that took it.
+struct EvictedCheckpoint {
+  std::int64_t eviction = 0;     // its sequence number
+  std::int64_t boundary = 0;     // tokens that the state covered
+  std::int64_t pages_since = 0;  // freed by this eviction and all later ones
+};
+
+// A match as it were if the tree knew whole pages only: equal for any two prompts that agree with
+// the tree in the same whole pages, whatever they have in common inside the next one.
+struct PageMatch {
+  std::int64_t kv_tokens = 0;
+  std::int64_t usable_tokens = 0;
+  std::optional<CheckpointKind> checkpoint_kind{};
+  MissReasons miss_reasons{};
+};
+
+struct Match {
+  std::int64_t prompt_tokens = 0;
+  std::int64_t kv_tokens = 0;
+  std::int64_t usable_tokens = 0;
+  std::optional<CheckpointKind> checkpoint_kind;
+  std::optional<std::int64_t> branch_tokens;
+  MissReasons miss_reasons;
+  PageMatch in_pages{};
+  // Where its eviction is still remembered.
+  std::optional<EvictedCheckpoint> evicted{};
+  // Of an allocation: where states inside a long first-seen prompt would pay. Ascending, whole
+  // pages.
+  std::vector<std::int64_t> interior_tokens{};
+};
+
+}  // namespace tasuki::cache

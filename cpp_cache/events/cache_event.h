@@ -1,0 +1,60 @@
+// What is reported of the tree to a watcher. Plain values that outlive it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "core/ids.h"
+#include "core/match.h"
+#include "events/prefix_hash.h"
+
+namespace tasuki::cache {
+
+enum class EventKind : std::uint8_t {
+  kPageStored,
+  kPageRemoved,
+  kCheckpointStored,  // of a tail: its partial page comes and goes with it
+  kCheckpointRemoved,
+  kCleared,  // nothing stands any more
+};
+
+enum class EventStream : std::uint8_t {
+  kAll,
+  kUsable,   // only prefixes with a state, which alone save prefill; no pages
+  kSpelled,  // all, and the tokens of each stored page: for routers that hash for themselves
+};
+
+// nullopt: no stream has that name.
+std::optional<EventStream> stream_named(std::string_view name);
+std::string_view name_of(EventKind kind);
+
+struct CacheEvent {
+  std::uint64_t sequence;  // of its stream: 1, 2, 3, ...; in a snapshot the batch's
+  EventKind kind;
+  std::optional<CheckpointKind> checkpoint{};  // of kCheckpointStored
+  std::int64_t tokens = 0;                     // the prefix's, from the start
+  PrefixHash prefix{};
+  PrefixHash parent{};        // the whole pages before the prefix's last page or part of one
+  PrefixHash root{};          // the empty prefix: names the namespace, and says nothing of its salt
+  std::vector<Token> page{};  // of kPageStored in kSpelled
+};
+
+// The watcher was too slow: changes first_lost up to resync_from are never reported one by one.
+struct EventGap {
+  std::uint64_t first_lost;
+  std::uint64_t resync_from;
+};
+
+// Either the changes since the last batch, in order, or a snapshot: the whole tree as *_stored
+// events, parents first, which replaces all that the watcher has. The first batch is a snapshot,
+// and so is one with a gap.
+struct EventBatch {
+  std::uint64_t sequence = 0;  // every change up to it is reported
+  bool is_snapshot = false;
+  std::optional<EventGap> gap{};
+  std::vector<CacheEvent> events{};
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,96 @@
+// Reports to watchers what enters and leaves the tree.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "events/cache_event.h"
+#include "policy/eviction_policy.h"
+#include "tree/radix_tree.h"
+
+namespace tasuki::cache {
+
+// Owns the watchers, their bounded queues and, while there is one, the hash of every node's path.
+// Hashes nothing while nobody watches. Does not know allocations or ids of pages and slots. Thread
+// rule: single-threaded, as PrefixCache.
+//
+// Invariants: a parent is stored before its child and removed after it; what is stored is removed
+// once or cleared; a split or a move is no event. Cost of a change: its tokens.
+class EventJournal {
+ public:
+  explicit EventJournal(const RadixTree& tree) : tree_(tree) {}
+
+  // capacity: events that may wait undrained. REQUIRES: capacity >= 1.
+  WatchId open(EventStream stream, std::int64_t capacity);
+  // Throws InvalidArgument where the watch is not open, as close() does.
+  EventBatch drain(WatchId id);
+  void close(WatchId id);
+  std::int64_t watchers() const { return static_cast<std::int64_t>(watches_.size()); }
+
+  // Called after the tree changed. All cost nothing while nobody watches.
+  // The pages of `node` from `start` on, in tokens, got KV.
+  void stored(NodeId node, std::int64_t start) {
+    if (!watches_.empty()) report_stored(node, start);
+  }
+  void split(NodeId upper) {
+    if (!watches_.empty()) hash(tree_.node(upper));
+  }
+  void state_stored(const StateKey& state) {
+    if (!watches_.empty()) report_state(EventKind::kCheckpointStored, state);
+  }
+  // Called before: the tree will not hold the tokens any more.
+  void evicting(const EvictionItem& item) {
+    if (!watches_.empty() && !clearing_) report_evicted(item);
+  }
+  // Between them everything is evicted, which is one event.
+  void begin_clearing() { clearing_ = true; }
+  void end_clearing();
+
+ private:
+  struct Watch {
+    EventStream stream;
+    std::size_t capacity;
+    std::deque<CacheEvent> waiting{};
+    std::optional<std::uint64_t> first_lost{};
+    bool needs_snapshot = true;
+  };
+  // What a node's children go on from.
+  struct Known {
+    PrefixHasher hasher;
+    PrefixHash before_end;  // one page up
+    PrefixHash end;
+  };
+
+  Watch& watch_of(WatchId id);
+  std::uint64_t& sequence_of(EventStream stream) {
+    return sequences_[static_cast<std::size_t>(stream)];
+  }
+  Known at(const Node& node) const;
+  Known before(const Node& node) const { return at(tree_.node(*node.parent)); }
+  // Hashes the node from `start` on, and gives `each` what every page of it adds.
+  template <typename Each>
+  Known walk(const Node& node, std::int64_t start, Each each) const;
+  void remember(const Node& node, const Known& known);
+  void hash(const Node& node);
+  void hash_all();
+  void report_stored(NodeId node, std::int64_t start);
+  void report_state(EventKind kind, const StateKey& state);
+  void report_evicted(const EvictionItem& item);
+  CacheEvent event_of(EventKind kind, const StateKey& state) const;
+  // page: the tokens of a stored page, where somebody wants them.
+  void report(CacheEvent event, Tokens page = {});
+  void report_on(EventStream stream, CacheEvent event);
+  std::vector<CacheEvent> snapshot(EventStream stream);
+
+  const RadixTree& tree_;
+  std::map<WatchId, Watch> watches_;
+  std::vector<Known> known_;         // by node; roots are hashed anew
+  std::uint64_t sequences_[3] = {};  // by stream, of the last event
+  std::int64_t next_watch_ = 1;
+  bool clearing_ = false;
+};
+
+}  // namespace tasuki::cache

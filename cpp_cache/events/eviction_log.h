@@ -1,0 +1,55 @@
+// Who had to make room for whom: the last evictions, and which of them took a given state.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "core/ids.h"
+#include "core/match.h"
+#include "policy/eviction_item.h"
+
+namespace tasuki::cache {
+
+// One decision of the policy.
+struct Eviction {
+  std::int64_t sequence;  // 1, 2, 3, ... over the tree's life
+  EvictionKind kind;
+  std::optional<CheckpointKind> checkpoint_kind;  // of a state
+  std::int64_t boundary;                          // tokens from the root to its end
+  std::int64_t pages;                             // freed; of a state the pages its slot is worth
+  std::optional<double> score;                    // of a policy that weighs: the least there was
+  std::optional<AllocationId> allocation;         // that needed the room; nullopt: a flush
+};
+
+// Owns a bounded memory of decisions. Knows no tokens and no pages' ids; decides nothing.
+// Invariants: sequences have no gap; takers_ names only decisions that are still remembered.
+class EvictionLog {
+ public:
+  static constexpr std::size_t kRemembered = 4096;
+
+  void add(const EvictionItem& item, Eviction eviction);
+  // What took the state last; nullopt where that is forgotten.
+  std::optional<EvictedCheckpoint> find(const StateKey& key) const;
+  // Decisions over the tree's life.
+  std::int64_t count() const { return last_; }
+  // Those since the last call, oldest first, as far as they are remembered.
+  std::vector<Eviction> drain();
+
+ private:
+  struct Entry {
+    Eviction eviction;
+    StateKey key;
+    std::int64_t pages_before;  // freed by all earlier ones
+  };
+
+  std::deque<Entry> entries_;
+  std::map<StateKey, std::int64_t> takers_;  // of states, by sequence
+  std::int64_t last_ = 0;
+  std::int64_t drained_ = 0;
+  std::int64_t pages_ = 0;  // freed by all
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,42 @@
+// The bounded memory of what was evicted.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+
+#include "core/ids.h"
+
+namespace tasuki::cache {
+
+struct Ghost {
+  Tick since;
+  NodeId node;
+  std::optional<TailId> tail;  // nullopt: the node itself
+
+  auto operator<=>(const Ghost&) const = default;
+};
+
+// Owns the order in which ghosts are forgotten; the ghosts themselves live in the tree. Bounded in
+// number and, since a node's run may be long, in tokens.
+class GhostList {
+ public:
+  static constexpr std::int64_t kTokensPerGhost = 1024;
+
+  explicit GhostList(std::int64_t limit) : limit_(limit) {}
+  void add(const Ghost& ghost, std::int64_t tokens);
+  void remove(const Ghost& ghost, std::int64_t tokens);
+  // The ghost to forget next, while there are too many.
+  std::optional<Ghost> excess() const;
+  std::optional<Ghost> oldest() const;
+  bool contains(const Ghost& ghost) const { return ghosts_.contains(ghost); }
+  std::int64_t size() const { return static_cast<std::int64_t>(ghosts_.size()); }
+  std::int64_t tokens() const { return tokens_; }
+
+ private:
+  std::int64_t limit_;
+  std::int64_t tokens_ = 0;
+  std::set<Ghost> ghosts_;
+};
+
+}  // namespace tasuki::cache

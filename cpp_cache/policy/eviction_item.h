@@ -1,0 +1,43 @@
+// What may be evicted, and what is known of it. Plain values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/checkpoint_kind.h"
+#include "core/ids.h"
+
+namespace tasuki::cache {
+
+enum class EvictionKind : std::uint8_t {
+  kLeafPages,   // KV of a node with no state, nothing below: worth nothing to a prefill
+  kCheckpoint,  // the state at a node's end; its KV stays
+  kTail,        // a partial page and its state
+};
+
+struct EvictionItem {
+  EvictionKind kind;
+  Tick last_use;
+  NodeId node;
+  std::optional<TailId> tail;  // of kTail
+  bool probationary = false;   // another state nearby serves nearly as well, until this one is used
+
+  auto operator<=>(const EvictionItem&) const = default;
+};
+
+// What evicting a state loses and frees.
+struct Worth {
+  double gain = 0;         // prefill of one token is 1: saved over the nearest state above
+  std::int64_t pages = 1;  // freed at once or made worthless; a slot counts as the pages of a slab
+  std::int64_t paths_below = 0;  // of a node: that lead on from it
+};
+
+// What is known of a state when it is inserted.
+struct Birth {
+  CheckpointKind kind = CheckpointKind::kTurnEnd;
+  TurnHint hint = TurnHint::kUnknown;
+  std::int64_t boundary = 0;
+  std::int64_t turns = 0;  // of the conversation before it
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,54 @@
+#include "requests/allocation_table.h"
+
+#include <string>
+#include <utility>
+
+#include "core/errors.h"
+
+namespace tasuki::cache {
+
+namespace {
+
+std::string name(AllocationId id, std::string_view verb) {
+  return std::string(verb) + ": lease " + std::to_string(raw(id));
+}
+
+}  // namespace
+
+Allocation& AllocationTable::add(Allocation allocation) {
+  const AllocationId id = allocation.id;
+  ++next_;
+  return allocations_.emplace_hint(allocations_.end(), id, std::move(allocation))->second;
+}
+
+const Allocation& AllocationTable::at(AllocationId id) const {
+  const auto found = allocations_.find(id);
+  if (found == allocations_.end()) {
+    throw InvalidArgument("lease " + std::to_string(raw(id)) + " was released");
+  }
+  return found->second;
+}
+
+Allocation& AllocationTable::at(AllocationId id) {
+  return const_cast<Allocation&>(std::as_const(*this).at(id));
+}
+
+Allocation& AllocationTable::working(AllocationId id, std::string_view verb) {
+  Allocation& allocation = at(id);
+  if (allocation.state == AllocationState::kGranted) {
+    throw InvalidArgument(name(id, verb) +
+                          " is granted to a sender: settle or quarantine it first");
+  }
+  if (allocation.state == AllocationState::kClosed) {
+    throw InvalidArgument(name(id, verb) + " published a tail: only release may follow");
+  }
+  return allocation;
+}
+
+Allocation& AllocationTable::granted(AllocationId id, std::string_view verb) {
+  Allocation& allocation = at(id);
+  if (allocation.state == AllocationState::kGranted) return allocation;
+  throw InvalidArgument(name(id, verb) + " is not granted");
+}
+
+}  // namespace tasuki::cache

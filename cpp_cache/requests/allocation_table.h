@@ -1,0 +1,39 @@
+// The allocations that are alive.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string_view>
+
+#include "core/ids.h"
+#include "requests/allocation.h"
+
+namespace tasuki::cache {
+
+// Owns them, and gives ids that are never used again. Errors name the calls and objects as Python
+// does: a lease.
+class AllocationTable {
+ public:
+  // The id of the next one to be added.
+  AllocationId next_id() const { return static_cast<AllocationId>(next_); }
+  // REQUIRES: its id is next_id().
+  Allocation& add(Allocation allocation);
+  void erase(AllocationId id) { allocations_.erase(id); }
+
+  // Throws InvalidArgument where it was released, as the two below.
+  const Allocation& at(AllocationId id) const;
+  Allocation& at(AllocationId id);
+  // Throws InvalidArgument, beginning with the verb, unless it may still be written and inserted.
+  Allocation& working(AllocationId id, std::string_view verb);
+  // The same unless a remote sender may write it.
+  Allocation& granted(AllocationId id, std::string_view verb);
+
+  std::int64_t size() const { return static_cast<std::int64_t>(allocations_.size()); }
+  const std::map<AllocationId, Allocation>& all() const { return allocations_; }
+
+ private:
+  std::map<AllocationId, Allocation> allocations_;
+  std::int64_t next_ = 1;
+};
+
+}  // namespace tasuki::cache

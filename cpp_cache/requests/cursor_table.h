@@ -1,0 +1,54 @@
+// Places in the tree where sessions stand.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/ids.h"
+#include "nodes/node.h"
+#include "tree/radix_tree.h"
+
+namespace tasuki::cache {
+
+// Owns the open cursors; reads the tree. A cursor vouches that prompts given with it extend what
+// was inserted under it. Its node may be gone: then it stands nowhere. Every method throws
+// InvalidArgument on a cursor that is not open, but for move() and end_turn(), which ignore it: a
+// session may be closed while its request runs.
+class CursorTable {
+ public:
+  explicit CursorTable(const RadixTree& tree) : tree_(tree) {}
+
+  CursorId open(std::string_view salt);
+  CursorId fork(CursorId id);
+  // Returns the state at which the session waited, if it stands and no other session waits there.
+  std::optional<StateKey> close(CursorId id);
+
+  // From where the prompt need not be compared, if anywhere: the page before is. Throws
+  // InvalidArgument where the cursor was opened under another salt.
+  std::optional<Position> start_of(CursorId id, Tokens prompt, std::string_view salt) const;
+
+  void move(CursorId id, Position place);
+  void end_turn(CursorId id, const StateKey& end);
+  std::int64_t size() const { return static_cast<std::int64_t>(cursors_.size()); }
+
+ private:
+  struct Cursor {
+    std::string salt;
+    std::optional<Position> place{};
+    std::uint64_t serial = 0;       // of place's node
+    std::optional<StateKey> end{};  // where its latest turn ended
+    std::uint64_t end_serial = 0;   // of end's node
+  };
+
+  const Cursor& at(CursorId id) const;
+  CursorId add(Cursor cursor);
+
+  const RadixTree& tree_;
+  std::map<CursorId, Cursor> cursors_;
+  std::int64_t next_ = 1;
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,282 @@
+#include "requests/matcher.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ranges>
+
+namespace tasuki::cache {
+
+namespace {
+
+std::int64_t length(Tokens tokens) { return static_cast<std::int64_t>(tokens.size()); }
+
+Tokens from(Tokens tokens, std::int64_t start) {
+  return tokens.subspan(static_cast<std::size_t>(start));
+}
+
+std::int64_t whole_pages(std::int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
+
+// Where each reason ends, in tokens from the start; one that ends before another began takes none.
+struct Ends {
+  std::int64_t usable;
+  std::int64_t checkpoint_evicted;
+  std::int64_t never_checkpointed;
+  std::int64_t alignment;
+  std::int64_t in_flight;
+  std::int64_t kv_evicted;
+  std::int64_t prompt;
+};
+
+// From usable on, each reason takes the tokens up to where it ends:
+//   [usable, evicted state) checkpoint_evicted   [.., KV at or before the cap) never_checkpointed
+//   [.., KV in part of a page or beyond the cap) alignment   [.., live allocation) in_flight
+//   [.., evicted KV) kv_evicted   [.., prompt) new
+MissReasons miss_reasons_between(const Ends& ends) {
+  MissReasons miss_reasons;
+  std::int64_t done = ends.usable;
+  const auto take = [&](std::int64_t& reason, std::int64_t end) {
+    const std::int64_t stop = std::min(end, ends.prompt);
+    if (stop <= done) return;
+    reason += stop - done;
+    done = stop;
+  };
+  take(miss_reasons.checkpoint_evicted, ends.checkpoint_evicted);
+  take(miss_reasons.never_checkpointed, ends.never_checkpointed);
+  take(miss_reasons.alignment, ends.alignment);
+  take(miss_reasons.in_flight, ends.in_flight);
+  take(miss_reasons.kv_evicted, ends.kv_evicted);
+  take(miss_reasons.fresh, ends.prompt);
+  return miss_reasons;
+}
+
+}  // namespace
+
+std::int64_t common_tokens(Tokens left, Tokens right) {
+  const std::size_t limit = std::min(left.size(), right.size());
+  if (limit == 0 || left[0] != right[0]) return 0;
+  // memcmp is the fastest answer to the usual question, "is all of it equal?".
+  if (std::memcmp(left.data(), right.data(), limit * sizeof(Token)) == 0) {
+    return static_cast<std::int64_t>(limit);
+  }
+  const auto differ =
+      std::mismatch(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(limit), right.begin());
+  return differ.first - left.begin();
+}
+
+// What stands along a walk, as token counts from the root.
+struct Matcher::Survey {
+  std::int64_t cap;                      // prompt - 1
+  std::int64_t kv;                       // pages, or the end of a tail that matches whole
+  std::optional<StateKey> source{};      // deepest state at or before cap
+  std::int64_t usable = 0;               // where it stands
+  std::int64_t usable_pages = 0;         // whole pages below it
+  std::optional<CheckpointKind> kind{};  // of source
+  std::int64_t evicted_state = 0;        // deepest state at or before cap that is gone
+  std::optional<StateKey> evicted{};     // that state
+  std::int64_t evicted_kv = 0;           // deepest KV that is gone
+  bool state_at_end = false;             // a state stands at exactly the prompt's end
+
+  // The same of states at ends of pages alone: what stands inside a page is not looked at.
+  struct {
+    bool found = false;
+    std::int64_t usable = 0;
+    std::optional<CheckpointKind> kind{};
+    std::int64_t evicted_state = 0;
+    bool state_at_end = false;
+  } in_pages{};
+};
+
+Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> start) const {
+  Walk walk;
+  const std::int64_t limit = whole_pages(length(prompt));
+  walk.path.reserve(8);
+  if (start) {
+    walk.matched = start->depth;
+    for (const Node* node = &tree_.node(tree_.cover(start->node, start->depth).node);;
+         node = &tree_.node(*node->parent)) {
+      walk.path.push_back(node->id);
+      if (node->is_root()) break;
+    }
+    std::ranges::reverse(walk.path);
+  } else {
+    walk.path.push_back(root);
+  }
+  const auto page_at = [&](std::int64_t depth) {
+    return PageKey(from(prompt, depth).first(static_cast<std::size_t>(kPageTokens)));
+  };
+  std::optional<PageKey> next;  // the page after the deepest node
+  while (walk.matched < limit) {
+    const Node* node = &tree_.node(walk.path.back());
+    if (walk.matched == node->depth) {
+      const auto child = tree_.find_child(*node, next ? *next : page_at(walk.matched));
+      if (!child) break;
+      walk.path.push_back(*child);
+      node = &tree_.node(*child);
+      // While the child's run is on its way from memory.
+      next.reset();
+      if (node->depth < limit) tree_.expect_child(*node, next.emplace(page_at(node->depth)));
+    }
+    const Tokens edge = from(node->tokens, walk.matched - node->start());
+    const Tokens rest =
+        from(prompt, walk.matched).first(static_cast<std::size_t>(limit - walk.matched));
+    walk.matched += whole_pages(common_tokens(edge, rest));
+    if (walk.matched < node->depth) break;
+  }
+  for (const NodeId id : walk.path) {
+    const Node& node = tree_.node(id);
+    if (node.resident) walk.resident = std::min(node.depth, walk.matched);
+  }
+  return walk;
+}
+
+Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
+  Survey survey{.cap = length(prompt) - 1, .kv = walk.resident};
+  survey.evicted_kv = walk.matched;
+  const auto stands = [&](const Checkpoint& state, std::optional<TailId> tail, const Node& node) {
+    if (state.boundary > survey.cap) {
+      survey.state_at_end = true;
+    } else if (state.boundary > survey.usable) {
+      survey.source = StateKey{node.id, tail};
+      survey.usable = state.boundary;
+      survey.usable_pages = node.depth;
+      survey.kind = state.kind;
+    }
+  };
+  const auto gone = [&](std::int64_t boundary, std::optional<TailId> tail, const Node& node) {
+    if (boundary <= survey.evicted_state) return;
+    survey.evicted_state = boundary;
+    survey.evicted = StateKey{node.id, tail};
+  };
+  const auto look_inside = [&](const Node& node) {
+    for (const Tail& tail : node.tails) {
+      const Tokens rest = from(prompt, node.depth);
+      if (common_tokens(tail.tokens, rest) < length(tail.tokens)) continue;
+      const std::int64_t end = node.depth + length(tail.tokens);
+      if (tail.resident()) {
+        survey.kv = std::max(survey.kv, end);
+        stands(*tail.state, tail.id, node);
+      } else {
+        survey.evicted_kv = std::max(survey.evicted_kv, end);
+        if (end <= survey.cap) gone(end, tail.id, node);
+      }
+    }
+    if (node.checkpoint) stands(*node.checkpoint, std::nullopt, node);
+    if (node.checkpoint_evicted && node.depth <= survey.cap) {
+      gone(node.depth, std::nullopt, node);
+    }
+  };
+  const auto look_at_end = [&](const Node& node) {
+    auto& pages = survey.in_pages;
+    if (node.checkpoint && node.depth > survey.cap) {
+      pages.state_at_end = true;
+    } else if (node.checkpoint) {
+      pages.found = true;
+      pages.usable = node.depth;
+      pages.kind = node.checkpoint->kind;
+    }
+    if (node.checkpoint_evicted && node.depth <= survey.cap) {
+      pages.evicted_state = std::max(pages.evicted_state, node.depth);
+    }
+  };
+  // Deepest first: below a state that is usable nothing shallower matters.
+  for (const NodeId id : std::views::reverse(walk.path)) {
+    const Node& node = tree_.node(id);
+    if (node.depth > walk.matched) continue;
+    if (!survey.source) look_inside(node);
+    look_at_end(node);
+    if (survey.in_pages.found) break;
+  }
+  return survey;
+}
+
+// Tokens after the last whole page that a page in the tree shares with the prompt.
+std::int64_t Matcher::partial_page(Tokens prompt, const Walk& walk) const {
+  const Tokens rest = from(prompt, walk.resident);
+  if (rest.empty()) return 0;
+  const Node* node = nullptr;
+  for (const NodeId id : walk.path) {
+    if (tree_.node(id).resident) node = &tree_.node(id);
+  }
+  if (walk.resident < node->depth) {
+    const Tokens page = from(node->tokens, walk.resident - node->start())
+                            .first(static_cast<std::size_t>(kPageTokens));
+    return common_tokens(page, rest);
+  }
+  std::int64_t best = 0;
+  for (const ChildEntry& entry : node->children) {
+    if (entry.first_token != rest.front()) continue;
+    const Node& child = tree_.node(entry.node);
+    if (!child.resident) continue;
+    best = std::max(best, common_tokens(Tokens(child.tokens).first(kPageTokens), rest));
+  }
+  for (const Tail& tail : node->tails) {
+    if (tail.resident()) best = std::max(best, common_tokens(tail.tokens, rest));
+  }
+  return best;
+}
+
+// How far some live allocation's tokens agree with the prompt. An allocation stands in the node
+// where its path ends, so only those along the walk can go on where the tree stops.
+std::int64_t Matcher::in_flight_end(Tokens prompt, const Walk& walk) const {
+  std::int64_t end = 0;
+  for (const NodeId node : walk.path) {
+    for (const AllocationId id : tree_.node(node).allocations) {
+      const Allocation& allocation = allocations_.at(id);
+      const std::int64_t start = std::min(allocation.standing.depth, walk.matched);
+      if (start < allocation.first_kept) continue;
+      const std::int64_t same =
+          common_tokens(allocation.run(start, allocation.tokens()), from(prompt, start));
+      end = std::max(end, start + same);
+    }
+  }
+  return end;
+}
+
+Found Matcher::find(Tokens prompt, std::string_view salt, std::optional<Position> start) const {
+  Found found{};
+  Match& match = found.match;
+  match.prompt_tokens = length(prompt);
+  const auto root = tree_.root(salt);
+  if (!root) {
+    match.miss_reasons.fresh = match.in_pages.miss_reasons.fresh = match.prompt_tokens;
+    return found;
+  }
+  const Walk path = walk(prompt, *root, start);
+  const Survey seen = survey(prompt, path);
+  found.known = {path.path.back(), path.matched};
+  match.kv_tokens = seen.kv;
+  match.usable_tokens = seen.usable;
+  match.checkpoint_kind = seen.kind;
+  found.source = seen.source;
+  if (seen.evicted_state > seen.usable) found.evicted = seen.evicted;
+  if (seen.source) found.usable = {seen.source->node, seen.usable_pages};
+
+  const std::int64_t kv_pages = std::min(path.resident, whole_pages(seen.cap));
+  if (kv_pages > 0) found.kv = tree_.cover(path.path.back(), kv_pages);
+  if (kv_pages > seen.usable) match.branch_tokens = kv_pages;
+
+  const std::int64_t in_flight = in_flight_end(prompt, path);
+  match.miss_reasons = miss_reasons_between(
+      {.usable = seen.usable,
+       .checkpoint_evicted = std::min(seen.evicted_state, seen.kv),
+       .never_checkpointed = seen.state_at_end ? 0 : kv_pages,
+       .alignment = std::max(seen.kv, path.resident + partial_page(prompt, path)),
+       .in_flight = in_flight,
+       .kv_evicted = seen.evicted_kv,
+       .prompt = match.prompt_tokens});
+  const auto& pages = seen.in_pages;
+  match.in_pages = {.kv_tokens = path.resident,
+                    .usable_tokens = pages.usable,
+                    .checkpoint_kind = pages.kind,
+                    .miss_reasons = miss_reasons_between(
+                        {.usable = pages.usable,
+                         .checkpoint_evicted = std::min(pages.evicted_state, path.resident),
+                         .never_checkpointed = pages.state_at_end ? 0 : kv_pages,
+                         .alignment = path.resident,
+                         .in_flight = whole_pages(in_flight),
+                         .kv_evicted = path.matched,
+                         .prompt = match.prompt_tokens})};
+  return found;
+}
+
+}  // namespace tasuki::cache

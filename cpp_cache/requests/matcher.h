@@ -1,0 +1,55 @@
+// Reads the tree for a prompt: what is cached, what is usable, why the rest is not.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "core/match.h"
+#include "requests/allocation_table.h"
+#include "tree/radix_tree.h"
+
+namespace tasuki::cache {
+
+// A match with the places that an allocation needs to pin it. Valid until the tree changes.
+struct Found {
+  Match match;
+  std::optional<StateKey> source;   // state at usable_tokens; nullopt: none
+  Position usable;                  // end of the whole pages below source. REQUIRES: source
+  std::optional<StateKey> evicted;  // a state deeper than source that would have served
+  std::optional<Position> kv;       // end of the KV in whole pages at or before prompt - 1
+  std::optional<Position> known;    // end of the whole pages seen before, evicted ones included
+};
+
+// Owns nothing; changes nothing. Does not know ids' owners.
+class Matcher {
+ public:
+  Matcher(const RadixTree& tree, const AllocationTable& allocations)
+      : tree_(tree), allocations_(allocations) {}
+
+  // `start`: a position whose path is known to be the prompt's, so that nothing before it is
+  // compared. REQUIRES: prompt is not empty; start, if any, is alive and of that salt.
+  Found find(Tokens prompt, std::string_view salt, std::optional<Position> start) const;
+
+ private:
+  struct Walk {
+    std::vector<NodeId> path;   // from the root down
+    std::int64_t matched = 0;   // whole pages, ghosts included
+    std::int64_t resident = 0;  // whole pages whose KV stands
+  };
+  struct Survey;
+
+  Walk walk(Tokens prompt, NodeId root, std::optional<Position> start) const;
+  Survey survey(Tokens prompt, const Walk& walk) const;
+  std::int64_t partial_page(Tokens prompt, const Walk& walk) const;
+  std::int64_t in_flight_end(Tokens prompt, const Walk& walk) const;
+
+  const RadixTree& tree_;
+  const AllocationTable& allocations_;
+};
+
+// Tokens that two runs share from their start. Compared as memory.
+std::int64_t common_tokens(Tokens left, Tokens right);
+
+}  // namespace tasuki::cache

@@ -1,0 +1,49 @@
+#include "requests/reuse_reports.h"
+
+#include <algorithm>
+
+namespace tasuki::cache {
+
+std::int64_t ReuseReports::used(const Found& found, const std::optional<StateKey>& source) {
+  EvictionPolicy& policy = tree_.policy();
+  if (!policy.learns()) return 0;
+  std::int64_t turns = 0;
+  const auto use = [&](const StateKey& key) {
+    policy.used(key);
+    turns = std::max(turns, policy.turns(key));
+  };
+  if (source) use(*source);
+  if (!found.evicted) return turns;
+  const StateKey stands_in = policy.waiting_for(*found.evicted);
+  if (source && stands_in == *source) return turns;
+  use(stands_in);
+  policy.superseded(stands_in);
+  return turns;
+}
+
+void ReuseReports::inserted(Allocation& allocation, const StateKey& state,
+                            const InsertedState& what) {
+  EvictionPolicy& policy = tree_.policy();
+  if (allocation.latest_state && *allocation.latest_state != state) {
+    policy.superseded(*allocation.latest_state);
+  }
+  allocation.latest_state = state;
+  if (allocation.cursor && what.kind == CheckpointKind::kTurnEnd) {
+    cursors_.end_turn(*allocation.cursor, state);
+  }
+  // Below half a slot's worth of tokens the slot saves less than the KV it displaces.
+  if (what.boundary < half_slot_tokens_ || what.kind == CheckpointKind::kInterior) {
+    tree_.put_on_probation(state);
+  }
+  if (what.kind == CheckpointKind::kPromptEnd) allocation.prompt_state = state;
+  if (what.kind != CheckpointKind::kTurnEnd || !allocation.prompt_state) return;
+  const StateKey prompt_end = *allocation.prompt_state;
+  if (what.hint != TurnHint::kUnknown) policy.hinted(prompt_end, what.hint);
+  // Of a short answer's two ends either serves the next turn: its own end saves least.
+  const Node& host = tree_.node(prompt_end.node);
+  if (!host.checkpoint || prompt_end == state) return;
+  const bool is_short = what.boundary - host.depth < half_slot_tokens_;
+  tree_.put_on_probation(is_short ? state : prompt_end);
+}
+
+}  // namespace tasuki::cache

@@ -1,0 +1,384 @@
+#include "tree/radix_tree.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tasuki::cache {
+
+namespace {
+
+// Asks for memory before it is needed: in a large tree nearly every node is cold, and a comparison
+// would wait line by line. Inline, since a call that only prefetches counts as one without effect.
+[[gnu::always_inline]] inline void prefetch(const void* from, std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(static_cast<const char*>(from) + at);
+  }
+}
+
+constexpr std::size_t kMostAhead = 8192;  // bytes of a run
+
+// Nodes looked at for the end of a long prompt.
+constexpr std::size_t kMostFollowed = 64;
+
+}  // namespace
+
+RadixTree::RadixTree(std::unique_ptr<EvictionPolicy> policy, const CacheConfig& shape)
+    : ghosts_(shape.max_ghost_nodes),
+      homes_(shape),
+      candidates_(std::move(policy), nodes_, shape),
+      pins_(nodes_, candidates_) {}
+
+std::optional<NodeId> RadixTree::root(std::string_view salt) const {
+  const auto found = roots_.find(salt);
+  if (found == roots_.end()) return std::nullopt;
+  return found->second;
+}
+
+void RadixTree::expect_child(const Node& parent, const PageKey& page) const {
+  if (!parent.children.empty()) __builtin_prefetch(parent.children.expected_place(page.hash));
+}
+
+std::optional<NodeId> RadixTree::find_child(const Node& parent, const PageKey& page) const {
+  if (parent.children.empty()) return std::nullopt;
+  for (const ChildEntry* entry = parent.children.first_from(page.hash);
+       entry != parent.children.end() && entry->hash == page.hash; ++entry) {
+    const Node& child = node(entry->node);
+    prefetch(&child, sizeof child);
+    __builtin_prefetch(child.children.begin());
+    prefetch(child.tokens.data(), std::min(child.tokens.size() * sizeof(Token), kMostAhead));
+    if (std::ranges::equal(child.first_page(), page.tokens)) return entry->node;
+  }
+  return std::nullopt;
+}
+
+Position RadixTree::cover(NodeId id, std::int64_t depth) const {
+  const Node* current = &node(id);
+  while (!current->is_root() && current->start() >= depth) current = &node(*current->parent);
+  return {current->id, depth};
+}
+
+std::vector<PageId> RadixTree::pages_to(Position end, std::int64_t spare) const {
+  std::vector<PageId> pages;
+  pages.reserve(static_cast<std::size_t>(end.depth / kPageTokens + spare));
+  pages.resize(static_cast<std::size_t>(end.depth / kPageTokens));
+  std::int64_t depth = end.depth;
+  for (const Node* current = &node(cover(end.node, depth).node); depth > 0;
+       current = &node(*current->parent)) {
+    const std::int64_t count = (depth - current->start()) / kPageTokens;
+    std::copy_n(current->pages.begin(), count, pages.begin() + current->start() / kPageTokens);
+    depth = current->start();
+  }
+  return pages;
+}
+
+std::vector<Token> RadixTree::tokens_to(Position end) const {
+  std::vector<Token> tokens(static_cast<std::size_t>(end.depth));
+  std::int64_t depth = end.depth;
+  for (const Node* current = &node(cover(end.node, depth).node); depth > 0;
+       current = &node(*current->parent)) {
+    std::copy_n(current->tokens.begin(), depth - current->start(),
+                tokens.begin() + current->start());
+    depth = current->start();
+  }
+  return tokens;
+}
+
+std::optional<std::int64_t> RadixTree::long_prompt_through(Position position) const {
+  const Node* node = &this->node(position.node);
+  // At a fork, or a path's end, nobody leaves anew.
+  if (position.depth == node->depth && node->children.size() != 1) return std::nullopt;
+  for (std::size_t step = 0; step < kMostFollowed; ++step) {
+    if (node->long_prompt_beyond && node->depth >= position.depth) {
+      return node->depth + *node->long_prompt_beyond;
+    }
+    if (node->children.empty()) return std::nullopt;
+    node = &this->node(node->children.begin()->node);
+  }
+  return std::nullopt;
+}
+
+NodeId RadixTree::open_root(std::string_view salt) {
+  if (const auto existing = root(salt)) return *existing;
+  Node& node = nodes_.make();
+  node.salt = std::make_unique<const std::string>(salt);
+  node.depth = 0;
+  node.resident = true;
+  roots_.emplace(std::string(salt), node.id);
+  return node.id;
+}
+
+void RadixTree::close_root_if_bare(NodeId id) {
+  const Node& root = node(id);
+  if (!root.children.empty() || !root.tails.empty() || !root.allocations.empty()) return;
+  roots_.erase(*root.salt);
+  drop_node(id);
+}
+
+NodeId RadixTree::add_child(NodeId parent_id, Tokens run, std::vector<PageId> pages, Tick now) {
+  Node& child = nodes_.make();
+  Node& parent = at(parent_id);
+  child.parent = parent_id;
+  child.tokens.assign(run.begin(), run.end());
+  child.depth = parent.depth + static_cast<std::int64_t>(run.size());
+  child.pages = std::move(pages);
+  child.resident = true;
+  child.last_use = now;
+  candidates_.withdraw(parent);
+  parent.children.insert(child.id, child.first_page());
+  ++parent.resident_children;
+  candidates_.list(parent);
+  ++resident_nodes_;
+  pages_ += static_cast<std::int64_t>(child.pages.size());
+  homes_.put(child);
+  candidates_.list(child);
+  if (parent.resident_children == 2) candidates_.weigh_below(parent);
+  return child.id;
+}
+
+bool RadixTree::growable(const Node& node) const {
+  return !node.is_root() && node.resident && node.children.empty() && node.tails.empty() &&
+         !node.checkpoint && !node.checkpoint_evicted;
+}
+
+void RadixTree::grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, Tick now) {
+  Node& node = at(leaf);
+  candidates_.withdraw(node);
+  node.tokens.insert(node.tokens.end(), run.begin(), run.end());
+  node.pages.insert(node.pages.end(), pages.begin(), pages.end());
+  node.depth += static_cast<std::int64_t>(run.size());
+  node.last_use = now;
+  pages_ += static_cast<std::int64_t>(pages.size());
+  pins_.grew(node, static_cast<std::int64_t>(pages.size()));
+  for (const PageId page : pages) homes_.put(page, leaf);
+  candidates_.list(node);
+}
+
+NodeId RadixTree::split(NodeId id, std::int64_t depth) {
+  Node& upper = nodes_.make();
+  Node& lower = at(id);
+  Node& parent = at(*lower.parent);
+  const std::int64_t cut = depth - lower.start();
+  parent.children.erase(id);
+  upper.parent = lower.parent;
+  upper.depth = depth;
+  upper.resident = lower.resident;
+  upper.last_use = lower.last_use;
+  upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + cut);
+  lower.tokens.erase(lower.tokens.begin(), lower.tokens.begin() + cut);
+  if (lower.resident) {
+    const std::int64_t pages = cut / kPageTokens;
+    upper.pages.assign(lower.pages.begin(), lower.pages.begin() + pages);
+    lower.pages.erase(lower.pages.begin(), lower.pages.begin() + pages);
+    upper.resident_children = 1;
+    homes_.put(upper);
+    ++resident_nodes_;
+  } else {
+    upper.ghost_since = lower.ghost_since;
+    ghosts_.remove({lower.ghost_since, id, std::nullopt}, cut + lower.depth - depth);
+    ghosts_.add({lower.ghost_since, id, std::nullopt}, lower.depth - depth);
+    ghosts_.add({upper.ghost_since, upper.id, std::nullopt}, cut);
+  }
+  upper.protected_children = lower.is_protected() ? 1 : 0;
+  lower.parent = upper.id;
+  parent.children.insert(upper.id, upper.first_page());
+  upper.children.insert(lower.id, lower.first_page());
+  return upper.id;
+}
+
+void RadixTree::revive(NodeId ghost, std::vector<PageId> pages, Tick now) {
+  Node& node = at(ghost);
+  Node& parent = at(*node.parent);
+  ghosts_.remove({node.ghost_since, ghost, std::nullopt}, node.depth - node.start());
+  candidates_.withdraw(parent);
+  ++parent.resident_children;
+  candidates_.list(parent);
+  node.pages = std::move(pages);
+  node.resident = true;
+  node.last_use = now;
+  ++resident_nodes_;
+  pages_ += static_cast<std::int64_t>(node.pages.size());
+  homes_.put(node);
+  candidates_.list(node);
+  if (parent.resident_children == 2) candidates_.weigh_below(parent);
+}
+
+void RadixTree::attach_checkpoint(NodeId id, SlotId slot, const Birth& birth, Tick now) {
+  Node& node = at(id);
+  candidates_.withdraw(node);
+  policy().born({id, std::nullopt}, birth);
+  node.checkpoint = Checkpoint{slot, birth.kind, node.depth, now};
+  node.checkpoint_evicted = false;
+  node.last_use = now;
+  ++states_;
+  candidates_.list(node);
+  candidates_.weigh_below(node);
+}
+
+TailId RadixTree::attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot,
+                              const Birth& birth, Tick now) {
+  Node& node = at(id);
+  candidates_.withdraw(node);
+  node.tails.erase_if([&](const Tail& tail) {
+    if (tail.resident() || !std::ranges::equal(tail.tokens, tokens)) return false;
+    ghosts_.remove({tail.ghost_since, id, tail.id}, static_cast<std::int64_t>(tokens.size()));
+    policy().forgotten({id, tail.id});
+    return true;
+  });
+  const auto boundary = node.depth + static_cast<std::int64_t>(tokens.size());
+  const auto tail = static_cast<TailId>(next_tail_++);
+  policy().born({id, tail}, birth);
+  node.tails.push_back(Tail{
+      tail, {tokens.begin(), tokens.end()}, page, Checkpoint{slot, birth.kind, boundary, now}});
+  ++states_;
+  ++pages_;
+  homes_.put(page, id);
+  candidates_.list(node);
+  candidates_.weigh_below(node);
+  return tail;
+}
+
+void RadixTree::touch(const StateKey& state, Tick now) {
+  Node& node = at(state.node);
+  candidates_.withdraw(node);
+  node.state(state.tail).last_use = now;
+  node.state(state.tail).probationary = false;
+  candidates_.list(node);
+}
+
+void RadixTree::put_on_probation(const StateKey& state) {
+  Node& node = at(state.node);
+  candidates_.withdraw(node);
+  node.state(state.tail).probationary = true;
+  candidates_.list(node);
+}
+
+void RadixTree::expect_no_use(const StateKey& state) {
+  const Node& host = node(state.node);
+  const Tail* tail = state.tail ? host.find_tail(*state.tail) : nullptr;
+  if (state.tail ? tail == nullptr || !tail->resident() : !host.checkpoint.has_value()) return;
+  policy().ended(state);
+  put_on_probation(state);
+}
+
+bool RadixTree::movable(PageId page) const {
+  const Node& home = node(homes_.of(page));
+  const auto holds = [page](const Tail& tail) { return tail.page == page; };
+  const auto tail = std::ranges::find_if(home.tails, holds);
+  return tail == home.tails.end() ? !home.is_protected() : tail->state->pins == 0;
+}
+
+void RadixTree::move_page(PageId from, PageId to) {
+  Node& home = at(homes_.of(from));
+  const auto holds = [from](const Tail& tail) { return tail.page == from; };
+  const auto tail = std::ranges::find_if(home.tails, holds);
+  if (tail != home.tails.end()) {
+    tail->page = to;
+  } else {
+    *std::ranges::find(home.pages, from) = to;
+  }
+  homes_.put(to, home.id);
+}
+
+Freed RadixTree::evict(const EvictionItem& item, Tick now) {
+  Freed freed;
+  Node& node = at(item.node);
+  candidates_.withdraw(node);
+  switch (item.kind) {
+    case EvictionKind::kCheckpoint:
+      freed.slots.push_back(node.checkpoint->slot);
+      candidates_.pass_on_checkpoint(node);
+      node.checkpoint.reset();
+      node.checkpoint_evicted = true;
+      --states_;
+      candidates_.weigh_below(node);
+      break;
+    case EvictionKind::kTail: {
+      Tail& tail = node.tail(*item.tail);
+      freed.pages.push_back(*tail.page);
+      candidates_.pass_on_tail(node, tail.id);
+      freed.slots.push_back(tail.state->slot);
+      tail.page.reset();
+      tail.state.reset();
+      tail.ghost_since = now;
+      ghosts_.add({now, node.id, tail.id}, static_cast<std::int64_t>(tail.tokens.size()));
+      --states_;
+      --pages_;
+      candidates_.weigh_below(node);
+      break;
+    }
+    case EvictionKind::kLeafPages: {
+      freed.pages = std::exchange(node.pages, {});
+      node.resident = false;
+      node.ghost_since = now;
+      ghosts_.add({now, node.id, std::nullopt}, node.depth - node.start());
+      --resident_nodes_;
+      pages_ -= static_cast<std::int64_t>(freed.pages.size());
+      Node& parent = at(*node.parent);
+      candidates_.withdraw(parent);
+      --parent.resident_children;
+      candidates_.list(parent);
+      if (parent.resident_children == 1) candidates_.weigh_below(parent);
+      break;
+    }
+  }
+  candidates_.list(node);
+  trim_ghosts();
+  return freed;
+}
+
+void RadixTree::drop_node(NodeId id) {
+  const Node& gone = node(id);
+  policy().forgotten({id, std::nullopt});
+  if (!gone.is_root()) at(*gone.parent).children.erase(id);
+  nodes_.drop(id);
+}
+
+void RadixTree::forget(const Ghost& ghost) {
+  NodeId top = ghost.node;
+  std::optional<NodeId> parent = node(top).parent;
+  if (ghost.tail) {
+    Node& host = at(ghost.node);
+    const auto tokens = static_cast<std::int64_t>(host.tail(*ghost.tail).tokens.size());
+    ghosts_.remove(ghost, tokens);
+    policy().forgotten({ghost.node, ghost.tail});
+    host.tails.erase_if([&](const Tail& tail) { return tail.id == *ghost.tail; });
+    parent = host.id;
+  } else {
+    forget_subtree(top);
+  }
+  if (parent && node(*parent).is_root()) close_root_if_bare(*parent);
+}
+
+void RadixTree::forget_subtree(NodeId id) {
+  // Iterative: chains of ghosts may be as long as there are turns.
+  std::vector<NodeId> order{id};
+  for (std::size_t next = 0; next < order.size(); ++next) {
+    for (const ChildEntry& child : node(order[next]).children) order.push_back(child.node);
+  }
+  for (auto each = order.rbegin(); each != order.rend(); ++each) {
+    const Node& gone = node(*each);
+    for (const Tail& tail : gone.tails) {
+      ghosts_.remove({tail.ghost_since, gone.id, tail.id},
+                     static_cast<std::int64_t>(tail.tokens.size()));
+      policy().forgotten({gone.id, tail.id});
+    }
+    ghosts_.remove({gone.ghost_since, gone.id, std::nullopt}, gone.depth - gone.start());
+    drop_node(*each);
+  }
+}
+
+void RadixTree::trim_ghosts() {
+  while (const auto ghost = ghosts_.excess()) forget(*ghost);
+}
+
+void RadixTree::forget_ghosts() {
+  while (const auto ghost = ghosts_.oldest()) forget(*ghost);
+  nodes_.for_each([this](const Node& node) {
+    if (!node.checkpoint_evicted) return;
+    at(node.id).checkpoint_evicted = false;
+    policy().forgotten({node.id, std::nullopt});
+  });
+}
+
+}  // namespace tasuki::cache

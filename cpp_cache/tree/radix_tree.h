@@ -1,0 +1,138 @@
+// Prefixes as a tree of page-aligned runs, with what each run owns.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/cache_config.h"
+#include "core/ids.h"
+#include "nodes/ghost_list.h"
+#include "nodes/node_pool.h"
+#include "nodes/page_homes.h"
+#include "policy/eviction_policy.h"
+#include "tree/eviction_candidates.h"
+#include "tree/pins.h"
+
+namespace tasuki::cache {
+
+// What an eviction freed: ids that the tree no longer holds.
+struct Freed {
+  std::vector<PageId> pages;
+  std::vector<SlotId> slots;
+};
+
+// Owns the nodes: their tokens, pages, states, pins and ghosts, and lists for the eviction policy
+// what nothing protects. Does not know who allocates ids, nor what an allocation holds beyond the
+// node it stands in. Thread rule: single-threaded, as PrefixCache.
+//
+// Invariants: edges are whole pages and no two siblings share a first page; a ghost has only ghosts
+// below it; a node is an eviction candidate exactly if it is resident, unprotected, without state,
+// tail or child; a state is one exactly if it is unpinned. A split keeps the id, state, tails and
+// children on the deeper part.
+class RadixTree {
+ public:
+  // REQUIRES: shape passed validate().
+  RadixTree(std::unique_ptr<EvictionPolicy> policy, const CacheConfig& shape);
+  RadixTree(const RadixTree&) = delete;  // candidates and pins read this one's nodes
+  RadixTree& operator=(const RadixTree&) = delete;
+
+  // Structure, asked.
+  const Node& node(NodeId id) const { return nodes_[id]; }
+  bool alive(NodeId id, std::uint64_t serial) const { return nodes_.holds(id, serial); }
+  std::optional<NodeId> root(std::string_view salt) const;
+  std::optional<NodeId> find_child(const Node& parent, const PageKey& page) const;
+  // Asks memory for what find_child() will read, where there is other work to do first.
+  void expect_child(const Node& parent, const PageKey& page) const;
+  // The node on the path to `at` that holds the token before `depth`. REQUIRES: depth <= at's
+  // depth.
+  Position cover(NodeId at, std::int64_t depth) const;
+  // Pages from the root to `end`, in logical order. REQUIRES: end.depth is whole pages, all
+  // resident.
+  // Has room for `spare` more.
+  std::vector<PageId> pages_to(Position end, std::int64_t spare = 0) const;
+  // REQUIRES: end.depth is whole pages.
+  std::vector<Token> tokens_to(Position end) const;
+  const Checkpoint& state(const StateKey& state) const {
+    return node(state.node).state(state.tail);
+  }
+  // Where the first long prompt whose path holds the position ended; none where several ways lead
+  // on from it.
+  std::optional<std::int64_t> long_prompt_through(Position position) const;
+  const NodePool& nodes() const { return nodes_; }
+  const std::map<std::string, NodeId, std::less<>>& roots() const { return roots_; }
+
+  // Structure, changed.
+  NodeId open_root(std::string_view salt);
+  // Drops the root if nothing hangs on it and nobody stands there.
+  void close_root_if_bare(NodeId root);
+  NodeId add_child(NodeId parent, Tokens run, std::vector<PageId> pages, Tick now);
+  // Whether a run may be appended to the node's own edge instead of to a child.
+  bool growable(const Node& node) const;
+  void grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, Tick now);
+  // Returns the new upper part, ending at `depth`. REQUIRES: start < depth < end, whole pages.
+  NodeId split(NodeId id, std::int64_t depth);
+  // KV for a ghost's whole edge. REQUIRES: its parent is resident.
+  void revive(NodeId ghost, std::vector<PageId> pages, Tick now);
+
+  // States. attach_* REQUIRE: the node is resident and has no such state.
+  void attach_checkpoint(NodeId id, SlotId slot, const Birth& birth, Tick now);
+  void mark_long_prompt(NodeId end, std::uint16_t beyond) { at(end).long_prompt_beyond = beyond; }
+  TailId attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot, const Birth& birth,
+                     Tick now);
+  void touch(const StateKey& state, Tick now);
+  // A neighbour serves nearly as well: it goes first until a request uses it.
+  void put_on_probation(const StateKey& state);
+  // As far as is known no request will use it. Ignores a state that is gone.
+  void expect_no_use(const StateKey& state);
+  // For the policy: time, lives of states (ghosts too) and what they say of a conversation.
+  EvictionPolicy& policy() { return candidates_.policy(); }
+
+  Pins& pins() { return pins_; }
+  const Pins& pins() const { return pins_; }
+
+  // Moving: the same KV under another id. A page under an allocation stays where it is.
+  bool movable(PageId page) const;
+  // REQUIRES: movable(from).
+  void move_page(PageId from, PageId to);
+
+  // Eviction.
+  std::optional<EvictionItem> victim() const { return candidates_.policy().victim(); }
+  std::optional<double> score(const EvictionItem& item) const {
+    return candidates_.policy().score(item);
+  }
+  Freed evict(const EvictionItem& item, Tick now);
+  void forget_ghosts();
+
+  // Counts.
+  std::int64_t resident_nodes() const { return resident_nodes_; }
+  std::int64_t states() const { return states_; }
+  std::int64_t pages() const { return pages_; }
+  const GhostList& ghosts() const { return ghosts_; }
+
+  const EvictionCandidates& candidates() const { return candidates_; }
+
+ private:
+  Node& at(NodeId id) { return nodes_[id]; }
+  void drop_node(NodeId id);
+  void forget(const Ghost& ghost);
+  void forget_subtree(NodeId id);
+  void trim_ghosts();
+
+  GhostList ghosts_;
+  NodePool nodes_;
+  PageHomes homes_;
+  EvictionCandidates candidates_;
+  Pins pins_;
+  std::map<std::string, NodeId, std::less<>> roots_;
+  std::int64_t next_tail_ = 1;
+  std::int64_t resident_nodes_ = 0;  // without roots
+  std::int64_t states_ = 0;
+  std::int64_t pages_ = 0;
+};
+
+}  // namespace tasuki::cache

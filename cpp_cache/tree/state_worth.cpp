@@ -1,0 +1,101 @@
+#include "tree/state_worth.h"
+
+#include <algorithm>
+
+namespace tasuki::cache {
+
+namespace {
+
+bool continues(Tokens run, Tokens start) {
+  return run.size() >= start.size() && std::ranges::equal(run.first(start.size()), start);
+}
+
+}  // namespace
+
+// The deepest state above the node that a request for the node's path could resume from.
+std::optional<StateKey> StateWorth::state_above(const Node& node) const {
+  const Node* below = &node;
+  while (!below->is_root()) {
+    const Node* above = &nodes_[*below->parent];
+    const Tail* deepest = nullptr;
+    for (const Tail& tail : above->tails) {
+      if (!tail.resident() || !continues(below->tokens, tail.tokens)) continue;
+      if (deepest == nullptr || tail.tokens.size() > deepest->tokens.size()) deepest = &tail;
+    }
+    if (deepest != nullptr) return StateKey{above->id, deepest->id};
+    if (above->checkpoint) return StateKey{above->id, std::nullopt};
+    below = above;
+  }
+  return std::nullopt;
+}
+
+std::int64_t StateWorth::boundary_above(const Node& node) const {
+  const auto fallback = state_above(node);
+  return fallback ? nodes_[fallback->node].state(fallback->tail).boundary : 0;
+}
+
+double StateWorth::prefill_between(std::int64_t from, std::int64_t to) const {
+  const auto start = static_cast<double>(from);
+  const auto end = static_cast<double>(to);
+  return (end - start) * (1 + attention_cost_ * (end + start) / 2);
+}
+
+// Pages that only the path to this node's end needs: its own, and those above up to the next state
+// or fork.
+std::int64_t StateWorth::pages_alone(const Node& node) const {
+  auto pages = static_cast<std::int64_t>(node.pages.size());
+  const Node* above = &node;
+  while (!above->is_root()) {
+    above = &nodes_[*above->parent];
+    if (above->is_root() || above->checkpoint || above->resident_children > 1 ||
+        above->resident_tails() > 0) {
+      break;
+    }
+    pages += static_cast<std::int64_t>(above->pages.size());
+  }
+  return pages;
+}
+
+Worth StateWorth::of_checkpoint(const Node& node) const {
+  Worth worth;
+  worth.gain = prefill_between(boundary_above(node), node.checkpoint->boundary);
+  worth.pages = pages_per_slab_;
+  worth.paths_below = node.resident_children + node.resident_tails();
+  if (worth.paths_below == 0) worth.pages += pages_alone(node);
+  return worth;
+}
+
+Worth StateWorth::of_tail(const Node& node, const Tail& tail) const {
+  Worth worth;
+  const std::int64_t above = node.checkpoint ? node.depth : boundary_above(node);
+  worth.gain = prefill_between(above, tail.state->boundary);
+  worth.pages = pages_per_slab_ + 1;
+  const bool is_alone =
+      !node.checkpoint && node.resident_children == 0 && node.resident_tails() == 1;
+  if (is_alone) worth.pages += pages_alone(node);
+  return worth;
+}
+
+std::optional<StateKey> StateWorth::heir_of_checkpoint(const Node& node) const {
+  if (node.resident_children > 0 || node.resident_tails() > 0) return std::nullopt;
+  return heir_above(node);
+}
+
+std::optional<StateKey> StateWorth::heir_of_tail(const Node& node) const {
+  if (node.resident_children > 0 || node.resident_tails() > 1) return std::nullopt;
+  if (node.checkpoint) return StateKey{node.id, std::nullopt};
+  return heir_above(node);
+}
+
+std::optional<StateKey> StateWorth::heir_above(const Node& node) const {
+  const auto fallback = state_above(node);
+  if (!fallback) return std::nullopt;
+  const Node* above = &node;
+  while (above->id != fallback->node) {
+    above = &nodes_[*above->parent];
+    if (above->resident_children > 1) return std::nullopt;
+  }
+  return fallback;
+}
+
+}  // namespace tasuki::cache

@@ -1,0 +1,43 @@
+// What a state is worth by its place in the tree.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/cache_config.h"
+#include "nodes/node_pool.h"
+#include "policy/eviction_item.h"
+
+namespace tasuki::cache {
+
+// Reads the nodes; owns nothing. Nodes above the asked one must be alive.
+class StateWorth {
+ public:
+  StateWorth(const NodePool& nodes, const CacheConfig& shape)
+      : nodes_(nodes),
+        pages_per_slab_(shape.pages_per_slab),
+        attention_cost_(shape.attention_cost) {}
+
+  // What the loss of the state would cost and free. REQUIRES: the node has one at its end.
+  Worth of_checkpoint(const Node& node) const;
+  // REQUIRES: the tail is the node's, and resident.
+  Worth of_tail(const Node& node, const Tail& tail) const;
+
+  // The one state that would wait for the next request on the path in its stead, if any; before it
+  // is dropped.
+  std::optional<StateKey> heir_of_checkpoint(const Node& node) const;
+  std::optional<StateKey> heir_of_tail(const Node& node) const;
+
+ private:
+  std::optional<StateKey> state_above(const Node& node) const;
+  std::int64_t boundary_above(const Node& node) const;
+  double prefill_between(std::int64_t from, std::int64_t to) const;
+  std::int64_t pages_alone(const Node& node) const;
+  std::optional<StateKey> heir_above(const Node& node) const;
+
+  const NodePool& nodes_;
+  std::int64_t pages_per_slab_;
+  double attention_cost_;
+};
+
+}  // namespace tasuki::cache

@@ -1,0 +1,46 @@
+// A tree in as few nodes as somebody wants to look at. Plain values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/ids.h"
+#include "core/match.h"
+#include "view/tree_census.h"
+
+namespace tasuki::cache {
+
+// Names a node for as long as it lives; ids alone are reused.
+struct NodeName {
+  NodeId node;
+  std::uint64_t serial;
+};
+
+// One node as it stands. Durations are in ticks of the tree's clock: calls that change it.
+struct ViewedNode {
+  std::optional<NodeName> name;       // nullopt: all namespaces together
+  std::optional<std::int32_t> above;  // its parent's place in the view; nullopt: the first
+  std::int64_t depth = 0;             // tokens from the root to its end
+  std::int64_t tokens = 0;            // of its own run
+  std::int64_t children = 0;          // resident ones
+  std::optional<CheckpointKind> state;
+  std::int64_t tails = 0;        // states inside the page that follows
+  std::int64_t allocations = 0;  // that stand here
+  std::int64_t state_pins = 0;   // allocations that fork from its states
+  bool is_protected = false;     // an allocation stands here or below
+  Tick unused = 0;               // since its pages were last used
+  Standing standing;             // of it and all below
+  Standing hidden;               // of what is below and not in the view
+};
+
+// Parents come before their children.
+using TreeView = std::vector<ViewedNode>;
+
+// The `limit` heaviest subtrees, in tokens, at and below `under`: closed upwards, so what is left
+// out of each is one number. nullopt: the node is gone. REQUIRES: limit >= 1; census is taken.
+// Cost: the children of those nodes.
+std::optional<TreeView> view_tree(const RadixTree& tree, const TreeCensus& census,
+                                  std::optional<NodeName> under, std::int64_t limit, Tick now);
+
+}  // namespace tasuki::cache

@@ -1,0 +1,198 @@
+"""Reports and sampling to and from protobuf, for both protocols: a client's and the hand-over's.
+
+Pure. Writers end in to_proto, readers in from_proto. A reader takes a message as it is: what a peer
+sent is held to bounds by the node that reads it (decode_node/peer_reports.py).
+"""
+
+from dataclasses import replace
+
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.proto import handover_pb2, inference_pb2, report_pb2
+from tasuki.transfer.timeline import HandoverTimeline
+
+from .evictions import Eviction, LostState
+from .reports import HitBreakdown, PullReport, RouteReport, TransferReport, Usage
+from .requests import Finished
+from .types import FinishReason
+
+_FINISH_REASONS = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: inference_pb2.FINISH_REASON_ABORT,
+}
+_REASONS_BY_NUMBER = {number: reason for reason, number in _FINISH_REASONS.items()}
+
+
+def eviction_to_proto(eviction: Eviction) -> report_pb2.Eviction:
+    return report_pb2.Eviction(
+        sequence=eviction.sequence,
+        kind=eviction.kind,
+        checkpoint_kind=eviction.checkpoint_kind,
+        tokens=eviction.tokens,
+        slabs=eviction.slabs,
+        score=eviction.score,
+        taken_by=eviction.taken_by,
+    )
+
+
+def eviction_from_proto(eviction: report_pb2.Eviction) -> Eviction:
+    return Eviction(
+        eviction.sequence,
+        eviction.kind,
+        eviction.checkpoint_kind if eviction.HasField("checkpoint_kind") else None,
+        eviction.tokens,
+        eviction.slabs,
+        eviction.score if eviction.HasField("score") else None,
+        eviction.taken_by if eviction.HasField("taken_by") else None,
+    )
+
+
+def lost_state_to_proto(lost: LostState) -> report_pb2.LostState:
+    return report_pb2.LostState(
+        tokens=lost.tokens,
+        slabs_since=lost.slabs_since,
+        eviction=None if lost.eviction is None else eviction_to_proto(lost.eviction),
+    )
+
+
+def lost_state_from_proto(lost: report_pb2.LostState) -> LostState:
+    eviction = eviction_from_proto(lost.eviction) if lost.HasField("eviction") else None
+    return LostState(lost.tokens, lost.slabs_since, eviction)
+
+
+def hit_to_proto(hit: HitBreakdown) -> report_pb2.HitBreakdown:
+    return report_pb2.HitBreakdown(
+        prompt_tokens=hit.prompt_tokens,
+        kv_tokens=hit.kv_tokens,
+        usable_tokens=hit.usable_tokens,
+        causes=hit.causes,
+        checkpoint_source=hit.checkpoint_source,
+        lost=None if hit.lost is None else lost_state_to_proto(hit.lost),
+        in_pages=None if hit.in_pages is None else hit_to_proto(hit.in_pages),
+    )
+
+
+def hit_from_proto(hit: report_pb2.HitBreakdown) -> HitBreakdown:
+    """Reads one level of in_pages: more have no meaning, and a peer may send any number."""
+    in_pages = _plain_hit_from_proto(hit.in_pages) if hit.HasField("in_pages") else None
+    return replace(_plain_hit_from_proto(hit), in_pages=in_pages)
+
+
+def _plain_hit_from_proto(hit: report_pb2.HitBreakdown) -> HitBreakdown:
+    return HitBreakdown(
+        hit.prompt_tokens,
+        hit.kv_tokens,
+        hit.usable_tokens,
+        dict(hit.causes),
+        hit.checkpoint_source if hit.HasField("checkpoint_source") else None,
+        lost_state_from_proto(hit.lost) if hit.HasField("lost") else None,
+    )
+
+
+def pulled_to_proto(pulled: PullReport) -> report_pb2.Pulled:
+    return report_pb2.Pulled(tokens=pulled.tokens, bytes=pulled.bytes, seconds=pulled.seconds)
+
+
+def pulled_from_proto(pulled: report_pb2.Pulled) -> PullReport:
+    return PullReport(pulled.tokens, pulled.bytes, pulled.seconds)
+
+
+def route_to_proto(route: RouteReport) -> report_pb2.Route:
+    return report_pb2.Route(choice=route.choice, estimates=route.estimates)
+
+
+def route_from_proto(route: report_pb2.Route) -> RouteReport:
+    return RouteReport(route.choice, dict(route.estimates))
+
+
+def transfer_to_proto(transfer: TransferReport) -> report_pb2.TransferReport:
+    """Without the sender's track: a sender writes it itself (transfer/protocol/messages.py)."""
+    return report_pb2.TransferReport(
+        bytes=transfer.bytes,
+        windows=transfer.windows,
+        pages=transfer.pages,
+        hidden_seconds=transfer.hidden_seconds,
+        exposed_seconds=transfer.exposed_seconds,
+    )
+
+
+def transfer_from_proto(
+    transfer: report_pb2.TransferReport, timeline: HandoverTimeline | None = None
+) -> TransferReport:
+    """timeline: both sides' tracks, of which the message has the sender's at most."""
+    return TransferReport(
+        transfer.bytes,
+        transfer.windows,
+        transfer.pages,
+        transfer.hidden_seconds,
+        transfer.exposed_seconds,
+        timeline,
+    )
+
+
+def usage_to_proto(usage: Usage) -> inference_pb2.Usage:
+    """For a client, which gets no in_pages beside its hit."""
+    hit = None if usage.hit is None else hit_to_proto(replace(usage.hit, in_pages=None))
+    return inference_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        hit=hit,
+        transfer=None if usage.transfer is None else transfer_to_proto(usage.transfer),
+        prefilled_on=usage.prefilled_on,
+        local_fallback=usage.local_fallback,
+        time_to_first_token_seconds=usage.time_to_first_token,
+        seconds=usage.seconds,
+        pulled=None if usage.pulled is None else pulled_to_proto(usage.pulled),
+        route=None if usage.route is None else route_to_proto(usage.route),
+    )
+
+
+def usage_from_proto(usage: inference_pb2.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        hit=hit_from_proto(usage.hit) if usage.HasField("hit") else None,
+        transfer=transfer_from_proto(usage.transfer) if usage.HasField("transfer") else None,
+        prefilled_on=usage.prefilled_on,
+        local_fallback=usage.local_fallback,
+        time_to_first_token=usage.time_to_first_token_seconds,
+        seconds=usage.seconds,
+        pulled=pulled_from_proto(usage.pulled) if usage.HasField("pulled") else None,
+        route=route_from_proto(usage.route) if usage.HasField("route") else None,
+    )
+
+
+def finished_to_proto(finished: Finished) -> inference_pb2.Finished:
+    return inference_pb2.Finished(
+        reason=_FINISH_REASONS[finished.reason], usage=usage_to_proto(finished.usage)
+    )
+
+
+def finish_reason_from_proto(reason: inference_pb2.FinishReason) -> FinishReason:
+    return _REASONS_BY_NUMBER[reason]
+
+
+def sampling_to_proto(sampling: SamplingParams) -> handover_pb2.Sampling:
+    """As a ticket carries it: decided, where a client's may leave fields out."""
+    return handover_pb2.Sampling(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
+    """Raises ValueError naming the field."""
+    return SamplingParams(
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+    )

@@ -1,0 +1,93 @@
+"""The layout's two lists: block regions and slot columns, and what follows from them alone."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena_key import ArenaKey, Place
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.protocol.contract import Contract
+
+from tests.harness.loopback_pair import FULL, GDN, small_layout
+from tests.harness.model_shapes import MOE
+
+LAYOUTS = [
+    small_layout(),
+    small_layout((FULL, GDN, FULL, FULL)),
+    MOE.cache_layout("bfloat16", "bfloat16", "float32"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_regions_are_the_blocks_of_a_page_and_columns_fill_a_slot(layout: CacheLayout) -> None:
+    kinds = layout.layer_kinds
+    assert [region.layer for region in layout.regions] == [
+        layer for layer, kind in enumerate(kinds) if kind is FULL
+    ]
+    assert [region.index for region in layout.regions] == list(range(layout.full_layers))
+    for page in (0, layout.blocks_per_slab + layout.pages_per_slab - 1):
+        spans = [layout.page_span(region.layer, page) for region in layout.regions]
+        assert {span.length for span in spans} == {layout.block_bytes}
+        steps = {after.offset - one.offset for one, after in pairwise(spans)}
+        assert steps <= {layout.region_stride}
+        assert spans[0].offset == page * layout.block_bytes
+    ends = [0, *(column.end for column in layout.columns)]
+    assert [column.offset for column in layout.columns] == ends[:-1]
+    assert ends[-1] == layout.slot_bytes <= layout.slab_bytes
+    for slot in (0, 7):
+        offset = slot * layout.slab_bytes
+        for layer, kind in enumerate(kinds):
+            if kind is GDN:
+                span = layout.state_span(layer, slot)
+                assert (span.offset, span.length) == (offset, layout.state_layer_bytes)
+                offset += span.length
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_views_take_their_strides_from_regions_and_columns(layout: CacheLayout) -> None:
+    arena = Arena(layout, 2)
+    for region, view in zip(layout.regions, arena.kv, strict=True):
+        assert view.shape[1:] == region.shape
+        assert view.stride(0) * view.element_size() == layout.block_bytes
+        assert view.storage_offset() * view.element_size() == region.index * layout.region_stride
+    for name, views in (("conv", arena.conv), ("ssm", arena.ssm)):
+        columns = [column for column in layout.columns if column.name == name]
+        for column, view in zip(columns, views, strict=True):
+            assert view.shape == (2, *column.shape)
+            assert view.stride(0) * view.element_size() == layout.slab_bytes
+            assert view.storage_offset() * view.element_size() == column.offset
+    assert torch.zeros(arena.kv[0].shape[1:]).stride() == arena.kv[0].stride()[1:]
+
+
+def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
+    assert Contract("w", small_layout((GDN, FULL))).flat() == {
+        "weights_digest": "w",
+        "tensor_parallel": "1",
+        "wire_version": "2",
+        "page_tokens": "64",
+        "wire_kv": "exact",
+        "wire_state": "exact",
+        "nixl": "(not used)",
+        "ucx": "(not used)",
+        "layer_kinds": "linear_attention,full_attention",
+        "kv_heads": "1",
+        "head_dim": "8",
+        "kv_dtype": "float32",
+        "conv_channels": "24",
+        "conv_columns": "3",
+        "conv_dtype": "float32",
+        "value_heads": "2",
+        "value_dim": "16",
+        "key_dim": "16",
+        "ssm_dtype": "float32",
+    }
+
+
+def test_an_arena_is_named_by_its_place_and_rank() -> None:
+    assert Arena(small_layout(), 1).key == ArenaKey(Place.DEVICE, 0, 1)
+    second = ArenaKey(Place.HOST, 1, 2)
+    assert Arena(small_layout(), 1, key=second).key == second != ArenaKey(Place.HOST, 0, 2)
+    for rank, ranks in ((1, 1), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match="is not one of"):
+            ArenaKey(rank=rank, ranks=ranks)

@@ -1,0 +1,121 @@
+"""One definition and one converter serve both protocols; the bytes are those of the two before."""
+
+import pytest
+from google.protobuf.message import Message
+from tasuki.engine import messages as m
+from tasuki.engine.messages.proto import (
+    eviction_from_proto,
+    eviction_to_proto,
+    finish_reason_from_proto,
+    finished_to_proto,
+    hit_from_proto,
+    hit_to_proto,
+    pulled_to_proto,
+    route_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+    transfer_to_proto,
+    usage_from_proto,
+    usage_to_proto,
+)
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.proto import handover_pb2, inference_pb2, report_pb2
+
+EVICTION = m.Eviction(7, "checkpoint", "turn_end", 640, 1.5, 0.25, "thief")
+FORGOTTEN = m.Eviction(8, "pages", None, 64, 0.5, None, None)
+LOST = m.LostState(640, 3.5, EVICTION)
+HIT = m.HitBreakdown(900, 700, 128, {"new": 772}, "branch", LOST)
+IN_PAGES = m.HitBreakdown(900, 0, 0, {"new": 900}, None)
+TRANSFER = m.TransferReport(2**40, 3, 12, 0.5, 0.25)
+PULLED = m.PullReport(64, 4096, 0.125)
+ROUTE = m.RouteReport("there", {"here": 2.0})
+USAGE = m.Usage(900, 5, HIT, TRANSFER, "p0", False, 0.5, 1.0, PULLED, ROUTE)
+# Serialised when each protocol had definitions of its own.
+USAGE_BYTES = bytes.fromhex(
+    "08840710051a5f08840710bc0518800122080a036e65771084062a066272616e636832420880051100000000"
+    "00000c401a340807120a636865636b706f696e741a087475726e5f656e6420800529000000000000f83f3100"
+    "0000000000d03f3a057468696566221d088080808080201003180c21000000000000e03f29000000000000d0"
+    "3f2a02703039000000000000e03f41000000000000f03f4a0e084010802019000000000000c03f52180a0574"
+    "68657265120f0a0468657265110000000000000040"
+)
+READY_BYTES = bytes.fromhex(
+    "0803100519000000000000e0bf21000000000000e03f2a6e08840710bc0518800122080a036e65771084062a"
+    "066272616e63683242088005110000000000000c401a340807120a636865636b706f696e741a087475726e5f"
+    "656e6420800529000000000000f83f31000000000000d03f3a0574686965663a0d08840722080a036e657710"
+    "8407320e084010802019000000000000c03f3a180a057468657265120f0a0468657265110000000000000040"
+    "41000000000000e83f"
+)
+DONE_BYTES = bytes.fromhex("08031a1d088080808080201003180c21000000000000e03f29000000000000d03f")
+
+
+def ready() -> handover_pb2.Ready:
+    return handover_pb2.Ready(
+        generation=3,
+        token=5,
+        logprob=-0.5,
+        margin=0.5,
+        hit=hit_to_proto(m.HitBreakdown(900, 700, 128, {"new": 772}, "branch", LOST, IN_PAGES)),
+        pulled=pulled_to_proto(PULLED),
+        tail_seconds=0.75,
+        route=route_to_proto(ROUTE),
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "wire"),
+    [
+        (usage_to_proto(USAGE), USAGE_BYTES),
+        (ready(), READY_BYTES),
+        (handover_pb2.Done(generation=3, report=transfer_to_proto(TRANSFER)), DONE_BYTES),
+    ],
+    ids=["usage", "ready", "done"],
+)
+def test_a_node_of_the_version_before_reads_and_is_read(message: Message, wire: bytes) -> None:
+    assert message.SerializeToString(deterministic=True) == wire
+    assert type(message).FromString(wire) == message
+
+
+def test_a_usage_comes_back_as_it_went() -> None:
+    assert usage_from_proto(usage_to_proto(USAGE)) == USAGE
+    ended_early = m.Usage(900, 0, None, None, "local", True, 0.5, 1.0)
+    assert usage_from_proto(usage_to_proto(ended_early)) == ended_early
+
+
+def test_a_client_gets_no_breakdown_by_pages_beside_its_own() -> None:
+    whole = m.HitBreakdown(900, 700, 128, {"new": 772}, None, in_pages=IN_PAGES)
+    assert not usage_to_proto(m.Usage(1, 1, whole, None, "", False, 0, 0)).hit.HasField("in_pages")
+    assert hit_from_proto(hit_to_proto(whole)) == whole
+
+
+def test_a_breakdown_inside_breakdowns_is_read_one_deep() -> None:
+    deep = report_pb2.HitBreakdown(prompt_tokens=1)
+    for _ in range(40):
+        deep = report_pb2.HitBreakdown(prompt_tokens=1, in_pages=deep)
+    read = hit_from_proto(deep)
+    assert read.in_pages is not None and read.in_pages.in_pages is None
+
+
+@pytest.mark.parametrize("eviction", [EVICTION, FORGOTTEN])
+def test_an_eviction_comes_back_with_what_it_lacks(eviction: m.Eviction) -> None:
+    assert eviction_from_proto(eviction_to_proto(eviction)) == eviction
+
+
+@pytest.mark.parametrize("reason", m.FinishReason)
+def test_every_end_has_a_number(reason: m.FinishReason) -> None:
+    wire = finished_to_proto(m.Finished(m.RequestId("r"), reason, USAGE))
+    assert finish_reason_from_proto(wire.reason) is reason
+
+
+def test_a_tickets_sampling_comes_back_exactly() -> None:
+    # A client's protocol rounds temperatures to 32 bits; a ticket's must not.
+    sampling = SamplingParams(9, 0.7, 40, 0.9, 2**40, (3, 5), True)
+    assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        sampling_from_proto(handover_pb2.Sampling())
+
+
+@pytest.mark.parametrize(
+    "name", ["HitBreakdown", "LostState", "Eviction", "TransferReport", "Pulled", "Route"]
+)
+def test_who_imported_a_report_from_the_clients_protocol_still_can(name: str) -> None:
+    assert getattr(inference_pb2, name) is getattr(report_pb2, name)

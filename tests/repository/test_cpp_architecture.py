@@ -1,0 +1,81 @@
+"""The C++ part's folders include downward only and stay small; see docs/design.md, "Folders"."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "cpp_cache"
+LEVEL = {
+    "bindings": 7,
+    "cache": 6,
+    "placement": 5,
+    "requests": 4,
+    "events": 3,
+    "view": 3,
+    "tree": 2,
+    "alloc": 1,
+    "nodes": 1,
+    "policy": 1,
+    "trials": 1,
+    "core": 0,
+    "digest": 0,
+}
+FILES = sorted(
+    path for folder in LEVEL for end in ("h", "cpp") for path in (ROOT / folder).rglob(f"*.{end}")
+)
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+def included(path: Path) -> list[str]:
+    """Files of the project that a file includes, relative to the C++ part's root."""
+    return _INCLUDE.findall(path.read_text())
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_includes_point_downward(path: Path) -> None:
+    own = path.parent.name
+    for include in included(path):
+        assert (ROOT / include).is_file(), f"{name(path)} includes {include} by another path"
+        folder = include.split("/")[0]
+        assert folder == own or LEVEL[folder] < LEVEL[own], f"{name(path)} includes {include}"
+
+
+def test_no_file_reaches_itself() -> None:
+    """A header and the source beside it count as one."""
+    reached = {
+        str(path.relative_to(ROOT).with_suffix("")): {
+            include.removesuffix(".h") for other in _sides(path) for include in included(other)
+        }
+        - {str(path.relative_to(ROOT).with_suffix(""))}
+        for path in FILES
+    }
+    while reached:
+        lowest = {unit for unit, below in reached.items() if not below & reached.keys()}
+        assert lowest, f"a circle among {sorted(reached)}"
+        for unit in lowest:
+            del reached[unit]
+
+
+def test_every_folder_has_a_level_and_at_most_sixteen_files() -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    assert folders == LEVEL.keys() | {"tests"}
+    sizes = Counter(path.parent for path in FILES)
+    assert max(sizes.values()) <= 16, sizes.most_common(3)
+    assert {path.parent.parent for path in FILES} == {ROOT}, "a folder inside a folder"
+
+
+def test_the_build_names_every_folder() -> None:
+    build = (ROOT / "CMakeLists.txt").read_text()
+    named = re.search(r"set\(folders ([^)]*)\)", build)
+    assert named is not None
+    assert {*named[1].split(), "bindings"} == LEVEL.keys()
+
+
+def _sides(path: Path) -> list[Path]:
+    return [side for end in (".h", ".cpp") if (side := path.with_suffix(end)).is_file()]
