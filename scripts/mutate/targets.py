@@ -90,7 +90,7 @@ CPP = (
     Target("allocation", "slab_allocator", _CACHE),
     Target("allocation", "quarantine_table", _CACHE),
     Target("allocation", "allocation_table", _CACHE),
-    Target("allocation", "admission", _CACHE),
+    Target("allocation", "cache.admission", _CACHE),
     Target("allocation", "cache.prefix_cache", _CACHE),
     Target("allocation", "matcher", _CACHE),
     Target("allocation", "lru_policy", _CACHE),

@@ -28,7 +28,6 @@ def take(cache: HybridPrefixCache, tokens: np.ndarray) -> Lease:
         salt=b"",
         capacity_tokens=len(tokens),
         working_slots=1,
-        checkpoint_slots=0,
         cursor=None,
     )
     assert lease is not None
