@@ -14,7 +14,7 @@ from tasuki.server.engine_client import Answers, EngineClient
 from tasuki.server.grpc.server import Service
 from tasuki.server.text.tokenizer import Tokenizer
 
-from .node_info import GatewayModel
+from .gateway_model import GatewayModel
 
 
 class GatewayUnavailable(RuntimeError):

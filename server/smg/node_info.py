@@ -1,51 +1,15 @@
 """What a gateway asks of a node when it registers it: the model, its arguments and its load.
-Pure functions and plain values."""
+Pure functions."""
 
-import json
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
-from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import RequestPhase, StatsReply
-from tasuki.model.config import ModelConfig
 from tasuki.pycache._cpp_cache import PAGE_TOKENS
-from tasuki.server.config import FrontConfig
 from tasuki.utils.version import package_version
 
-
-@dataclass(frozen=True)
-class GatewayModel:
-    """folder: the checkpoint's. max_tokens: prompt and answer together. eos_ids end an answer
-    unless it ignores them."""
-
-    folder: Path
-    name: str
-    model_type: str
-    architectures: tuple[str, ...]
-    dtype: str
-    vocab_size: int
-    max_tokens: int
-    eos_ids: tuple[int, ...]
-
-    @staticmethod
-    def of(
-        engine_config: EngineConfig, front_config: FrontConfig, model: ModelConfig, max_tokens: int
-    ) -> "GatewayModel":
-        folder = Path(engine_config.model).resolve()
-        published = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return GatewayModel(
-            folder=folder,
-            name=front_config.served_model_name or folder.name,
-            model_type=model.model_type,
-            architectures=tuple(published.get("architectures") or ()),
-            dtype=engine_config.dtype,
-            vocab_size=model.vocab,
-            max_tokens=max_tokens,
-            eos_ids=model.eos_ids,
-        )
+from .gateway_model import GatewayModel
 
 
 def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:

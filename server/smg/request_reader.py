@@ -22,7 +22,7 @@ from tasuki.server.request_checks import (
     read_request_id,
 )
 
-from .node_info import GatewayModel
+from .gateway_model import GatewayModel
 
 # Field to the values that ask for the default behaviour.
 _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {

@@ -24,8 +24,9 @@ from tasuki.server.text.text_answer import first_look
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 from .answer import GatewayAnswer
+from .gateway_model import GatewayModel
 from .kv_events import GatewayEvents
-from .node_info import GatewayModel, loads_message, model_info, server_info
+from .node_info import loads_message, model_info, server_info
 from .request_reader import read_gateway_request
 from .tokenizer_archive import archive_chunks, tokenizer_archive
 from .usable_blocks import UsableBlocks, namespace_of

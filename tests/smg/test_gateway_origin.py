@@ -20,7 +20,7 @@ from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.config import FrontConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Service, start_server
-from tasuki.server.smg.node_info import GatewayModel
+from tasuki.server.smg.gateway_model import GatewayModel
 
 from tests.harness.daemons import Node, flags
 from tests.harness.front_fixtures import ScriptedEngine

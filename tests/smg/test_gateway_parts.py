@@ -13,7 +13,7 @@ from tasuki.engine import messages as m
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
 from tasuki.pycache.packed_events import pack_events
 from tasuki.server.errors import FrontError, InvalidRequest
-from tasuki.server.smg.node_info import GatewayModel
+from tasuki.server.smg.gateway_model import GatewayModel
 from tasuki.server.smg.usable_blocks import (
     Announced,
     Change,

@@ -1,0 +1,44 @@
+"""The model that a node serves, as a gateway asks for it. Plain values, any thread.
+
+Imports nothing of the gateway's protocol: a node without that package builds one too.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasuki.engine.config import EngineConfig
+from tasuki.model.config import ModelConfig
+from tasuki.server.config import FrontConfig
+
+
+@dataclass(frozen=True)
+class GatewayModel:
+    """folder: the checkpoint's. max_tokens: prompt and answer together. eos_ids end an answer
+    unless it ignores them."""
+
+    folder: Path
+    name: str
+    model_type: str
+    architectures: tuple[str, ...]
+    dtype: str
+    vocab_size: int
+    max_tokens: int
+    eos_ids: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        engine_config: EngineConfig, front_config: FrontConfig, model: ModelConfig, max_tokens: int
+    ) -> "GatewayModel":
+        folder = Path(engine_config.model).resolve()
+        published = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return GatewayModel(
+            folder=folder,
+            name=front_config.served_model_name or folder.name,
+            model_type=model.model_type,
+            architectures=tuple(published.get("architectures") or ()),
+            dtype=engine_config.dtype,
+            vocab_size=model.vocab,
+            max_tokens=max_tokens,
+            eos_ids=model.eos_ids,
+        )
