@@ -38,11 +38,12 @@ class TellingDaemon(Daemon):
             cwd=ROOT,
         )
         self._http = None
+        self._handover = None
         self._asked = False
-        self._said = SimpleQueue()
+        self._lines = SimpleQueue()
         self._tail = deque(maxlen=40)
         self._readers = [
-            self._read(self._process.stdout, self._said.put),
+            self._read(self._process.stdout, self._lines.put),
             self._read(self._process.stderr, self._complain),
         ]
 
