@@ -41,10 +41,10 @@ class ForkedDaemon(Daemon):
         self._http = None
         self._handover = None
         self._asked = False
-        self._said = SimpleQueue()
+        self._lines = SimpleQueue()
         self._tail = deque(maxlen=_TAIL_LINES)
         self._readers = [
-            self._read(self._process.stdout, self._said.put),
+            self._read(self._process.stdout, self._lines.put),
             self._read(self._process.stderr, self._complain),
         ]
 
