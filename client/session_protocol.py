@@ -98,8 +98,14 @@ class SessionLife:
         return SessionLife(self._conversation.fork(), self.retry, reply.session_id)
 
     def close(self) -> Steps[None]:
+        """Nothing is left to close where the node has lost the session, or died with it; one that
+        comes back drops what is idle."""
         self._closed = True
-        yield Call("Close", pb.SessionCloseRequest(session_id=self.id))
+        try:
+            yield Call("Close", pb.SessionCloseRequest(session_id=self.id))
+        except ClientError as error:
+            if not is_transient(error):
+                raise
 
     def attempt_turn(self, request: pb.SessionGenerateRequest) -> Steps[None]:
         """Before each attempt at an answer: puts the session's present id into the request."""

@@ -107,6 +107,15 @@ def test_a_cancelled_turn_leaves_the_conversation_as_it_was(front: Front) -> Non
         assert last_prompt(front) == prompt
 
 
+def test_a_session_that_its_node_has_lost_is_closed_without_complaint(front: Front) -> None:
+    with Client(front.address, retry=FAST) as client:
+        session = client.open_session()
+        session.append(HELLO)
+        forget(front, session.id)
+        session.close()
+        assert client.stats().sessions == 0
+
+
 def test_a_closed_session_stays_closed(front: Front) -> None:
     with Client(front.address, retry=FAST) as client:
         session = client.open_session()
