@@ -71,7 +71,7 @@ class AnswerParts:
 
 
 class Ask(Protocol):
-    """What an AnswerStream asks, and whom it tells how that went."""
+    """What an AnswerStream asks, and who gets the outcome."""
 
     def start(self) -> "grpc.CallIterator[pb.GenerateResponse]":
         """The call, once for each attempt. Raises ClientError."""

@@ -38,7 +38,8 @@ class DecodeConfig(WireOptions):
         None, "layers that are sent together of what is pulled; not given: what the link makes best"
     )
     lease_seconds: float = option(
-        2.0, "what a prefill node pulls is posted until that long after a beat last heard this node"
+        2.0,
+        "what a prefill node pulls is posted until that long after its last beat that confirmed us",
     )
     other_role_config: str = option(
         "", "TOML file of what this node is to have as a prefill node, should it be asked to be one"

@@ -1,7 +1,7 @@
 """Engine messages of a hand-over to and from protobuf, as the decode node needs them.
 
-What a prefill node tells is kept, counted and shown, so it is held to what one of this version
-could tell: readers raise PeerInvalid naming the field. Bytes and digests are judged elsewhere.
+What a prefill node reports is kept, counted and shown, so it is held to what one of this version
+could report: readers raise PeerInvalid naming the field. Bytes and digests are judged elsewhere.
 """
 
 import math

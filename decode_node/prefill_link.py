@@ -4,7 +4,7 @@ again.
 Owns the channel and the connection that lives now. Knows no rooms. Thread rule: the hand-over's
 event loop; status() may be called from any thread.
 Both sides may write to the other one: a beat asks for the prefill node's lease and is answered by a
-renewal, a renewal asks for ours and is answered by the beat that says it was heard.
+renewal, a renewal asks for ours and is answered by the beat that confirms it.
 Invariants: a beat is answered only on a connection that is alive, and after lost() none ever is, so
 the sender's lease runs out; a connection that broke is never used again, a new one has a new name.
 """
@@ -47,7 +47,7 @@ from .handover_settings import HandoverSettings
 log = logging.getLogger(__name__)
 
 _MOST_UNHEARD = 256
-"""Renewals that a prefill node may leave unheard, which are remembered until it has heard them."""
+"""Renewals that a prefill node may leave unconfirmed; each is kept until it is confirmed."""
 
 
 class PrefillConnection:
@@ -66,7 +66,7 @@ class PrefillConnection:
         self.stub = stub
         self.lost = asyncio.Event()
         self.progress: NodeProgress | None = None
-        """As the last beat said that told any."""
+        """From the last beat that had one."""
         self.writer = WriterLife(
             self.node.process,
             lease_from_wire(connected.lease_seconds),
@@ -128,7 +128,7 @@ class PrefillLink:
     ) -> None:
         """retry_seconds, settle_seconds: the transport's. sender: writes what the prefill node
         pulls. on_change: the connection came or went. dialling: in plain text, and on this host
-        only, by default. progress: this node's, told with each renewal."""
+        only, by default. progress: this node's, sent with each renewal."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -273,7 +273,7 @@ class PrefillLink:
                     self._sender.renew(connection.id, asked_at)
                 asked = {s: at for s, at in asked.items() if s >= beat.heard}
                 if len(asked) > _MOST_UNHEARD:
-                    log.warning("prefill node %s beats and hears nothing", self.target)
+                    log.warning("prefill node %s beats and confirms nothing", self.target)
                     return
                 asked[beat.sequence] = time.monotonic()
                 connection.answering()

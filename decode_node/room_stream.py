@@ -4,7 +4,7 @@ the room.
 Owns the call, from its opening to its end. Knows no machine. Thread rule: the event loop.
 Invariants: say() never waits, so that nothing a peer does stands between a room and its next event;
 whatever becomes of the call (its channel closed before it was opened, a write that never ends, a
-peer that does not read) the room hears StreamBroke exactly once, and no message after it.
+peer that does not read) the room gets StreamBroke exactly once, and no message after it.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class RoomStream:
     ) -> None:
         """write_seconds: for that long one message may wait for the peer to take it."""
         self.over = False
-        """Whether StreamBroke was told."""
+        """Whether the room has got StreamBroke."""
         self._room = room
         self._open_call = open_call
         self._hear = hear
@@ -106,6 +106,6 @@ class RoomStream:
 
 
 def _retrieved(task: "asyncio.Future[str]") -> None:
-    """So that nobody reports what the end of the stream has told already."""
+    """So that nobody reports what the end of the stream has reported already."""
     if not task.cancelled():
         task.exception()

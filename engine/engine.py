@@ -190,7 +190,7 @@ class Engine:
             self._handover.reject(item.request, failure)
 
     def _emit_evictions(self) -> None:
-        evictions = self._ledger.take_untold()
+        evictions = self._ledger.take_unreported()
         if evictions:
             self._outbox.append(m.Evicted(evictions))
 

@@ -1,7 +1,7 @@
 """Connections of receivers to this prefill node: their names, their beats, the lease that beats
 renew.
 
-Owns connections. Knows no rooms: whoever holds some is told when a connection is over. Thread rule:
+Owns connections. Knows no rooms: their holder is called when a connection is over. Thread rule:
 the hand-over's event loop, but for peers(). Invariants: a connection lives as long as its heartbeat
 stream, its name cannot be guessed and is never used again; a renewal counts from when its beat was
 sent, on this node's clock.
@@ -44,10 +44,10 @@ class _Connection:
     asked: dict[int, float] = field(default_factory=dict)
     """Beats not answered yet, and when they were sent."""
     renewal: int = 0
-    """The last one that was heard."""
+    """The last one that came."""
     beating: bool = False
     progress: NodeProgress | None = None
-    """As the last renewal said that told any."""
+    """From the last renewal that had one."""
 
 
 class ReceiverConnections:
@@ -65,7 +65,7 @@ class ReceiverConnections:
     ) -> None:
         """on_lost: called with a connection's name once, before the sender lets go of it.
         on_drained: a renewal said it. retry_seconds, settle_seconds: the transport's. progress:
-        this node's, told with each beat."""
+        this node's, sent with each beat."""
         self._progress = progress
         self._prefix = f"{epoch.hex()}-"
         self._sender = sender
@@ -88,18 +88,18 @@ class ReceiverConnections:
         return [connection.node.name for connection in self._connections.values()]
 
     def peers(self) -> dict[str, NodeProgress]:
-        """What receivers tell of themselves, by name; of those that share one what is worst. From
+        """What receivers report of themselves, by name; of those that share one what is worst. From
         any thread, and no more than an operator can look at."""
-        told: dict[str, NodeProgress] = {}
+        reported: dict[str, NodeProgress] = {}
         for connection in list(self._connections.values())[:_PEERS_TOLD]:
             if (progress := connection.progress) is not None:
                 name = connection.node.name[:_NAME_TOLD]
-                known = told.get(name, progress)
-                told[name] = NodeProgress(
+                known = reported.get(name, progress)
+                reported[name] = NodeProgress(
                     max(known.engine_seconds, progress.engine_seconds),
                     max(known.front_seconds, progress.front_seconds),
                 )
-        return told
+        return reported
 
     def silence(self, name: str) -> Silence:
         """REQUIRES: may_beat(name)."""

@@ -1,4 +1,4 @@
-"""Rooms that a gateway tells of, asked for from the front's loop, where its calls arrive.
+"""Rooms that a gateway made, asked for from the front's loop, where its calls arrive.
 
 Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's.
 """

@@ -1,4 +1,4 @@
-"""Rooms that a gateway told both nodes of: its call here and the decode node's Reserve find each
+"""Rooms that a gateway made: its call here and the decode node's Reserve find each
 other, in whichever order they come.
 
 Owns the calls that wait or whose room is open. Knows neither gRPC nor the gateway's protocol: a
@@ -91,7 +91,7 @@ class GatewayRooms:
             call.answer(None)
 
     def receiver_arrived(self, room: OutgoingHandover) -> None:
-        """A decode node's Reserve says that a gateway tells us too. Raises DuplicateRoom."""
+        """A decode node's Reserve expects a call of the gateway here too. Raises DuplicateRoom."""
         call = self._rendezvous.arrive(room.room, Side.REMOTE, room)
         if isinstance(call, GatewayCall):
             del self._parked[call.room]

@@ -1,6 +1,6 @@
 """Engine messages of a hand-over to and from protobuf, as the prefill node needs them.
 
-What a receiver tells is bounded here, field by field, before an engine sees any of it.
+What a receiver sends is bounded here, field by field, before an engine sees any of it.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ _ERROR_KINDS = {
 
 
 def trail_from_wire(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
-    """A room's request id and traceparent; empty where the receiver told none."""
+    """A room's request id and traceparent; empty where the receiver sent none."""
     values = {key: value for key, value in metadata or () if isinstance(value, str)}
     return told.shown(values.get(REQUEST_ID_KEY, "")), told.shown(values.get(TRACE_HEADER, ""))
 

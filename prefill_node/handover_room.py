@@ -4,7 +4,7 @@ Owns what a hand-over adds to a sending room (transfer/rooms/sending_room.py): t
 queue, the gateway's call, the grant, the first token, and what goes out on its stream. Knows no
 gRPC. Thread rule: the event loop.
 Invariants: the engine is given PrefillEnd exactly once, after the sender drained (or gave up
-draining); the receiver is told how the room ended exactly once, and nothing after it.
+draining); the receiver gets the end of the room exactly once, and nothing after it.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class OutgoingHandover:
     ) -> None:
         """progress_seconds: between two repetitions of Queued, and between two looks at the
         deadlines. begin_pull: fetches what the ticket offers; outlives the room. request_id: as the
-        receiver's clients know it; empty where it told none. awaits_gateway: nothing is computed
+        receiver's clients know it; empty where it sent none. awaits_gateway: nothing is computed
         before GatewayArrived."""
         self.named: dict[str, str | int] = {"request_id": request_id, "room": reserve.ticket.room}
         """What its log lines are found by."""

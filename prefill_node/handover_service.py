@@ -148,7 +148,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         return self._connections.nodes
 
     def peers(self) -> dict[str, NodeProgress]:
-        """What connected nodes tell of themselves, by name. From any thread."""
+        """What connected nodes report of themselves, by name. From any thread."""
         return self._connections.peers()
 
     def deliver(self, message: m.Outbox) -> None:

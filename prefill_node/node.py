@@ -126,7 +126,7 @@ class PrefillNode:
         return None if self._server is None else self._server.address
 
     def _begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
-        """Before anything of the room reaches the engine, so before its end is told."""
+        """Before anything of the room reaches the engine, so before its end is reported."""
         begin = self.front.tracing.begin_room
         self._fronts_loop.call_soon_threadsafe(begin, room, request, traceparent)
 

@@ -190,7 +190,7 @@ class EngineClient:
     async def generate(
         self, submit: Submit, request_context: RequestContext = ANONYMOUS
     ) -> AsyncGenerator[TokenOut | Finished, None]:
-        """Tokens in order, then one Finished, with the usage that its caller is told. Raises
+        """Tokens in order, then one Finished, with the usage that its caller may see. Raises
         RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited.
 
         Close it (contextlib.aclosing) to abort the request.
@@ -232,7 +232,7 @@ class EngineClient:
             self._post(Abort(name))
 
     def story(self, request_id: str, request_context: RequestContext) -> Story:
-        """How a request ended, as its caller is told. Raises UnknownRequest, also where it is
+        """How a request ended, as its caller may see it. Raises UnknownRequest, also where it is
         another's and the caller no operator."""
         name = self._names.find(request_context.caller, request_id)
         found = None if name is None else self.ended.find(name)
@@ -276,7 +276,7 @@ class EngineClient:
     async def watch(
         self, stream: str, poll_seconds: float, caller: Caller = ANYBODY
     ) -> AsyncGenerator[PackedEvents, None]:
-        """The cache's events as batches, a snapshot first; none that tell nothing. `stream`: all
+        """The cache's events as batches, a snapshot first; none that are empty. `stream`: all
         usable or spelled. Close it (contextlib.aclosing) to end the watch. Raises WatcherLimit."""
         with self.watchers.held(caller):
             opened = await self._query(WatchOpened, lambda query: WatchCache(query, stream))

@@ -38,7 +38,7 @@ class DuplicateRoom(TransferError):
 
 
 class PeerInvalid(TransferError):
-    """A peer told what no node of this version tells."""
+    """A peer sent what no node of this version sends."""
 
 
 class MetadataUnusable(TransportError):

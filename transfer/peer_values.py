@@ -1,4 +1,4 @@
-"""What a peer tells, held to what a node of this version could tell.
+"""What a peer sends, held to what a node of this version could send.
 
 Pure; the readers of messages call it for every value that is kept, computed with, logged or shown.
 Invariant: what comes out is finite, bounded and printable.

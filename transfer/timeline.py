@@ -1,9 +1,9 @@
 """When what happened in one hand-over or one pull, as each side saw it on its own clock.
 
 Two tracks that are never merged: the clocks of two hosts cannot be subtracted, so each track counts
-seconds from its own side's start (the sender's: Reserve heard; the receiver's: Reserve said; of a
-pull, where the roles are swapped: Pull heard and said), on that side's monotonic clock. Windows are
-told apart by their sequence number, which both tracks share. Holds no room and no thread; plain
+seconds from its own side's start (the sender's: Reserve came; the receiver's: Reserve left; of a
+pull, where the roles are swapped: Pull came and left), on that side's monotonic clock. Windows are
+kept apart by their sequence number, which both tracks share. Holds no room and no thread; plain
 values, bounded by KEPT_WINDOWS a track.
 """
 

@@ -52,7 +52,7 @@ class EvictionLedger:
         self._pages_per_slab = cache.arena.layout.pages_per_slab
         self._owners = owners
         self._evictions: OrderedDict[int, Eviction] = OrderedDict()
-        self._untold: list[Eviction] = []
+        self._unreported: list[Eviction] = []
 
     def collect(self) -> None:
         """Take in what was evicted since the last call."""
@@ -64,14 +64,14 @@ class EvictionLedger:
             taken_by = None if decision.lease is None else owners.get(decision.lease)
             eviction = self._read(decision, taken_by)
             self._evictions[eviction.sequence] = eviction
-            self._untold.append(eviction)
+            self._unreported.append(eviction)
         while len(self._evictions) > _REMEMBERED:
             self._evictions.popitem(last=False)
 
-    def take_untold(self) -> tuple[Eviction, ...]:
+    def take_unreported(self) -> tuple[Eviction, ...]:
         """Those collected since the last call, oldest first."""
-        told, self._untold = tuple(self._untold), []
-        return told
+        made, self._unreported = tuple(self._unreported), []
+        return made
 
     def lost(self, match: Match) -> LostState | None:
         """What of the prompt had a state that was evicted; None where nothing is remembered."""

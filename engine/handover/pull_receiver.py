@@ -52,7 +52,7 @@ class PullReceiver:
         request.pull_tried = True
         room, tokens = request.ticket.room, request.ticket.offered
         # A pull outlives its room, whose number is the peer's to choose: until that pull is over
-        # and fenced, what is told of the number is told of it.
+        # and fenced, what comes under the number is about it.
         if room in self._pulls:
             return False
         try:

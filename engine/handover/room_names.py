@@ -1,5 +1,5 @@
-"""Requests by the rooms they were handed over in, so that what another node tells of a room can be
-told of its request.
+"""Requests by the rooms they were handed over in, so that what a node reports of a room becomes a
+report of its request.
 
 Owns a bounded memory; the oldest room goes first. Thread rule: the engine loop's.
 """

@@ -47,7 +47,7 @@ class FlushCache:
 
 @dataclass(frozen=True)
 class WatchCache:
-    """Tell changes of the cache from now on. `stream`: all, usable or spelled
+    """Report changes of the cache from now on. `stream`: all, usable or spelled
     (HybridTree.watch)."""
 
     query_id: int
@@ -135,6 +135,6 @@ class TreeReply:
 
 @dataclass(frozen=True)
 class Evicted:
-    """What the cache gave up since it was last told, oldest first."""
+    """What the cache gave up since the last report, oldest first."""
 
     evictions: tuple[Eviction, ...]

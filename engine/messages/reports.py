@@ -12,7 +12,7 @@ from .evictions import LostState
 class HitBreakdown:
     """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
     it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
-    knew whole pages only (PageMatch); None where only this much was told."""
+    knew whole pages only (PageMatch); None where only this much was sent."""
 
     prompt_tokens: int
     kv_tokens: int
@@ -28,7 +28,7 @@ class TransferReport:
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
     hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
-    its end. timeline: both sides' tracks; None where only the sums were told.
+    its end. timeline: both sides' tracks; None where only the sums were sent.
     """
 
     bytes: int
@@ -43,7 +43,7 @@ class TransferReport:
 class PullReport:
     """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
     of which it then had KV and state. seconds: from the ask to the commit, on its clock. timeline:
-    both sides' tracks; None where only the sums were told, or not yet."""
+    both sides' tracks; None where only the sums were sent, or not yet."""
 
     tokens: int
     bytes: int
@@ -73,7 +73,7 @@ class RouteReport:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the client is told. hit is None only where the request ended before its prompt was
+    """What the client gets. hit is None only where the request ended before its prompt was
     scheduled.
 
     prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the

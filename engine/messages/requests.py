@@ -11,8 +11,8 @@ from .types import FinishReason, RequestError, RequestId, RoomId, Tokens
 
 @dataclass(frozen=True)
 class ToldRoom:
-    """A room that a gateway made and told both nodes of. sender: HOST:PORT of the prefill node's
-    gRPC server."""
+    """A room that a gateway made, of which both nodes get a call. sender: HOST:PORT of the prefill
+    node's gRPC server."""
 
     room: RoomId
     sender: str
@@ -65,7 +65,7 @@ class TokenOut:
 
 @dataclass(frozen=True)
 class Finished:
-    """life: the states that the request went through. hint: what the answer's end tells of the next
+    """life: the states that the request went through. hint: what the answer's end shows of the next
     turn (engine/scheduling/turn_end.py)."""
 
     request_id: RequestId

@@ -1,7 +1,7 @@
 """Learns the rates of one engine from what its requests took.
 
 Owns decayed sums; a clock it does not have: callers bring durations. Thread rule: the engine loop.
-Invariants: a line is told only after LEAST samples and while one came within the last FRESH
+Invariants: a line is given only after LEAST samples and while one came within the last FRESH
 verdicts, so that what is no longer tried is tried again by the constant; a line never falls with
 the amount.
 """
@@ -15,7 +15,7 @@ FRESH = 64
 _KEPT = 0.95
 """Of a sample's weight when the next one comes."""
 _SPREAD = 0.1
-"""Below that relative deviation of the amounts a slope is not told from noise."""
+"""Below that relative deviation of the amounts a slope is taken for noise."""
 
 
 class LineFit:

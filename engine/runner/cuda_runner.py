@@ -78,7 +78,7 @@ class CudaRunner:
         max_position: int,
         progress: Progress = no_progress,
     ) -> None:
-        """Captures the graphs, which progress counts. ticks: told of the layers of prompts, if
+        """Captures the graphs, which progress counts. ticks: counts the layers of prompts, if
         anybody is to know: what decodes hands nothing on. REQUIRES: the model has Triton's
         operators."""
         backend = model.backend

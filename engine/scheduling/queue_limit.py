@@ -1,6 +1,6 @@
 """How long a request may wait in the engine's queue before its prompt is begun.
 
-Owns no queue: it is told of who enters one. Thread rule: the engine's thread.
+Owns no queue: its owner reports who enters one. Thread rule: the engine's thread.
 Invariant: looking costs nothing while nobody can be due.
 """
 

@@ -37,7 +37,7 @@ class Scheduler:
         admit: Admit,
         limit: QueueLimit,
     ) -> None:
-        """limit: hears of everybody who begins to wait."""
+        """limit: notes each request that begins to wait."""
         self._cache = cache
         self._config = config
         self._admit = admit

@@ -37,7 +37,7 @@ def keep_state(
 ) -> None:
     """Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
 
-    `hint` is what the end tells of the next turn (HybridTree.publish). The last sampled token was
+    `hint` is what the end shows of the next turn (HybridTree.publish). The last sampled token was
     never forwarded and has no state. A forward in flight may already be one token further: it
     writes the other working slot, and KV that no match counts. ENSURES: only release may follow.
     """

@@ -30,9 +30,9 @@ def _event(event: CacheEvent) -> pb.CacheEvent:
 def parts_of(batch: PackedEvents) -> Iterator[pb.WatchEventsResponse]:
     """At least one, also of an empty snapshot. The gap, if any, stands in the first."""
     gap = batch.gap
-    told = None
+    lost = None
     if gap is not None:
-        told = pb.EventGap(first_lost=gap.first_lost, resync_from=gap.resync_from)
+        lost = pb.EventGap(first_lost=gap.first_lost, resync_from=gap.resync_from)
     events = iter(batch)
     left = len(batch)
     while True:
@@ -41,11 +41,11 @@ def parts_of(batch: PackedEvents) -> Iterator[pb.WatchEventsResponse]:
         yield pb.WatchEventsResponse(
             sequence=batch.sequence,
             snapshot=batch.is_snapshot,
-            gap=told,
+            gap=lost,
             events=part,
             more=left > 0,
         )
-        told = None
+        lost = None
         if left == 0:
             return
 

@@ -24,7 +24,7 @@ class ConnectionBreaker:
         receiver: Receiver,
         lose_all: Callable[[], Iterable[WriterLife]],
     ) -> None:
-        """lose_all: gives every connection up, and tells which writers live rooms or pulls have."""
+        """lose_all: gives every connection up; returns the writers of live rooms and pulls."""
         self._transport = transport
         self._receiver = receiver
         self._lose_all = lose_all

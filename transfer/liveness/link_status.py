@@ -1,6 +1,6 @@
-"""What a front tells of the hand-overs behind it: which prefill nodes there are, what landed.
+"""What a front shows of the hand-overs behind it: which prefill nodes there are, what landed.
 
-Plain values that a decode node fills in; a front without hand-overs tells nothing.
+Plain values that a decode node fills in; a front without hand-overs shows nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +56,7 @@ class PrefillNodeStatus:
 @dataclass(frozen=True)
 class HandoverStatus:
     """windows: those sent here, counted by what became of them. sent: of a node that hands on.
-    peers: what nodes at the other end of a link that lives tell of themselves, by address or name.
+    peers: what nodes at the other end of a live link report of themselves, by address or name.
     """
 
     prefill_nodes: tuple[PrefillNodeStatus, ...] = ()

@@ -1,4 +1,4 @@
-"""What both nodes of a pair are told of the wire, as flags: they must say the same."""
+"""The precision of the wire, as flags, which must be equal on both nodes of a pair."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """Identities, digests and reports as protobuf; this and timeline_wire.py alone know proto in
 transfer.
 
-What is read from a peer is bounded, and what no node of this version tells is refused.
+What is read from a peer is bounded, and what no node of this version sends is refused.
 """
 
 from collections.abc import Sequence

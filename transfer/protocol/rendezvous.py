@@ -1,7 +1,7 @@
 """Rooms that one side knows and the other does not yet: parked until both came, or until a
 deadline.
 
-A gateway may tell both nodes of a room in parallel, so either may hear of it first.
+A gateway may call both nodes of a room in parallel, so either may get its call first.
 Owns what was parked. Does not know what it is. Thread rule: one thread. The clock is injected.
 Invariant: each parked thing leaves exactly once: met, withdrawn or expired.
 """

@@ -46,7 +46,7 @@ class ReceiverDeadlines(_ByState):
 @dataclass(frozen=True)
 class SenderDeadlines(_ByState):
     """Of a room on the prefill node. parked: longer than the gateway's own deadline. queued: a
-    little longer than the engine's, which tells why. accepted: a lease is held and the receiver
+    little longer than the engine's, which says why. accepted: a lease is held and its receiver
     grants nothing; longer than the receiver's own, which tells why. streaming: our engine finishes
     no layer and nothing is flushed. ready: nothing is flushed. holding: the first token does not
     come. draining: longer than SenderSettings.drain_seconds; then the drain counts as forced."""

@@ -132,7 +132,7 @@ class SendingRoom(Generic[Event]):
         self._sender.open(self.room, self.generation, self.connection, destination, self._on_end)
 
     def finish(self) -> None:
-        """In DONE, where all that is to be told before the final status has been."""
+        """In DONE, where all that goes before the final status has gone."""
         assert self._report is not None
         self.phases.mark(Phase.DONE)
         self._side.send_done(self._report, sender_track(self._report, self.phases))

@@ -3,7 +3,7 @@
 Owns decayed sums of (bytes, seconds) and what is in flight. Knows no rooms and no layers. The
 seconds of a window are those since it was posted or since the flush before it, whichever is later:
 alone on the link it pays the link's latency, in a queue only its share of the wire. Two windows of
-different size tell latency and speed apart; windows of one size tell their mean alone.
+different size show latency and speed apart; windows of one size show their mean alone.
 Thread rule: the transfer thread changes it, any thread reads it.
 """
 
@@ -22,7 +22,7 @@ _SLOWEST_BYTE_SECONDS = 1e-6
 @dataclass(frozen=True)
 class LinkSpeed:
     """seconds(bytes) = window_seconds + bytes * byte_seconds. spread: whether windows of different
-    sizes were seen, so that the two are told apart."""
+    sizes were seen, so that the two are known apart."""
 
     window_seconds: float
     byte_seconds: float

@@ -211,7 +211,7 @@ class OutgoingRoom:
 
     def report(self, steps: StepCounter) -> SendReport:
         """steps: that counted the room's layers. REQUIRES: complete."""
-        # A forward whose end nobody told of, or that ended long ago, as of what is pulled.
+        # A forward whose end nobody reported, or that ended long ago, as of what is pulled.
         written = max(timing.finished for timing in self._timeline)
         forward_end = max(written, steps.end_of(self._last_tick))
         hidden, exposed = split_time(self._timeline, forward_end)

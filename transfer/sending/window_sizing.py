@@ -25,7 +25,7 @@ _FOLLOWED_SECONDS = 0.01
 that is awake all the time slows a forward by 2% (docs/hand-over.md), so it gets its bytes in few
 bursts."""
 _PROBE = 2.0
-"""Times the mean so far: sizes that are all the same do not tell latency from speed."""
+"""Times the mean so far: sizes that are all the same do not show latency beside speed."""
 
 
 def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:

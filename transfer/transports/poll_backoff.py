@@ -26,7 +26,7 @@ class PollBackoff:
         self._began = self._processor_time()
 
     def wait_seconds(self, most: float, calls: int = 1) -> float:
-        """The `calls` since begin() have told nothing: until they are worth repeating, at most
+        """The `calls` since begin() have brought nothing: until they are worth repeating, at most
         `most`."""
         if self._processor_time() - self._began >= calls * _BUSY_SECONDS:
             self.reset()
@@ -35,5 +35,5 @@ class PollBackoff:
         return min(wait, most)
 
     def reset(self) -> None:
-        """Something was told: more may follow soon."""
+        """Something came: more may follow soon."""
         self._wait = _FIRST_SECONDS

@@ -45,11 +45,11 @@ class StepCounter:
 
     def end_of(self, tick: int) -> float:
         """When the forward that ticked it had ended: math.inf while it runs. The tick's own time
-        where nobody has told an end yet; -math.inf where that is forgotten too."""
+        where nobody has reported an end yet; -math.inf where that is forgotten too."""
         with self._changed:
-            told = next((at for value, at in self._ends if value >= tick), None)
-            if told is not None:
-                return told
+            known = next((at for value, at in self._ends if value >= tick), None)
+            if known is not None:
+                return known
             if self._ends:
                 return math.inf
         own = self.time_of(tick)

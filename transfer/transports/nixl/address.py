@@ -1,4 +1,4 @@
-"""What a node tells its peers so that NIXL can write into its arena: a line of JSON, then NIXL's
+"""What a node sends its peers so that NIXL can write into its arena: a line of JSON, then NIXL's
 own blob.
 
 Pure. Invariant: what was unpacked is bounded; the blob is opaque, and harmless to nobody before

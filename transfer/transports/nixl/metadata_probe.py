@@ -205,8 +205,8 @@ def _wait(readable: list[int], writable: list[int], deadline: float) -> None:
 
 
 def _digest(address: NixlAddress, strips: Sequence[Strip]) -> bytes:
-    told = json.dumps([asdict(strip) for strip in strips]).encode() + b"\n" + address.pack()
-    return hashlib.sha256(told).digest()
+    described = json.dumps([asdict(strip) for strip in strips]).encode() + b"\n" + address.pack()
+    return hashlib.sha256(described).digest()
 
 
 def _environment() -> dict[str, str]:

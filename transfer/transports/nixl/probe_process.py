@@ -32,8 +32,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     # UCX and the plugins are loaded once, here, and every fork has them.
     new_agent("probe-warm")
     while head := requests.read(REQUEST.size):
-        told, size = REQUEST.unpack(head)
-        request = json.loads(requests.read(told))
+        length, size = REQUEST.unpack(head)
+        request = json.loads(requests.read(length))
         answer = _in_a_fork(request, requests.read(size))
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()

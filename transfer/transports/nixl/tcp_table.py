@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 Address = tuple[str, int]
-"""(numeric address, port), as getsockname() tells it."""
+"""(numeric address, port), as getsockname() has it."""
 
 _TABLES = {
     Path("/proc/self/net/tcp"): socket.AF_INET,

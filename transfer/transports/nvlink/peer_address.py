@@ -1,4 +1,4 @@
-"""What a node tells its peers so that they can write into its GPU's memory from their own process.
+"""What a node sends its peers so that they can write into its GPU's memory from their own process.
 
 Whoever has it may write anywhere in the allocation: it travels over the control connection only.
 Pure.

@@ -63,7 +63,7 @@ class _PeerTransfer(Transfer):
     notification: bytes
     table: Table | None
     """None once nothing of it is under way on the GPU."""
-    told: bool = False
+    notified: bool = False
 
 
 class PeerCopyTransport(Transport):
@@ -225,9 +225,9 @@ class PeerCopyTransport(Transport):
                 self._staging.give_back(table)
                 if not stored:
                     raise TransportError("peer_copy: the receiver has shut its gate; connect anew")
-            if not transfer.told:
-                transfer.told = transfer.endpoint.mailbox.write(transfer.notification)
-        return TransferState.DONE if transfer.told else TransferState.PENDING
+            if not transfer.notified:
+                transfer.notified = transfer.endpoint.mailbox.write(transfer.notification)
+        return TransferState.DONE if transfer.notified else TransferState.PENDING
 
     @staticmethod
     def _passed(table: Table) -> bool:
