@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from .launcher import PACKAGE
+from tasuki.utils.commands import PACKAGE
 
 
 class NoEmbeddedModel(RuntimeError):

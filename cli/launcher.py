@@ -16,8 +16,8 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from tasuki.client.errors import LaunchError
+from tasuki.utils.commands import PACKAGE
 
-PACKAGE = (__package__ or "tasuki").split(".")[0]
 READY_SECONDS = 120.0
 # A daemon drains for 30 seconds by default: one that is killed before has not been asked.
 STOP_SECONDS = 45.0
@@ -27,16 +27,28 @@ _TAIL_LINES = 40
 class Daemon:
     """One child. `wait_ready` once, then `stop` once; both from the thread that started it."""
 
+    _program: Sequence[str] = ("-m", f"{PACKAGE}.cli.main")
+    """What the interpreter is to run, before the command."""
+    _tail_lines = _TAIL_LINES
+
     def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
         """Starts `tasuki COMMAND FLAGS`; bind: HOST:PORT, a free loopback port where none is
         given."""
         self._command = command
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-m", f"{PACKAGE}.cli.main", command, *flags),
-                *("--bind", bind, "--exit-with-parent"),
-            ],
+        self._process = self._spawn([command, *flags, "--bind", bind])
+        self._http: str | None = None
+        self._handover: str | None = None
+        self._asked = False
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._tail: deque[str] = deque(maxlen=self._tail_lines)
+        self._readers = [
+            self._read(self._process.stdout, self._lines.put),
+            self._read(self._process.stderr, self._complain),
+        ]
+
+    def _spawn(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, *self._program, *arguments, "--exit-with-parent"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -45,15 +57,6 @@ class Daemon:
             # A terminal's Ctrl-C goes to the caller alone, which then stops its children in order.
             start_new_session=True,
         )
-        self._http: str | None = None
-        self._handover: str | None = None
-        self._asked = False
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._readers = [
-            self._read(self._process.stdout, self._lines.put),
-            self._read(self._process.stderr, self._complain),
-        ]
 
     @property
     def pid(self) -> int:

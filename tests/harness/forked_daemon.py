@@ -11,16 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from typing import IO
 
 from tasuki.cli.launcher import STOP_SECONDS, Daemon
 
 _PRELOADED = ["tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.cli.main"]
-_TAIL_LINES = 40
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG."""
 
@@ -36,17 +33,11 @@ class ForkedDaemon(Daemon):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """environment: what differs from this process's."""
-        self._command = command
-        self._process = _Forked([command, *flags, "--bind", bind], dict(environment or {}))
-        self._http = None
-        self._handover = None
-        self._asked = False
-        self._lines = SimpleQueue()
-        self._tail = deque(maxlen=_TAIL_LINES)
-        self._readers = [
-            self._read(self._process.stdout, self._lines.put),
-            self._read(self._process.stderr, self._complain),
-        ]
+        self._environment = dict(environment or {})
+        super().__init__(command, flags, bind)
+
+    def _spawn(self, arguments: Sequence[str]) -> "_Forked":
+        return _Forked(list(arguments), self._environment)
 
 
 class _Forked:

@@ -4,16 +4,10 @@ so does a signal's handler, which nothing of the daemon needs to know of.
 
 import os
 import signal
-import subprocess
-import sys
-from collections import deque
-from collections.abc import Sequence
-from queue import SimpleQueue
 
 from tasuki.cli.launcher import Daemon
 
 SECONDS = 3.0
-_TAIL_LINES = 400
 _MAIN = f"""
 import signal, sys, time
 from tasuki.cli import main as cli
@@ -32,29 +26,8 @@ sys.exit(cli.main(sys.argv[1:]))
 class StandingDaemon(Daemon):
     """Like Daemon, which see."""
 
-    def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
-        self._command = command
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", _MAIN, command, *flags),
-                *("--bind", bind, "--exit-with-parent"),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        self._http = None
-        self._handover = None
-        self._asked = False
-        self._lines = SimpleQueue()
-        self._tail = deque(maxlen=_TAIL_LINES)
-        self._readers = [
-            self._read(self._process.stdout, self._lines.put),
-            self._read(self._process.stderr, self._complain),
-        ]
+    _program = ("-c", _MAIN)
+    _tail_lines = 400
 
 
 def sleep_now(pid: int) -> None:

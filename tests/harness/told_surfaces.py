@@ -1,51 +1,33 @@
 """A daemon that also writes down what it serves: each gRPC method and HTTP route it registers.
 
-`python -m tests.harness.told_surfaces FILE COMMAND FLAGS ...` is `tasuki COMMAND FLAGS ...`; FILE
-gets a line of JSON a method, ["grpc", NAME], or route, ["http", METHOD, PATTERN]. What is written
+TellingDaemon runs main(FILE, [COMMAND, FLAGS ...]), which is `tasuki COMMAND FLAGS ...`; FILE gets a
+line of JSON a method, ["grpc", NAME], or route, ["http", METHOD, PATTERN]. What is written
 comes from gRPC's and aiohttp's own tables, so that nothing can be served and not be told.
 """
 
 import json
-import subprocess
-import sys
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from tasuki.cli.launcher import Daemon
 
 ROOT = Path(__file__).parents[2]
+_MAIN = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from tests.harness.told_surfaces import main
+sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+"""
 
 
 class TellingDaemon(Daemon):
     """Like Daemon, which see."""
 
     def __init__(self, file: Path, command: str, flags: Sequence[str], bind: str) -> None:
-        self._command = command
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.harness.told_surfaces", str(file), command, *flags),
-                *("--bind", bind, "--exit-with-parent"),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            cwd=ROOT,
-        )
-        self._http = None
-        self._handover = None
-        self._asked = False
-        self._lines = SimpleQueue()
-        self._tail = deque(maxlen=40)
-        self._readers = [
-            self._read(self._process.stdout, self._lines.put),
-            self._read(self._process.stderr, self._complain),
-        ]
+        self._program = ("-c", _MAIN, str(file))
+        super().__init__(command, flags, bind)
 
 
 def read(file: Path) -> tuple[set[str], set[tuple[str, str]]]:
@@ -88,7 +70,3 @@ def main(file: Path, arguments: list[str]) -> int:
     grpc.aio.server = telling_server
     web.AppRunner.setup = telling_setup  # type: ignore[method-assign]
     return cli.main(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
