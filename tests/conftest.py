@@ -9,7 +9,25 @@ import pytest
 from tests.listed_skips import OPTION, ListedSkips
 
 _SEED = "seed"
-_SEEDS = pytest.StashKey[dict[str, int]]()
+
+
+class FreshSeeds:
+    """Lists at the end how to have each seed of the run again."""
+
+    def __init__(self) -> None:
+        self._seeds: dict[str, object] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seeds |= {
+            report.nodeid: value for name, value in report.user_properties if name == _SEED
+        }
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._seeds:
+            terminalreporter.section("seeds")
+        for test, seed in self._seeds.items():
+            command = f"SEED={seed} .venv/bin/python -m pytest {shlex.quote(test)}"
+            terminalreporter.line(f"again: {command}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_SEEDS] = {}
+    config.pluginmanager.register(FreshSeeds(), "fresh-seeds")
     if config.getoption(OPTION):
         config.pluginmanager.register(ListedSkips(), "listed-skips")
 
@@ -32,22 +50,3 @@ def fresh_seed(request: pytest.FixtureRequest) -> int:
     # On the report, which comes from a worker's process too.
     request.node.user_properties.append((_SEED, seed))
     return seed
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(
-    report: pytest.CollectReport | pytest.TestReport, config: pytest.Config
-) -> None:
-    for name, value in getattr(report, "user_properties", ()):
-        if name == _SEED:
-            config.stash[_SEEDS][report.nodeid] = value
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    seeds = config.stash[_SEEDS]
-    if seeds:
-        terminalreporter.section("seeds")
-    for test, seed in seeds.items():
-        terminalreporter.line(f"again: SEED={seed} .venv/bin/python -m pytest {shlex.quote(test)}")
