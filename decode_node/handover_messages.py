@@ -17,7 +17,7 @@ from tasuki.engine.messages.proto import (
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.request_context import TRACE_HEADER
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
-from tasuki.transfer import peer_values as told
+from tasuki.transfer import peer_values
 from tasuki.transfer.protocol.messages import drain_to_wire, report_to_wire, windows_to_wire
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire, timeline_from_wire
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
@@ -70,7 +70,7 @@ def abort(generation: int) -> pb.ReceiverMessage:
 def refused_from_wire(room: m.RoomId, refused: pb.Refused) -> m.HandoverLost:
     waited = refused.kind == pb.ERROR_KIND_QUEUE_TIMEOUT
     cause = m.LossCause.QUEUE_TIMEOUT if waited else m.LossCause.REFUSED
-    return m.HandoverLost(room, f"refused: {told.text(refused.reason)}", cause=cause)
+    return m.HandoverLost(room, f"refused: {peer_values.text(refused.reason)}", cause=cause)
 
 
 def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.RemoteReady:
@@ -81,8 +81,8 @@ def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.Rem
     return m.RemoteReady(
         room=room,
         token=ready.token,
-        logprob=told.finite(ready.logprob, "ready.logprob"),
-        margin=told.within(ready.margin, "ready.margin", -math.inf, math.inf),
+        logprob=peer_values.finite(ready.logprob, "ready.logprob"),
+        margin=peer_values.within(ready.margin, "ready.margin", -math.inf, math.inf),
         hit=bounded_hit(hit_from_proto(ready.hit)),
         prefilled_on=prefilled_on,
         tail_seconds=_tail(ready),
@@ -122,6 +122,9 @@ def done_from_wire(room: m.RoomId, done: pb.Done, received: ReceiverTrack) -> m.
 
 def _tail(ready: pb.Ready) -> float | None:
     """An estimate, and no estimate is as good as a wrong one."""
-    if not ready.HasField("tail_seconds") or not 0 <= ready.tail_seconds <= told.LONGEST_SECONDS:
+    if (
+        not ready.HasField("tail_seconds")
+        or not 0 <= ready.tail_seconds <= peer_values.LONGEST_SECONDS
+    ):
         return None
     return ready.tail_seconds

@@ -16,7 +16,7 @@ from tasuki.engine.messages.proto import (
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.request_context import TRACE_HEADER
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
-from tasuki.transfer import peer_values as told
+from tasuki.transfer import peer_values
 from tasuki.transfer.protocol.messages import drain_to_wire, report_to_wire, windows_to_wire
 from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
 from tasuki.transfer.timeline import HandoverTimeline, SenderTrack
@@ -34,7 +34,9 @@ _ERROR_KINDS = {
 def trail_from_wire(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
     """A room's request id and traceparent; empty where the receiver sent none."""
     values = {key: value for key, value in metadata or () if isinstance(value, str)}
-    return told.shown(values.get(REQUEST_ID_KEY, "")), told.shown(values.get(TRACE_HEADER, ""))
+    return peer_values.shown(values.get(REQUEST_ID_KEY, "")), peer_values.shown(
+        values.get(TRACE_HEADER, "")
+    )
 
 
 _TOKEN = np.dtype("<i4")
