@@ -8,7 +8,7 @@ from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import FrontConfig
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready
+from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.transfer.data_plane import DataPlane
@@ -59,6 +59,7 @@ async def run(
         async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
             address = await node.startup()
             role_change.offer(address, node.front.http_address, stop.ask)
+            spare_collections()
             announce_ready(address, node.front.http_address)
             await stop.wait()
             await node.shutdown()

@@ -7,7 +7,7 @@ from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import FrontConfig
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready
+from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.transports.factory import build_transport
@@ -55,6 +55,7 @@ async def run(
         async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
             address = await node.startup()
             role_change.offer(address, node.front.http_address, stop.ask)
+            spare_collections()
             announce_ready(address, node.front.http_address, node.handover_address)
             await stop.wait()
             await node.shutdown()

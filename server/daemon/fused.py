@@ -18,7 +18,7 @@ from tasuki.utils.logs import configure_logging
 from tasuki.utils.progress_bar import progress_bar
 
 from .dry_run import DryRunConfig, dry_run
-from .lifecycle import StopRequest, announce_ready
+from .lifecycle import StopRequest, announce_ready, spare_collections
 from .node import Node
 
 
@@ -62,6 +62,8 @@ async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
         tracing=open_tracing(front_config.otlp_endpoint, "serve", "fused"),
     )
     async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
-        announce_ready(await node.startup(), node.http_address)
+        address = await node.startup()
+        spare_collections()
+        announce_ready(address, node.http_address)
         await stop.wait()
         await node.shutdown()

@@ -63,11 +63,14 @@ class StopRequest:
 def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
     """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. http,
     handover: HOST:PORT of the servers for HTTP and for decode nodes, where it has them apart."""
-    # What stands now stays until the end: a full collection that went through it would hold every
-    # thread for a fifth of a second.
-    gc.collect()
-    gc.freeze()
     addresses = {"ready": address, "http": http, "handover": handover}
     known = {name: where for name, where in addresses.items() if where is not None}
     sys.stdout.write(json.dumps(known) + "\n")
     sys.stdout.flush()
+
+
+def spare_collections() -> None:
+    """Once, when a daemon stands: what it holds by now stays until its end, and a full collection
+    that went through it would hold every thread for a fifth of a second."""
+    gc.collect()
+    gc.freeze()
