@@ -18,9 +18,9 @@ class FreshSeeds:
         self._seeds: dict[str, object] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seeds |= {
-            report.nodeid: value for name, value in report.user_properties if name == _SEED
-        }
+        for name, value in report.user_properties:
+            if name == _SEED:
+                self._seeds[report.nodeid] = value
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._seeds:

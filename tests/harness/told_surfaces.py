@@ -1,8 +1,8 @@
 """A daemon that also writes down what it serves: each gRPC method and HTTP route it registers.
 
-TellingDaemon runs main(FILE, [COMMAND, FLAGS ...]), which is `tasuki COMMAND FLAGS ...`; FILE gets a
-line of JSON a method, ["grpc", NAME], or route, ["http", METHOD, PATTERN]. What is written
-comes from gRPC's and aiohttp's own tables, so that nothing can be served and not be told.
+TellingDaemon runs main(FILE, [COMMAND, FLAGS ...]), which is `tasuki COMMAND FLAGS ...`; FILE gets
+a line of JSON a method, ["grpc", NAME], or route, ["http", METHOD, PATTERN]. What is written comes
+from gRPC's and aiohttp's own tables, so that nothing can be served and not be told.
 """
 
 import json
