@@ -14,6 +14,7 @@ from tasuki.transfer.precision.decoding_sink import WindowSink
 from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.precision.row_codec import RowFormat
 from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
@@ -98,6 +99,38 @@ class Node:
         layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind is GDN]
         spans = [self.layout.state_span(layer, slot) for layer in layers]
         return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
+
+
+def through(form: RowFormat | None, numbers: bytes) -> bytes:
+    """What a receiver has of one unit's float32 rows."""
+    if form is None:
+        return numbers
+    values = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
+    values = values.view(1, form.rows, form.width)
+    return form.decode(form.encode(values), torch.float32).numpy().tobytes()
+
+
+def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
+    """What a receiver has of a page that the node sent."""
+    whole, block = node.page_bytes(page), units.layout.block_bytes
+    blocks = [whole[i : i + block] for i in range(0, len(whole), block)]
+    return b"".join(through(units.kv, block) for block in blocks)
+
+
+def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
+    layout, whole = units.layout, node.slot_bytes(slot)
+    parts = []
+    for start in range(0, len(whole), layout.state_layer_bytes):
+        rows, end = start + layout.conv_bytes, start + layout.state_layer_bytes
+        parts += [whole[start:rows], through(units.state, whole[rows:end])]
+    return b"".join(parts)
+
+
+def cells_in_use(*nodes: Node) -> int:
+    """Of the staging of nodes whose wire is not exact."""
+    sources = [node.window_source for node in nodes]
+    assert all(isinstance(source, EncodingSource) for source in sources)
+    return sum(source.cells.in_use for source in sources if isinstance(source, EncodingSource))
 
 
 class Ends:
