@@ -57,7 +57,7 @@ def test_a_room_goes_from_reserve_to_done(precision: WirePrecision) -> None:
             assert target.slot_bytes(granted.slot) == expected_slot(units, source, slot)
             await both.prefill.wait(m.PrefillEnd)
             await both.quiet()
-            assert not both.decode.of(m.HandoverLost) and not both.decode.of(m.WriterFenced)
+            assert not both.decode.of(m.HandoverFailed) and not both.decode.of(m.WriterFenced)
             assert len(both.decode.of(m.RemoteReady)) == 1
 
     asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))

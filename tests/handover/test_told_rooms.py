@@ -72,7 +72,7 @@ class GatewayWorld:
                 self._rooms.receiver_arrived(self._reserved[name])  # type: ignore[arg-type]
             case "call":
                 room, prompt = rest
-                told = m.ToldRoom(m.RoomId(int(room)), "127.0.0.1:1")
+                told = m.GatewayRoom(m.RoomId(int(room)), "127.0.0.1:1")
                 self._call(name, prompt_of(prompt), told)
             case "call-untold":
                 self._call(name, prompt_of("1"), None)
@@ -92,7 +92,7 @@ class GatewayWorld:
         # A call takes its first step.
         await asyncio.sleep(0)
 
-    def _call(self, name: str, prompt: np.ndarray, told: m.ToldRoom | None) -> None:
+    def _call(self, name: str, prompt: np.ndarray, told: m.GatewayRoom | None) -> None:
         submit = m.Submit(m.RequestId(name), prompt, SamplingParams(), told=told)
         answers = self._came.setdefault(f"call {name}", [])
         self._calls[name] = asyncio.create_task(self._answer(submit, answers))

@@ -64,7 +64,7 @@ _TO_THE_SERVICE = ("Prefill", "PullWanted")
 def _shown(message: m.Inbox) -> str:
     name = type(message).__name__
     match message:
-        case m.HandoverLost(reason=reason, cause=cause):
+        case m.HandoverFailed(reason=reason, cause=cause):
             elsewhere = ", elsewhere" if message.elsewhere else ""
             return f"{name}({cause.name}{elsewhere}: {reason})"
         case m.PrefillEnd(given_up=m.LossCause() as cause):
@@ -271,14 +271,14 @@ class HandoverWorld:
     async def queue_moves_until_lost(self, number: str, seconds: str) -> None:
         """To and fro: what a peer tells must not keep a room for ever."""
         position = 0
-        while not self.both.decode.of(m.HandoverLost, int(number)):
+        while not self.both.decode.of(m.HandoverFailed, int(number)):
             position = 1 - position
             self._say("PrefillQueued", number, str(position))
             await asyncio.sleep(float(seconds))
 
     async def neighbours_move_until_lost(self, number: str, seconds: str) -> None:
         """Windows of other rooms land."""
-        while not self.both.decode.of(m.HandoverLost, int(number)):
+        while not self.both.decode.of(m.HandoverFailed, int(number)):
             self._link.landed += 1
             await asyncio.sleep(float(seconds))
 
