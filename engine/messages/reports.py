@@ -5,21 +5,21 @@ from enum import Enum
 
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .evictions import LostState
+from .evictions import EvictedCheckpoint
 
 
 @dataclass(frozen=True)
 class HitBreakdown:
-    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
-    it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
-    knew whole pages only (PageMatch); None where only this much was sent."""
+    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that
+    computed it. lost: the evicted state that would have served it best. in_pages: the same as if
+    the cache knew whole pages only (PageMatch); None where only this much was sent."""
 
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
     causes: dict[str, int]
     checkpoint_source: str | None
-    lost: LostState | None = None
+    lost: EvictedCheckpoint | None = None
     in_pages: "HitBreakdown | None" = None
 
 
