@@ -81,17 +81,17 @@ class Connections(ReceiverConnections):
 
 
 class Renewals:
-    """A receiver's, said when the test says them."""
+    """A receiver's, sent when the test sends them."""
 
     def __init__(self) -> None:
-        self._said: asyncio.Queue[pb.Renewal] = asyncio.Queue()
+        self._sent: asyncio.Queue[pb.Renewal] = asyncio.Queue()
 
-    def say(self, sequence: int, progress: pb.Progress | None = None) -> None:
-        self._said.put_nowait(pb.Renewal(sequence=sequence, progress=progress))
+    def send(self, sequence: int, progress: pb.Progress | None = None) -> None:
+        self._sent.put_nowait(pb.Renewal(sequence=sequence, progress=progress))
 
     async def __aiter__(self) -> AsyncIterator[pb.Renewal]:
         while True:
-            yield await self._said.get()
+            yield await self._sent.get()
 
 
 def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() -> None:
@@ -110,10 +110,10 @@ def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() ->
         assert (beat.progress.engine_seconds, beat.progress.front_seconds) == (1.5, 0.5)
         # The answer comes late, and is read later still.
         await asyncio.sleep(0.05)
-        renewals.say(beat.sequence)
+        renewals.send(beat.sequence)
         # One that nobody asked for renews nothing, nor does one that was counted.
-        renewals.say(beat.sequence + 1)
-        renewals.say(beat.sequence)
+        renewals.send(beat.sequence + 1)
+        renewals.send(beat.sequence)
         async with asyncio.timeout(HANG_SECONDS):
             while not sender.renewed:
                 await asyncio.sleep(0.001)
@@ -139,7 +139,7 @@ def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None
         beats = ours.beats(beating, aiter(renewals))
         async with asyncio.timeout(HANG_SECONDS):
             async for beat in beats:
-                renewals.say(beat.sequence)
+                renewals.send(beat.sequence)
                 if silent not in ours:
                     break
         assert ours.lost == [silent] and beating in ours
@@ -162,7 +162,7 @@ def test_peers_are_told_once_a_name_by_what_is_worst() -> None:
             beats = ours.beats(name, aiter(renewals))
             alive.append(beats)
             await anext(beats)
-            renewals.say(0, pb.Progress(engine_seconds=engine, front_seconds=front))
+            renewals.send(0, pb.Progress(engine_seconds=engine, front_seconds=front))
             await anext(beats)
             await anext(beats)
         (name, told), *more = ours.peers().items()

@@ -1,5 +1,5 @@
 """Rooms that a gateway made: how its call and a decode node's Reserve find each other, by scripts,
-and what a room says that waits for the call."""
+and how a room ends that waits for the call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,17 +33,17 @@ HIT = m.HitBreakdown(3, 0, 0, {"new": 3}, None)
 class Room:
     """Of a decode node's Reserve, as far as GatewayRooms sees it."""
 
-    def __init__(self, number: int, prompt: np.ndarray, heard: list[str]) -> None:
+    def __init__(self, number: int, prompt: np.ndarray, events: list[str]) -> None:
         self.room = m.RoomId(number)
         self.prompt = prompt
-        self._heard = heard
+        self._events = events
 
     def put(self, event: object) -> None:
-        self._heard.append(type(event).__name__)
+        self._events.append(type(event).__name__)
 
 
 class GatewayWorld:
-    """What calls are answered stands as `call NAME: ...`, what rooms are told as `room 77: ...`."""
+    """Answers to calls stand as `call NAME: ...`, events of rooms as `room 77: ...`."""
 
     def __init__(self) -> None:
         self._rooms = GatewayRooms(5.0)
@@ -67,14 +67,14 @@ class GatewayWorld:
             case "patience":
                 self._rooms = GatewayRooms(float(name))
             case "reserve":
-                heard = self._came.setdefault(f"room {name}", [])
-                self._reserved[name] = Room(int(name), prompt_of(*rest), heard)
+                events = self._came.setdefault(f"room {name}", [])
+                self._reserved[name] = Room(int(name), prompt_of(*rest), events)
                 self._rooms.receiver_arrived(self._reserved[name])  # type: ignore[arg-type]
             case "call":
                 room, prompt = rest
-                told = m.GatewayRoom(m.RoomId(int(room)), "127.0.0.1:1")
-                self._call(name, prompt_of(prompt), told)
-            case "call-untold":
+                gateway_room = m.GatewayRoom(m.RoomId(int(room)), "127.0.0.1:1")
+                self._call(name, prompt_of(prompt), gateway_room)
+            case "call-without-room":
                 self._call(name, prompt_of("1"), None)
             case "leave":
                 self._calls[name].cancel()
@@ -92,8 +92,8 @@ class GatewayWorld:
         # A call takes its first step.
         await asyncio.sleep(0)
 
-    def _call(self, name: str, prompt: np.ndarray, told: m.GatewayRoom | None) -> None:
-        submit = m.Submit(m.RequestId(name), prompt, SamplingParams(), told=told)
+    def _call(self, name: str, prompt: np.ndarray, room: m.GatewayRoom | None) -> None:
+        submit = m.Submit(m.RequestId(name), prompt, SamplingParams(), gateway_room=room)
         answers = self._came.setdefault(f"call {name}", [])
         self._calls[name] = asyncio.create_task(self._answer(submit, answers))
 

@@ -1,10 +1,10 @@
-"""Scripts of hand-overs: both halves over real gRPC, a loopback wire, and engines that say what the
-script says.
+"""Scripts of hand-overs: both halves over real gRPC and a loopback wire, with engines that send what
+the script names.
 
-A command that is a message's name is what an engine says about a room: `HandoverCancelled 5`. The
-others are the methods of HandoverWorld, of HandPeer, and how far a room is to go, `grant 5`. What
-comes to an engine stands as `decode 5: GrantWanted -> RemoteReady(42)`, of a pull as
-`prefill 5 pull: ...`, what a peer that speaks by hand is answered as `peer: ...`.
+A command that is a message's name is that message of an engine: `HandoverCancelled 5`. The others
+are the methods of HandoverWorld, of ManualPeer, and how far a room is to go, `grant 5`. What comes
+to an engine stands as `decode 5: GrantWanted -> RemoteReady(42)`, of a pull as
+`prefill 5 pull: ...`, the answers to the manual peer as `peer: ...`.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault, Faults
 from tasuki.transfer.windows.send_report import Drain
 
-from tests.harness.hand_peer import HandPeer
 from tests.harness.handover_nodes import (
     EXACT,
     FP8,
@@ -43,6 +42,7 @@ from tests.harness.handover_nodes import (
     wanted,
 )
 from tests.harness.interaction import Look
+from tests.harness.manual_peer import ManualPeer
 from tests.harness.waiting import HANG_SECONDS
 
 _PULLS = (m.PullAsked, m.PullEnd, m.PullCommitted, m.PullLost, m.PullFenced)
@@ -112,7 +112,7 @@ class HandoverWorld:
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self.both: Nodes
-        self.peer: HandPeer
+        self.peer: ManualPeer
         self._stack = stack
         self._started = False
         self._drains = True
@@ -126,7 +126,7 @@ class HandoverWorld:
             await self.nodes()
         self._begun[command] = time.monotonic()
         if command[0].isupper():
-            self._say(command, *words, **named)
+            self._deliver(command, *words, **named)
             return None
         name = command.replace("-", "_")
         if command in _STAGES:
@@ -196,7 +196,7 @@ class HandoverWorld:
             )
         )
         self._started = True
-        self.peer = HandPeer(self.both, self._stack)
+        self.peer = ManualPeer(self.both, self._stack)
         if contract == "same":
             await self.both.connected()
         self._link = self.both.client.links[0].connection
@@ -236,7 +236,7 @@ class HandoverWorld:
 
     # Rooms
 
-    def _say(self, name: str, number: str, *words: str, **ids: str) -> None:
+    def _deliver(self, name: str, number: str, *words: str, **ids: str) -> None:
         half: Any = self.both.service if name.startswith(_TO_THE_SERVICE) else self.both.client
         half.deliver(self._message(name, m.RoomId(int(number)), words, ids))
 
@@ -269,11 +269,11 @@ class HandoverWorld:
         return getattr(m, name)(room)
 
     async def queue_moves_until_lost(self, number: str, seconds: str) -> None:
-        """To and fro: what a peer tells must not keep a room for ever."""
+        """To and fro, which must not keep a room for ever."""
         position = 0
         while not self.both.decode.of(m.HandoverFailed, int(number)):
             position = 1 - position
-            self._say("PrefillQueued", number, str(position))
+            self._deliver("PrefillQueued", number, str(position))
             await asyncio.sleep(float(seconds))
 
     async def neighbours_move_until_lost(self, number: str, seconds: str) -> None:
@@ -344,7 +344,7 @@ class HandoverWorld:
 
     async def speak_over(self, channel: str) -> None:
         """Streams of new rooms open on a channel that is closed, or to a server for which the
-        kernel accepts and that says nothing: a call's metadata never leaves."""
+        kernel accepts and nobody answers: a call's metadata never leaves."""
         address = f"127.0.0.1:{self.both.port}"
         if channel == "deaf":
             server = self._stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -22,7 +22,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
 from pathlib import Path
 from typing import Protocol
@@ -109,19 +109,20 @@ def read(file: Path) -> list[Script]:
 def _variants(script: Script) -> Iterable[Script]:
     """With each alternative of each word that has some."""
     commands = "\n".join(line for block in script.blocks for line in block.commands)
-    words = sorted(set(re.findall(r"[^\s=]+(?:\|[^\s=]+)+", commands)), key=commands.index)
+    words = dict.fromkeys(re.findall(r"[^\s=]+(?:\|[^\s=]+)+", commands))
     for chosen in product(*(word.split("|") for word in words)):
-
-        def said(command: str, chosen: tuple[str, ...] = chosen) -> str:
-            for word, choice in zip(words, chosen, strict=True):
-                command = command.replace(word, choice)
-            return command
-
+        choices = dict(zip(words, chosen, strict=True))
         blocks = (
-            Block([said(line) for line in block.commands], block.expected, block.first)
+            replace(block, commands=[_chosen(line, choices) for line in block.commands])
             for block in script.blocks
         )
-        yield Script(script.file, script.title, tuple(blocks), chosen)
+        yield replace(script, blocks=tuple(blocks), choices=chosen)
+
+
+def _chosen(line: str, choices: Mapping[str, str]) -> str:
+    for word, choice in choices.items():
+        line = line.replace(word, choice)
+    return line
 
 
 def scripts(beside: str) -> pytest.MarkDecorator:

@@ -1,4 +1,4 @@
-"""A decode node that speaks the hand-over's protocol by hand, to break it."""
+"""A decode node that a test drives by hand, to break the hand-over's protocol."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -18,7 +18,7 @@ from tests.harness.handover_nodes import GENERATION, Nodes, wanted
 from tests.harness.waiting import HANG_SECONDS
 
 
-class HandPeer:
+class ManualPeer:
     """In the name of the decode node's connection (`of` is `decode`), of a connection of its own
     (`stranger`), or of any name. Messages are in protobuf's text format."""
 
