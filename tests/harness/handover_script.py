@@ -1,5 +1,5 @@
-"""Scripts of hand-overs: both halves over real gRPC and a loopback wire, with engines that send what
-the script names.
+"""Scripts of hand-overs: both halves over real gRPC and a loopback wire; engines send what a script
+names.
 
 A command that is a message's name is that message of an engine: `HandoverCancelled 5`. The others
 are the methods of HandoverWorld, of ManualPeer, and how far a room is to go, `grant 5`. What comes
