@@ -2,6 +2,8 @@
 engines."""
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -90,10 +92,17 @@ class Inbound:
     """What an engine was told, to be awaited by kind."""
 
     messages: list[m.Inbox] = field(default_factory=list)
+    _came_at: list[float] = field(default_factory=list)
     _came: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def post(self, message: m.Inbox) -> None:
         self.messages.append(message)
+        self._came_at.append(time.monotonic())
+
+    def came_at(self, kind: type) -> float:
+        """When the first of that kind came, on the monotonic clock; infinite where none did."""
+        times = zip(self.messages, self._came_at, strict=True)
+        return next((at for message, at in times if isinstance(message, kind)), math.inf)
 
     def of(self, kind: type, room: int | None = None) -> list:
         return [

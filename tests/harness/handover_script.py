@@ -299,9 +299,11 @@ class HandoverWorld:
     async def wait(self, seconds: str) -> None:
         await asyncio.sleep(float(seconds))
 
-    def at_least(self, seconds: str, since: str) -> None:
-        """So long ago a command began: a lease's end cannot have come before."""
-        assert time.monotonic() - self._begun[since] > float(seconds), f"too soon after {since}"
+    def at_least(self, seconds: str, since: str, kind: str) -> None:
+        """So long after a command's begin the first of such messages came: a lease's end cannot
+        have come before."""
+        came = min(node.came_at(getattr(m, kind)) for node in self._inbound.values())
+        assert came - self._begun[since] > float(seconds), f"{kind} came too soon after {since}"
 
     async def held(self) -> None:
         """A post hangs on the wire."""

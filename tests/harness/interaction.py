@@ -146,18 +146,18 @@ class _Player:
     def __init__(self, script: Script, world: World) -> None:
         self._script = script
         self._world = world
-        self._rewritten: list[tuple[Block, list[str]]] = []
+        self._rewritten: dict[int, list[str]] = {}
 
     async def play(self) -> None:
-        for block in self._script.blocks:
+        for number, block in enumerate(self._script.blocks):
             looks = [look for line in block.commands if (look := await self._do(line)) is not None]
-            if block.expected:
-                await self._await(block, looks)
+            if block.expected and (came := await self._await(block, looks)):
+                self._rewritten[number] = came
         async with asyncio.timeout(HANG_SECONDS):
             await self._world.end()
         if left := _lines(self._world.came()):
             raise AssertionError(f"{self._at(self._script.blocks[-1])} came too: {left}")
-        _rewrite(self._script.file, self._rewritten)
+        _rewrite(self._script, self._rewritten)
 
     async def _do(self, line: str) -> Look | None:
         command, *rest = shlex.split(line)
@@ -178,7 +178,8 @@ class _Player:
         after = _lines(self._world.came())
         assert after == before, f"{self._script}: came while nothing was to: {after}"
 
-    async def _await(self, block: Block, looks: list[Look]) -> None:
+    async def _await(self, block: Block, looks: list[Look]) -> list[str] | None:
+        """Until the block's lines hold; what is to be written in their place where they do not."""
         changed, before = time.monotonic(), [""]
         while True:
             tracks = self._world.came()
@@ -186,15 +187,15 @@ class _Player:
             if lines != before:
                 changed, before = time.monotonic(), lines
             if len(lines) == len(block.expected) and all(map(_alike, block.expected, lines)):
-                break
+                self._world.taken()
+                return None
             late = time.monotonic() - changed > (_REWRITE_SECONDS if REWRITING else HANG_SECONDS)
             if late and REWRITING:
-                self._rewritten.append((block, lines))
-                break
+                self._world.taken()
+                return lines
             if late or (not REWRITING and not _hopeful(tracks, block.expected)):
                 raise AssertionError(self._difference(block, lines))
             await asyncio.sleep(0.002)
-        self._world.taken()
 
     def _at(self, block: Block) -> str:
         commands = "; ".join(block.commands)
@@ -226,12 +227,16 @@ def _hopeful(tracks: Mapping[str, list[str]], expected: list[str]) -> bool:
     return True
 
 
-def _rewrite(file: Path, blocks: list[tuple[Block, list[str]]]) -> None:
-    """From the end, so that places stay."""
-    text = file.read_text(encoding="utf-8").splitlines()
-    for block, came in reversed(blocks):
-        kept = dict(zip(came, block.expected, strict=False))
-        new = [kept[line] if _alike(kept.get(line, ""), line) else line for line in came]
+def _rewrite(script: Script, came: Mapping[int, list[str]]) -> None:
+    """came: by its block's number. Places are read anew: another script may have moved them."""
+    if not came:
+        return
+    (blocks, *_) = (other.blocks for other in read(script.file) if other.title == script.title)
+    text = script.file.read_text(encoding="utf-8").splitlines()
+    # From the end, so that places stay.
+    for number, lines in sorted(came.items(), reverse=True):
+        block = blocks[number]
+        pairs = zip_longest(block.expected[: len(lines)], lines, fillvalue="")
+        new = [old if _alike(old, line) else line for old, line in pairs]
         text[block.first : block.first + len(block.expected)] = [_INDENT + line for line in new]
-    if blocks:
-        file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    script.file.write_text("\n".join(text) + "\n", encoding="utf-8")
