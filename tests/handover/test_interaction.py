@@ -60,12 +60,13 @@ def test_each_alternative_is_a_script_and_a_pattern_holds_for_all(written: Writt
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("d A B\np C\n  d: A -> B\n  p: D", "line 2 .*\n  expected: p: D\n  came:     p: C"),
-        ("d A\n  d: B", "some.txt:3, test_t, after d A: line 1 is the first that differs"),
+        ("d A B\np C\n  d: A -> B\n  p: D", "differs\n  expected: p: D\n  came:     p: C"),
+        ("d A\n  d: B", "some.txt:3, test_t, after d A: differs"),
         ("d A\n  d: A -> A", "expected: d: A -> A\n  came:     d: A$"),
         ("d A\n  d: A\nd B", "came too: .*d: B"),
         ("d A B\n  d: A", "came:     d: A -> B"),
-        ("d A\np B\n  p: B", "expected: p: B\n  came:     d: A"),
+        ("d A\np B\n  p: B", "expected: \n  came:     d: A"),
+        ("d A\nnothing-for 0\n  d: A", "came while nothing was to: .*d: A"),
     ],
 )
 def test_a_script_that_does_not_hold_shows_the_first_line_that_differs(

@@ -10,9 +10,9 @@ them, indented, what came of them.
 
 A title begins a script, `#` a comment. Commands run one after the other; indented lines are awaited
 until they hold, and are all that came since the last ones. `...` in them stands for anything. A
-script with `a|b` in a command is played with each. `nothing-for SECONDS` fails where something
-comes meanwhile, the script's end where something came that is in no line. REWRITE=1 writes what
-came into the file in place of what differs: read the change.
+script with `a|b` in a command is played with each. `nothing-for SECONDS` fails where something has
+come by then since the last lines, and the script's end where something came that is in no line.
+REWRITE=1 writes what came into the file in place of what differs: read the change.
 """
 
 import asyncio
@@ -173,10 +173,9 @@ class _Player:
             raise
 
     async def _nothing_for(self, seconds: float) -> None:
-        before = _lines(self._world.came())
         await asyncio.sleep(seconds)
-        after = _lines(self._world.came())
-        assert after == before, f"{self._script}: came while nothing was to: {after}"
+        came = _lines(self._world.came())
+        assert not came, f"{self._script}: came while nothing was to: {came}"
 
     async def _await(self, block: Block, looks: list[Look]) -> list[str] | None:
         """Until the block's lines hold; what is to be written in their place where they do not."""
@@ -193,20 +192,20 @@ class _Player:
             if late and REWRITING:
                 self._world.taken()
                 return lines
-            if late or (not REWRITING and not _hopeful(tracks, block.expected)):
-                raise AssertionError(self._difference(block, lines))
+            wrong = None if REWRITING else _contradiction(tracks, block.expected)
+            if late or wrong is not None:
+                raise AssertionError(self._difference(block, lines, wrong))
             await asyncio.sleep(0.002)
 
     def _at(self, block: Block) -> str:
         commands = "; ".join(block.commands)
         return f"{self._script.file.name}:{block.first + 1}, {self._script}, after {commands}:"
 
-    def _difference(self, block: Block, came: list[str]) -> str:
-        rows = enumerate(zip_longest(block.expected, came, fillvalue=""), 1)
-        number, (expected, line) = next(row for row in rows if not _alike(*row[1]))
-        first = f"{self._at(block)} line {number} is the first that differs"
+    def _difference(self, block: Block, came: list[str], wrong: tuple[str, str] | None) -> str:
+        pairs = zip_longest(block.expected, came, fillvalue="")
+        expected, line = wrong or next(pair for pair in pairs if not _alike(*pair))
         both = [f"  expected: {expected}", f"  came:     {line}"]
-        return "\n".join([first, *both, "all that came:", *came])
+        return "\n".join([f"{self._at(block)} differs", *both, "all that came:", *came])
 
 
 def _lines(tracks: Mapping[str, list[str]]) -> list[str]:
@@ -217,14 +216,14 @@ def _alike(pattern: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("..."))), text) is not None
 
 
-def _hopeful(tracks: Mapping[str, list[str]], expected: list[str]) -> bool:
-    """Whether what still comes may make the lines hold."""
-    awaited = dict(line.split(": ", 1) for line in expected if ": " in line)
-    for track, items in tracks.items():
-        patterns = awaited.get(track, "").split(_THEN)
-        if len(items) > len(patterns) or not all(map(_alike, patterns, items)):
-            return False
-    return True
+def _contradiction(tracks: Mapping[str, list[str]], expected: list[str]) -> tuple[str, str] | None:
+    """The first line that nothing which still comes may make hold, with what came."""
+    for track, items in sorted(tracks.items()):
+        line = next((line for line in expected if line.startswith(f"{track}: ")), "")
+        patterns = line.removeprefix(f"{track}: ").split(_THEN)
+        if items and (len(items) > len(patterns) or not all(map(_alike, patterns, items))):
+            return line, f"{track}: {_THEN.join(items)}"
+    return None
 
 
 def _rewrite(script: Script, came: Mapping[int, list[str]]) -> None:
