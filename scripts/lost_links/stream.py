@@ -13,25 +13,26 @@ from dataclasses import dataclass
 import grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.utils.config.options import option
 
+from scripts.command import seed_option
 from scripts.lost_links.plan import NEW_TOKENS, Ask, asks, disturbances
 from scripts.lost_links.tally import HANDED_OVER, HERE, LOST, PULLED, Tally
 from scripts.lost_links.world import Turn, World
 
 _ANSWER_SECONDS = 60.0
 """A request that has no end by then is one that is never answered."""
+_REST_SECONDS = 20.0
 _TOLD_EVERY = 500
 _LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """at_once: requests in flight. patience: factor on deadlines, for a host that is slow."""
-
-    requests: int
-    seed: int
-    at_once: int = 16
-    patience: float = 1.0
+    requests: int = option(10_000, "how many in all")
+    seed: int | None = seed_option()
+    at_once: int = option(16, "requests in flight")
+    patience: float = option(1.0, "factor on deadlines, for a host that is slow")
 
 
 def play(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
@@ -48,7 +49,7 @@ def play(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
             disturber.join()
         try:
             world.mend()
-            world.assert_at_rest()
+            world.assert_at_rest(_REST_SECONDS * settings.patience)
         except AssertionError as error:
             tally.troubles.append(f"held afterwards: {error}")
         tally.lost = world.lost_by_cause()
@@ -62,7 +63,7 @@ def _disturb(world: World, settings: StreamSettings, tally: Tally, over: threadi
             if over.wait(_LOOK_SECONDS):
                 return
         time.sleep(disturbance.pause)
-        world.disturb(disturbance)
+        world.disturb(disturbance.fault, disturbance.lasts)
         tally.faults[disturbance.fault.value] += 1
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from scripts.lost_links.plan import Fault, asks, disturbances
+from scripts.lost_links.plan import FAULTS, asks, disturbances
 from scripts.lost_links.stream import StreamSettings, play
 from scripts.lost_links.tally import HANDED_OVER, LOST, PULLED, Tally
 
@@ -35,7 +35,7 @@ def test_the_seed_decides_what_is_asked_and_broken() -> None:
     assert list(asks(7, 50)) == list(asks(7, 50)) != list(asks(8, 50))
     drawn = list(islice(disturbances(7), 40))
     assert drawn == list(islice(disturbances(7), 40)) != list(islice(disturbances(8), 40))
-    assert {disturbance.fault for disturbance in drawn} == set(Fault)
+    assert {disturbance.fault for disturbance in drawn} == set(FAULTS)
 
 
 def test_no_two_requests_share_a_cache() -> None:
