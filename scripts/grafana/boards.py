@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .panel import Panel, Query, gauge, quantiles, rate, share
+from .panel import NODES, Panel, Query, by_label, gauge, rate, rates, share, times
 
 
 @dataclass(frozen=True)
@@ -37,57 +37,35 @@ OVERVIEW = Board(
             (Query(share(_USABLE, _PROMPT), "usable"),),
             "What did not have to be computed again.",
         ),
-        Panel(
-            "Time to first token",
-            "s",
-            quantiles("tasuki_time_to_first_token_seconds"),
-            "From arrival.",
-        ),
-        Panel(
+        times("Time to first token", "tasuki_time_to_first_token_seconds", "From arrival."),
+        times(
             "Time per output token",
-            "s",
-            quantiles("tasuki_time_per_output_token_seconds"),
+            "tasuki_time_per_output_token_seconds",
             "Mean of each request, after its first token.",
         ),
-        Panel(
-            "Queue",
-            "s",
-            quantiles("tasuki_queue_seconds"),
-            "Before the prompt was computed, here or elsewhere.",
+        times(
+            "Queue", "tasuki_queue_seconds", "Before the prompt was computed, here or elsewhere."
         ),
-        Panel(
-            "Prefill",
-            "s",
-            quantiles("tasuki_prefill_seconds"),
-            "Computing or receiving the prompt.",
-        ),
-        Panel(
+        times("Prefill", "tasuki_prefill_seconds", "Computing or receiving the prompt."),
+        rates(
             "Tokens a second",
-            "short",
-            (
-                Query(rate("tasuki_generated_tokens_total"), "generated"),
-                Query(_PROMPT, "prompt"),
-            ),
             "Of requests that ended, and of tokens emitted.",
+            generated="tasuki_generated_tokens_total",
+            prompt="tasuki_request_prompt_tokens_total",
         ),
-        Panel(
-            "Requests by state",
-            "short",
-            (Query(gauge("tasuki_requests", "state"), "{{state}}"),),
-            "In the engines now.",
-            stacked=True,
+        by_label(
+            "Requests by state", "tasuki_requests", "state", "In the engines now.", stacked=True
         ),
-        Panel(
+        times(
             "Step",
-            "s",
-            quantiles("tasuki_engine_step_seconds"),
+            "tasuki_engine_step_seconds",
             "From planning a forward to having landed the one before.",
         ),
-        Panel(
+        rates(
             "Device idle between steps",
-            "percentunit",
-            (Query(rate("tasuki_engine_idle_seconds_sum"), "idle"),),
             "Of a second, while there was work.",
+            "percentunit",
+            idle="tasuki_engine_idle_seconds_sum",
         ),
     ),
 )
@@ -96,44 +74,39 @@ CACHE = Board(
     "cache",
     "tasuki: cache",
     (
-        Panel(
+        by_label(
             "State slots",
-            "short",
-            (Query(gauge("tasuki_cache_slots", "owner"), "{{owner}}"),),
+            "tasuki_cache_slots",
+            "owner",
             "By owner; the sum is what the pool could hold while the other keeps what it has.",
             stacked=True,
         ),
-        Panel(
-            "KV pages",
-            "short",
-            (Query(gauge("tasuki_cache_pages", "owner"), "{{owner}}"),),
-            "By owner.",
-            stacked=True,
-        ),
-        Panel(
+        by_label("KV pages", "tasuki_cache_pages", "owner", "By owner.", stacked=True),
+        by_label(
             "Evicted slabs by kind",
-            "short",
-            (Query(rate("tasuki_cache_evicted_slabs_total", "kind"), "{{kind}}"),),
+            "tasuki_cache_evicted_slabs_total",
+            "kind",
             "Room made a second. Pages go first: no state needs them.",
             stacked=True,
         ),
-        Panel(
+        times(
             "Worth of what is evicted",
-            "none",
-            quantiles("tasuki_cache_eviction_score"),
+            "tasuki_cache_eviction_score",
             "As the policy held it; rising: the arena is too small for what comes back.",
+            "none",
         ),
-        Panel(
+        by_label(
             "Prefill that each policy would have saved",
-            "short",
-            (Query(gauge("tasuki_cache_policy_saved_tokens", "policy"), "{{policy}}"),),
+            "tasuki_cache_policy_saved_tokens",
+            "policy",
             "Of the shadows' sample, of late.",
         ),
-        Panel(
+        by_label(
             "Policy that evicts",
-            "none",
-            (Query(gauge("tasuki_cache_policy_followed", "policy"), "{{policy}}"),),
+            "tasuki_cache_policy_followed",
+            "policy",
             "Nodes that follow it.",
+            "none",
         ),
         Panel(
             "Looked up and lost on each node",
@@ -160,79 +133,66 @@ HANDOVER = Board(
     "hand-over",
     "tasuki: hand-over",
     (
-        Panel(
+        rates(
             "Prompts handed over and kept",
-            "short",
-            (
-                Query(rate("tasuki_remote_prefills_total"), "handed over"),
-                Query(rate("tasuki_local_fallbacks_total"), "fell back"),
-            ),
             "Requests a second.",
+            handed_over="tasuki_remote_prefills_total",
+            fell_back="tasuki_local_fallbacks_total",
         ),
-        Panel(
+        times(
             "Exposed transfer time",
-            "s",
-            quantiles("tasuki_handover_exposed_seconds"),
+            "tasuki_handover_exposed_seconds",
             "After the forward's end: what the client waits for.",
         ),
-        Panel(
+        by_label(
             "Sending, hidden and exposed",
-            "percentunit",
-            (Query(rate("tasuki_handover_sent_seconds_total", "when"), "{{when}}"),),
+            "tasuki_handover_sent_seconds_total",
+            "when",
             "Seconds a second, on the senders.",
+            "percentunit",
             stacked=True,
         ),
-        Panel(
+        rates(
             "Bytes",
-            "Bps",
-            (
-                Query(rate("tasuki_handover_sent_bytes_total"), "sent"),
-                Query(rate("tasuki_handover_bytes_total"), "arrived"),
-            ),
             "Of hand-overs that went to their end.",
+            "Bps",
+            sent="tasuki_handover_sent_bytes_total",
+            arrived="tasuki_handover_bytes_total",
         ),
-        Panel(
+        by_label(
             "Windows by what became of them",
-            "short",
-            (Query(rate("tasuki_handover_windows_total", "outcome"), "{{outcome}}"),),
+            "tasuki_handover_windows_total",
+            "outcome",
             "On the receivers; only landed is good.",
         ),
-        Panel(
+        rates(
             "Windows sent",
-            "short",
-            (Query(rate("tasuki_handover_sent_windows_total"), "sent"),),
             "On the senders, of rooms sent whole.",
+            sent="tasuki_handover_sent_windows_total",
         ),
-        Panel(
+        times(
             "A window",
-            "s",
-            quantiles("tasuki_handover_window_seconds"),
+            "tasuki_handover_window_seconds",
             "From its digest's begin to its flush; few and long ones hide less.",
         ),
-        Panel(
+        by_label(
             "Pulls by outcome",
-            "short",
-            (Query(rate("tasuki_pulls_total", "outcome"), "{{outcome}}"),),
+            "tasuki_pulls_total",
+            "outcome",
             "Prefill nodes that fetched a prompt's beginning instead of computing it.",
         ),
-        Panel(
+        rates(
             "Pulled",
-            "Bps",
-            (Query(rate("tasuki_pulled_bytes_total"), "bytes"),),
             "By prefill nodes from the nodes that asked.",
+            "Bps",
+            bytes="tasuki_pulled_bytes_total",
         ),
-        Panel(
+        times(
             "Rooms' queue",
-            "s",
-            quantiles("tasuki_room_queue_seconds"),
+            "tasuki_room_queue_seconds",
             "On prefill nodes, until the prompt was computed.",
         ),
-        Panel(
-            "Rooms' prefill",
-            "s",
-            quantiles("tasuki_room_prefill_seconds"),
-            "On prefill nodes.",
-        ),
+        times("Rooms' prefill", "tasuki_room_prefill_seconds", "On prefill nodes."),
     ),
 )
 
@@ -240,23 +200,18 @@ FAULTS = Board(
     "faults",
     "tasuki: faults",
     (
-        Panel(
+        by_label(
             "Hand-overs lost",
-            "short",
-            (Query(rate("tasuki_handovers_lost_total", "cause"), "{{cause}}"),),
+            "tasuki_handovers_lost_total",
+            "cause",
             "Each cost a retry elsewhere or a prefill here; digest must be 0.",
             stacked=True,
         ),
-        Panel(
-            "Fences",
-            "s",
-            quantiles("tasuki_fence_seconds"),
-            "How long ids stayed out of use after a loss.",
-        ),
-        Panel(
+        times("Fences", "tasuki_fence_seconds", "How long ids stayed out of use after a loss."),
+        by_label(
             "Prefill nodes by state",
-            "short",
-            (Query(gauge("tasuki_prefill_nodes", "state"), "{{state}}"),),
+            "tasuki_prefill_nodes",
+            "state",
             "As their decode nodes see them.",
         ),
         Panel(
@@ -277,29 +232,24 @@ FAULTS = Board(
             ),
             "A second.",
         ),
-        Panel(
+        rates(
             "Cancelled hand-overs",
-            "short",
-            (Query(rate("tasuki_handovers_cancelled_total"), "cancelled"),),
             "The client went away.",
+            cancelled="tasuki_handovers_cancelled_total",
         ),
         Panel(
             "Quarantined",
             "short",
-            (
-                Query('sum(tasuki_cache_slots{owner="quarantined", instance=~"$node"})', "slots"),
-                Query('sum(tasuki_cache_pages{owner="quarantined", instance=~"$node"})', "pages"),
+            tuple(
+                Query(f'sum(tasuki_cache_{pool}{{owner="quarantined", {NODES}}})', pool)
+                for pool in ("slots", "pages")
             ),
             "Ids that a lost writer might still write; they come back with its fence.",
         ),
         Panel(
             "Cache integrity",
             "none",
-            (
-                Query(
-                    'min by (instance) (tasuki_cache_integrity{instance=~"$node"})', "{{instance}}"
-                ),
-            ),
+            (Query(f"min by (instance) (tasuki_cache_integrity{{{NODES}}})", "{{instance}}"),),
             "1 while every invariant holds.",
         ),
     ),

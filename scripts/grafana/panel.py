@@ -32,11 +32,10 @@ class Panel:
     stacked: bool = False
 
 
-def rate(metric: str, by: str = "", labels: str = "") -> str:
+def rate(metric: str, by: str = "") -> str:
     """Of a counter, a second, summed over the nodes looked at. by: a label to keep."""
-    selected = f"{metric}{{{', '.join(filter(None, (NODES, labels)))}}}"
     kept = f" by ({by})" if by else ""
-    return f"sum{kept} (rate({selected}[$rate]))"
+    return f"sum{kept} (rate({metric}{{{NODES}}}[$rate]))"
 
 
 def share(part: str, whole: str) -> str:
@@ -45,6 +44,25 @@ def share(part: str, whole: str) -> str:
 
 def gauge(metric: str, by: str) -> str:
     return f"sum by ({by}) ({metric}{{{NODES}}})"
+
+
+def by_label(
+    title: str, metric: str, by: str, text: str, unit: str = "short", stacked: bool = False
+) -> Panel:
+    """A metric by the values of one label: a counter's a second, a gauge's as it is."""
+    expr = rate(metric, by) if metric.endswith("_total") else gauge(metric, by)
+    return Panel(title, unit, (Query(expr, f"{{{{{by}}}}}"),), text, stacked)
+
+
+def times(title: str, metric: str, text: str, unit: str = "s") -> Panel:
+    """How a histogram is spread."""
+    return Panel(title, unit, quantiles(metric), text)
+
+
+def rates(title: str, text: str, unit: str = "short", **metrics: str) -> Panel:
+    """Counters, a second, by their legends, in which `_` is a blank."""
+    queries = (Query(rate(of), legend.replace("_", " ")) for legend, of in metrics.items())
+    return Panel(title, unit, tuple(queries), text)
 
 
 def quantiles(metric: str) -> tuple[Query, ...]:
