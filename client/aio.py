@@ -5,7 +5,6 @@ One event loop's thread. client/session_protocol.py has the rules of reopening a
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc
@@ -234,13 +233,8 @@ class AsyncSession:
     async def __aenter__(self) -> "AsyncSession":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             await self.close()
 
 

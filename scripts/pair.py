@@ -5,7 +5,6 @@ clients and the other node find it again.
 """
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from tests.harness.daemons import Node, has_met, kept_address
@@ -32,14 +31,9 @@ class Daemons:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         statuses = self.close()
-        assert not any(statuses) or error is not None, statuses
+        assert kind is not None or not any(statuses), statuses
 
 
 class Pair(Daemons):
