@@ -1,13 +1,11 @@
 """Rows of hand-overs between two GPUs of one host: hidden behind the forward, throttled, small."""
 
 import asyncio
-import multiprocessing as mp
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from statistics import mean, median
 
-from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
@@ -17,6 +15,7 @@ from tasuki.transfer.windows.window import WindowHeader
 from .nodes import FirstToken, node_pair
 from .pair import receiving_peer
 from .prefill import HandedOver, PrefillRig, pages_of
+from .process import spawned
 from .receiving import Place
 
 EXPOSED_SECONDS = 1e-3
@@ -25,7 +24,7 @@ SLOWED = 0.02
 THROTTLE_BYTES = 5e9
 THROTTLED_WINDOWS = 1.3
 TTFT_SECONDS = 3e-3
-_END_SECONDS = 120.0
+_WAY_SECONDS = 1800.0
 # What a connection costs is learnt from its first hand-overs.
 _WARMUPS = 2
 
@@ -195,23 +194,9 @@ def _measure_way(
 ) -> tuple[list[float], list[float], list[float]]:
     """(Seconds fused, seconds apart, those exposed). devices: of the prefill and of the decode
     node. In processes of their own, so that neither GPU holds anything else."""
-    context = mp.get_context("spawn")
-    channel, theirs = context.Pipe()
-    process = context.Process(
-        target=_first_token_process, args=(theirs, model, config, devices, kind, work)
-    )
-    process.start()
-    theirs.close()
-    try:
-        fused, apart, exposed = channel.recv()
-    except EOFError as error:
-        raise BenchError("the decode node has ended: see its error above") from error
-    finally:
-        process.join(_END_SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        channel.close()
+    arguments = (model, config, devices, kind, work)
+    with spawned("the decode node", _first_token_process, *arguments) as process:
+        fused, apart, exposed = process.received(_WAY_SECONDS)
     return fused, apart, exposed
 
 

@@ -4,10 +4,10 @@ What is timed is the engine's own hand-over: windows leave behind its layers' ev
 forward runs. The control connection is a pipe here; `nodes` has the real one.
 """
 
-import threading
 import time
 from dataclasses import dataclass
 from itertools import count
+from queue import SimpleQueue
 
 import numpy as np
 from tasuki.bench.errors import BenchError
@@ -20,13 +20,15 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.sending.outgoing_room import RoomEnd
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import SendReport, WindowTiming
 
+from .hop import sent_whole
 from .pair import ReceivingPeer
+from .receiving import Receiving
 from .throttled import ThrottledTransport
 
 _PEER = "receiver"
@@ -87,30 +89,20 @@ class PrefillRig:
         """Prefill the prompt; the receiver holds its first `held_pages` pages already."""
         room, generation = m.RoomId(next(self._rooms)), 1
         destination = self._destination(len(prompt), held_pages)
-        self._peer.expect(room, generation, destination)
+        self._peer.ask(Receiving.expect, room, generation, destination)
         sampling = SamplingParams(max_new_tokens=1, ignore_eos=True)
         ticket = m.Ticket(room, generation, held_pages * PAGE_TOKENS, sampling, b"")
         self._engine.handle(m.PrefillReserve(ticket, np.asarray(prompt, dtype=np.int32)))
         self._step_until(m.PrefillAccepted)
-        ended: list[RoomEnd] = []
-        over = threading.Event()
-
-        def on_end(end: RoomEnd) -> None:
-            ended.append(end)
-            over.set()
-
-        self._sender.open(room, generation, _PEER, destination, on_end)
+        ended: SimpleQueue[RoomEnd] = SimpleQueue()
+        self._sender.open(room, generation, _PEER, destination, ended.put)
         grant = m.Grant(room, generation, held_pages, destination.pages, destination.slot)
         begun = time.perf_counter()
         self._engine.handle(m.PrefillStart(grant))
         self._step_until(m.PrefillToken)
         forward = time.perf_counter() - begun
-        if not over.wait(60):
-            raise BenchError("the room does not end")
-        (end,) = ended
-        if not isinstance(end, RoomSent):
-            raise BenchError(f"the room broke: {end.reason}")
-        self._peer.verify(room, generation, end.report.digests)
+        end = sent_whole(ended)
+        self._peer.ask(Receiving.verify, room, generation, end.report.digests)
         verified = self._steps_seconds_ago()
         self._engine.handle(m.PrefillEnd(room))
         self._engine.step()
