@@ -81,7 +81,7 @@ class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self.by_call[name] = self.by_call.get(name, 0) + 1
 
 
-def control_rows() -> Iterator[Row | str]:
+def rows() -> Iterator[Row | str]:
     seconds, trips = asyncio.run(_hand_overs())
     yield Row(
         "control connection: a hand-over of one page, from wanted to done",

@@ -66,7 +66,7 @@ class _Waits:
     after_first: list[float] = field(default_factory=list)
 
 
-def early_rows() -> Iterator[Row | str]:
+def rows() -> Iterator[Row | str]:
     rig = _Pair()
     try:
         waits = {early: _Waits() for early in (False, True)}

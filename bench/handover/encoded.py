@@ -45,7 +45,7 @@ _WIRES = {
 }
 
 
-def encoded_rows() -> Iterator[Row | str]:
+def rows() -> Iterator[Row | str]:
     hops = {
         name: Hop(
             *(_random_arena(), _random_arena(), _LAYOUT, StepCounter(), _BYTES_PER_SECOND),

@@ -75,7 +75,7 @@ class Measured:
     prepared: list[float] = field(default_factory=list)
 
 
-def goodput_rows() -> Iterator[Row | str]:
+def rows() -> Iterator[Row | str]:
     for name, tls in _TLS.items():
         measured, protocol = _in_a_process(tls)
         pairs = sorted(measured.pairs, key=lambda pair: pair[1] / pair[0])
