@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from statistics import mean, median
+from typing import Any
 
 from tasuki.bench.measure.report import Row
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
-from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.transfer.windows.descriptors import window_bytes
 
-from .nodes import FirstToken, node_pair
+from .nodes import node_pair
 from .pair import receiving_peer
 from .prefill import HandedOver, PrefillRig, pages_of
 from .process import spawned
@@ -145,17 +146,6 @@ def _about(runs: list[HandedOver]) -> dict[str, float]:
     }
 
 
-def window_bytes(layout: CacheLayout, header: WindowHeader) -> int:
-    """All bytes of one window."""
-    size = 0
-    for kind in layout.layer_kinds[header.first_layer : header.end_layer]:
-        if kind is LayerKind.FULL:
-            size += header.pages * layout.block_bytes
-        elif header.carries_state:
-            size += layout.state_layer_bytes
-    return size
-
-
 def first_token_rows(
     model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
 ) -> Iterator[Row]:
@@ -164,7 +154,9 @@ def first_token_rows(
     first, second = devices
     found = []
     for way in dict.fromkeys([(first, second), (second, first)]):
-        fused, apart, exposed = _measure_way(model, config, way, kind, work)
+        arguments = (model, config, way, kind, work)
+        with spawned("the decode node", _first_token_process, *arguments) as process:
+            fused, apart, exposed = process.received(_WAY_SECONDS)
         beyond = median(apart) - median(fused)
         found.append((median(apart), median(fused), len(exposed) == len(apart)))
         yield Row(
@@ -189,40 +181,16 @@ def first_token_rows(
     )
 
 
-def _measure_way(
-    model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
-) -> tuple[list[float], list[float], list[float]]:
-    """(Seconds fused, seconds apart, those exposed). devices: of the prefill and of the decode
-    node. In processes of their own, so that neither GPU holds anything else."""
-    arguments = (model, config, devices, kind, work)
-    with spawned("the decode node", _first_token_process, *arguments) as process:
-        fused, apart, exposed = process.received(_WAY_SECONDS)
-    return fused, apart, exposed
-
-
-def _first_token_process(
-    channel: Connection,
-    model: ModelConfig,
-    config: EngineConfig,
-    devices: tuple[str, str],
-    kind: str,
-    work: Workload,
-) -> None:
-    """The decode node's main: sends seconds fused, seconds apart, and those exposed."""
-    there, here = asyncio.run(_first_tokens(model, config, devices, kind, work))
-    transfers = [answer.usage.transfer for answer in there]
-    channel.send(
-        (
-            [answer.seconds for answer in here],
-            [answer.seconds for answer in there],
-            [transfer.exposed_seconds for transfer in transfers if transfer is not None],
-        )
-    )
+def _first_token_process(channel: Connection, *way: Any) -> None:
+    """The decode node's main. A process of its own, so that neither GPU holds anything else."""
+    channel.send(asyncio.run(_first_tokens(*way)))
 
 
 async def _first_tokens(
     model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
-) -> tuple[list[FirstToken], list[FirstToken]]:
+) -> tuple[list[float], list[float], list[float]]:
+    """(Seconds fused, seconds apart, those exposed). devices: of the prefill and of the decode
+    node."""
     prefill, decode = (replace(config, device=device) for device in devices)
     there, here = [], []
     async with node_pair(model, prefill, decode, kind) as pair:
@@ -231,4 +199,10 @@ async def _first_tokens(
             there.append(await pair.ask(pair.prompt(work.prompt)))
             pair.prefill_here()
             here.append(await pair.ask(pair.prompt(work.prompt)))
-    return there[_WARMUPS:], here[_WARMUPS:]
+    there, here = there[_WARMUPS:], here[_WARMUPS:]
+    transfers = [answer.usage.transfer for answer in there]
+    return (
+        [answer.seconds for answer in here],
+        [answer.seconds for answer in there],
+        [transfer.exposed_seconds for transfer in transfers if transfer is not None],
+    )
