@@ -4,14 +4,12 @@ Every call has a deadline. A status of 500, or no end at all, is a finding, what
 """
 
 import http.client
-import json
 import socket
 from dataclasses import dataclass, field
 
 from scripts.attack.tally import Tally
 
 CALL_SECONDS = 60.0
-_JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,6 @@ class HttpCall:
     body: bytes | None = None
     key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def posting(path: str, body: object, key: str = "") -> "HttpCall":
-        return HttpCall("POST", path, json.dumps(body).encode(), key, dict(_JSON))
 
     def description(self) -> str:
         body = "" if self.body is None else f" {self.body[:300]!r} of {len(self.body)} bytes"

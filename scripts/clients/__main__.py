@@ -19,7 +19,7 @@ from pathlib import Path
 from tasuki.cli.embedded import embedded_model
 
 from scripts.clients.environments import install
-from scripts.clients.runs import ClientCounts, runs
+from scripts.clients.runs import runs
 from tests.harness.daemons import Node, flags
 from tests.harness.waiting import until
 
@@ -59,11 +59,8 @@ def row(client: str, address: str, folder: Path) -> bool:
         f"| {spent:.0f} s |",
         flush=True,
     )
-    return done.returncode == 0 and _agrees(counts, counted)
-
-
-def _agrees(counts: ClientCounts, counted: int) -> bool:
-    return counts.requests > 0 and not counts.failed and counted == (counts.cached_tokens or 0)
+    agrees = counts.requests > 0 and not counts.failed and counted == (counts.cached_tokens or 0)
+    return done.returncode == 0 and agrees
 
 
 def main() -> int:
