@@ -34,10 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_expected(error):
             traceback.print_exc()
-        print(
-            f"tasuki: error: {' '.join(str(error).split()) or type(error).__name__}",
-            file=sys.stderr,
-        )
+        line = " ".join(str(error).split()) or type(error).__name__
+        print(f"tasuki: error: {line}", file=sys.stderr)
         return 1
 
 

@@ -7,12 +7,14 @@ Invariant: every request is counted once, as answered or as a trouble.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
-from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.client.aio import AsyncClient
+from tasuki.client.errors import ClientError
+from tasuki.client.prompt import Prompt
+from tasuki.client.retry import RetryPolicy
+from tasuki.engine.messages import Usage
 from tasuki.utils.config.options import option
 
 from scripts.command import seed_option
@@ -71,66 +73,55 @@ async def _ask_all(
     world: World, settings: StreamSettings, tally: Tally, say: Callable[[str], None]
 ) -> None:
     left = asks(settings.seed, settings.requests)
-    async with grpc.aio.insecure_channel(world.decode.address) as channel:
-        stub = pb_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-        caller = _Caller(stub, world, tally, _ANSWER_SECONDS * settings.patience)
+    # What breaks is a trouble, and not asked again.
+    async with AsyncClient(world.decode.address, retry=RetryPolicy(attempts=1)) as client:
+        caller = _Caller(client, tally, _ANSWER_SECONDS * settings.patience)
+
+        async def ask_in_turn() -> None:
+            for ask in left:
+                first, second = world.conversations[ask.conversation]
+                await caller.turn(first, ask, "first turn")
+                if ask.returns:
+                    await caller.turn(second, ask, "second turn")
+                if (ask.number + 1) % _TOLD_EVERY == 0:
+                    say(f"{ask.number + 1} asked: {tally}")
+
         async with asyncio.TaskGroup() as callers:
             for _ in range(settings.at_once):
-                callers.create_task(_ask_in_turn(caller, left, tally, say))
+                callers.create_task(ask_in_turn())
 
 
-async def _ask_in_turn(
-    caller: "_Caller", left: Iterator[Ask], tally: Tally, say: Callable[[str], None]
-) -> None:
-    for ask in left:
-        await caller.ask(ask)
-        if (ask.number + 1) % _TOLD_EVERY == 0:
-            say(f"{ask.number + 1} asked: {tally}")
-
-
+@dataclass
 class _Caller:
-    def __init__(
-        self, stub: pb_grpc.InferenceStub, world: World, tally: Tally, seconds: float
-    ) -> None:
-        self._stub = stub
-        self._conversations = world.conversations
-        self._tally = tally
-        self._seconds = seconds
+    client: AsyncClient
+    tally: Tally
+    seconds: float
 
-    async def ask(self, ask: Ask) -> None:
-        first, second = self._conversations[ask.conversation]
-        await self._turn(first, ask, "first turn")
-        if ask.returns:
-            await self._turn(second, ask, "second turn")
-
-    async def _turn(self, turn: Turn, ask: Ask, name: str) -> None:
-        request = pb.GenerateRequest(
-            token_ids=pb.TokenIds(ids=turn.prompt),
-            sampling=pb.Sampling(max_new_tokens=NEW_TOKENS, ignore_eos=True),
+    async def turn(self, turn: Turn, ask: Ask, name: str) -> None:
+        place = f"request {ask.number}, {name}"
+        begun = time.monotonic()
+        stream = self.client.generate(
+            Prompt(token_ids=turn.prompt),
+            max_new_tokens=NEW_TOKENS,
+            ignore_eos=True,
             cache_salt=ask.salt,
         )
-        begun, tokens, usage = time.monotonic(), [], None
         try:
-            async for response in self._stub.Generate(request, timeout=self._seconds):
-                if response.WhichOneof("event") == "finished":
-                    usage = response.finished.usage
-                else:
-                    tokens += response.chunk.token_ids
-        except grpc.aio.AioRpcError as error:
-            what = f"{error.code().name}: {error.details()}"
-            self._tally.troubles.append(f"request {ask.number}, {name}: {what}")
+            async with asyncio.timeout(self.seconds):
+                answer = await stream.result()
+        except (ClientError, ConnectionError, TimeoutError) as error:
+            self.tally.troubles.append(f"{place}: {error!r}")
             return
-        self._tally.slowest = max(self._tally.slowest, time.monotonic() - begun)
-        if usage is None or tuple(tokens) != turn.tokens:
-            story = f"request {ask.number}, {name}: {tokens}, not {turn.tokens}"
-            self._tally.troubles.append(story)
+        self.tally.slowest = max(self.tally.slowest, time.monotonic() - begun)
+        if answer.token_ids != turn.tokens:
+            self.tally.troubles.append(f"{place}: {answer.token_ids}, not {turn.tokens}")
             return
-        self._tally.outcomes[_outcome(usage)] += 1
+        self.tally.outcomes[_outcome(answer.usage)] += 1
 
 
-def _outcome(usage: pb.Usage) -> str:
+def _outcome(usage: Usage) -> str:
     if usage.local_fallback:
         return LOST
     if usage.prefilled_on == "local":
         return HERE
-    return PULLED if usage.HasField("pulled") else HANDED_OVER
+    return HANDED_OVER if usage.pulled is None else PULLED
