@@ -19,19 +19,18 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from tasuki.bench.measure.report import Row
 from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.units import TransferUnits
 from tasuki.transfer.windows.window import FinishedLayers
 
 from .hop import sent_whole
@@ -166,22 +165,23 @@ def _measure(channel: Connection, settings: dict[str, str]) -> None:
     memory = np.random.default_rng(2).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     measured = Measured()
     transport = _TimedTransport(measured)
-    transport.register(memory.ctypes.data, memory.nbytes, TransferUnits.of(LAYOUT))
+    arena = torch.from_numpy(memory)
+    plane = DataPlane.over(arena, LAYOUT, "random", transport, "nixl", "bench-sender")
     try:
         place = Place("cpu", "nixl")
         with (
             receiving_peer(LAYOUT, SLABS, place) as peer,
             receiving_peer(LAYOUT, SLABS, place) as bare,
         ):
-            _alternate(transport, memory, peer, bare, measured)
+            _alternate(plane, transport, peer, bare, measured)
     finally:
         transport.close()
     channel.send(json.dumps(asdict(measured)))
 
 
 def _alternate(
+    plane: DataPlane,
     transport: NixlTransport,
-    memory: np.ndarray,
     peer: ReceivingPeer,
     bare: ReceivingPeer,
     measured: Measured,
@@ -189,9 +189,7 @@ def _alternate(
     """bare: the peer of raw puts, which does nothing but let bytes in."""
     steps = StepCounter()
     settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
-    digester = WindowDigester(memory, LAYOUT)
-    source = SourceArena.direct(LAYOUT, transport, digester, steps, SLABS)
-    sender = Sender(LAYOUT, [source], settings)
+    sender = Sender(LAYOUT, [plane.source(steps)], settings)
     sender.start()
     sender.connect("peer", [ArenaAddress(peer.metadata, SLABS)])
     endpoint = transport.connect(bare.metadata)
