@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
+from typing import cast
 
 import numpy as np
 from tasuki.bench.errors import BenchError
@@ -22,6 +23,7 @@ from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.sending.outgoing_room import RoomEnd
 from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import SendReport, WindowTiming
@@ -61,8 +63,9 @@ class PrefillRig:
         self.link = ThrottledTransport(
             build_transport(kind, "bench-sender", parts.arena.bytes.device)
         )
+        link = cast(Transport, self.link)
         plane = DataPlane.over(
-            parts.arena.bytes, parts.layout, "random", self.link, kind, "bench-sender"
+            parts.arena.bytes, parts.layout, "random", link, kind, "bench-sender"
         )
         self.layout = parts.layout
         self._steps = parts.steps

@@ -19,8 +19,8 @@ _GIB = 1 << 30
 def replay(
     trace: Trace, model: str, gib: float, policy: str, rules: ReplayRules | None = None
 ) -> dict[str, Any]:
-    """`model`: as published_or_folder; `gib`: bytes of the cache, GiB; `rules`: the policy's own by default.
-    Raises ReplayError, ModelConfigError."""
+    """`model`: a published name or a folder; `gib`: bytes of the cache, GiB; `rules`: the policy's
+    own by default. Raises ReplayError, ModelConfigError."""
     config = published_or_folder(model)
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     flops = PrefillFlops.for_model(config)

@@ -1,5 +1,5 @@
-"""`python -m scripts.clients.install CLIENT ...`: each foreign client into an environment of its own,
-since their dependencies contradict tasuki's and each other's.
+"""`python -m scripts.clients.install CLIENT ...`: each foreign client into an environment of its
+own, since their dependencies contradict tasuki's and each other's.
 
 A client is pinned, so that a run can be repeated.
 """
