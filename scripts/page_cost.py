@@ -15,14 +15,12 @@ import argparse
 import asyncio
 import itertools
 import multiprocessing as mp
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 from tasuki.bench.measure.rig import random_parts
@@ -39,6 +37,7 @@ from tasuki.server.grpc.services import front_services
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.pages import Opened, opened
+from tests.harness.processor_time import processor_seconds
 
 VIEWS = ("overview", "tree", "sessions", "requests", "handovers", "faults")
 MOST_SHARE = 0.03
@@ -160,23 +159,18 @@ class Seen:
         )
 
 
-def cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def unseen(process: int, seconds: float) -> float:
     """The node's share of a core while nobody looks."""
-    cpu = cpu_seconds(process)
+    cpu = processor_seconds(process)
     time.sleep(seconds)
-    return (cpu_seconds(process) - cpu) / seconds
+    return (processor_seconds(process) - cpu) / seconds
 
 
 def look(page: Opened, view: str, process: int, seconds: float) -> Seen:
     page.show(view)
-    began, cpu = time.monotonic(), cpu_seconds(process)
+    began, cpu = time.monotonic(), processor_seconds(process)
     parts = [page.page.evaluate(FRAMES, seconds / SEGMENTS) for _ in range(SEGMENTS)]
-    share = (cpu_seconds(process) - cpu) / (time.monotonic() - began)
+    share = (processor_seconds(process) - cpu) / (time.monotonic() - began)
     return Seen(share, *max(parts))
 
 

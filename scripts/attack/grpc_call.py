@@ -55,6 +55,11 @@ def methods(module: ModuleType) -> list[Method]:
     ]
 
 
+def service(module: ModuleType, name: str) -> dict[str, Method]:
+    """One service's methods by name."""
+    return {method.name: method for method in methods(module) if method.service.endswith(name)}
+
+
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 

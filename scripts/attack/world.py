@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
 
 from scripts.attack.http_call import HttpCall, ask
-from scripts.attack.probe import Probe, resident
+from scripts.attack.probe import Probe
 from scripts.attack.tally import Tally
 from scripts.pair import Pair
-from tests.harness.daemons import Node, asked, flags, random_prompt
+from scripts.processes import resident
+from tests.harness.daemons import Node, asked, flags, questions
 
 OWNER = "owner-key"
 """Of --api-key: every scope."""
@@ -54,9 +54,9 @@ class World(Pair):
             *("--prefill-chunk-tokens", "64", "--transport", "nixl"),
         )
         small = (*self.flags, "--max-sessions", str(MOST_SESSIONS), "--http-bind", "127.0.0.1:0")
+        self.right = questions(_QUESTIONS)
         super().__init__(small, small)
         self._asked_again = 0
-        self.right = [self._draw(length) for length in _QUESTIONS]
 
     @contextmanager
     def watched(self, tally: Tally) -> Iterator[None]:
@@ -109,27 +109,19 @@ class World(Pair):
             node.start_again()
         self.meet()
 
-    def _draw(self, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A prompt and its answer, far from any near tie."""
-        for seed in range(20):
-            prompt = random_prompt(length, seed)
-            answer = asked(self.decode, prompt, b"right", 24).result()
-            if min(answer.margins) > TIE_MARGIN:
-                return prompt, tuple(answer.token_ids)
-        raise AssertionError(f"no prompt of {length} tokens without a near tie")
-
     def _ask_again(self, tally: Tally) -> None:
         """Cached and not, the answers are those of before."""
         self._asked_again += 1
         for salt in (b"right", f"anew {self._asked_again}".encode()):
-            for prompt, tokens in self.right:
+            for question in self.right:
                 try:
-                    answer = asked(self.decode, prompt, salt, 24).result()
+                    answer = asked(self.decode, question.prompt, salt).result()
                 except Exception as error:
                     tally.finding(f"a right request is refused afterwards: {error}")
                     continue
-                if tuple(answer.token_ids) != tokens:
-                    tally.finding(f"another answer than before: {len(prompt)} tokens, {salt!r}")
+                if answer.token_ids != question.tokens:
+                    length = len(question.prompt)
+                    tally.finding(f"another answer than before: {length} tokens, {salt!r}")
 
     def channel(self, node: Node) -> grpc.Channel:
         """A connection of its own."""

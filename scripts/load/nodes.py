@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from scripts.load.memory import MemoryTrail, resident_bytes
+from scripts.load.memory import MemoryTrail
 from scripts.load.tally import Tally
 from scripts.pair import Pair
+from scripts.processes import resident
 from tests.harness.daemons import Node, flags
 
 _SAMPLE_SECONDS = 0.5
@@ -22,10 +23,8 @@ class Nodes(Pair):
         while not over():
             for name, node in (("prefill", self.prefill), ("decode", self.decode)):
                 trail = tally.memory.setdefault(f"{name} {node.pid}", MemoryTrail())
-                try:
-                    trail.add(resident_bytes(node.pid))
-                except ProcessLookupError:
-                    continue
+                if held := resident(node.pid):
+                    trail.add(held)
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     def restart(self, node: Node) -> None:
