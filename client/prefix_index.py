@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
+from tasuki.pycache.packed_events import CacheEvent
 
-from .cache_events import CacheEvent, EventBatch
+from .cache_events import EventBatch
 
 Event = CacheEvent | _cpp_cache.CacheEvent
 """One that came over a wire, or the tree's own."""
