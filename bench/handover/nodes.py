@@ -50,16 +50,16 @@ def run_prefill_node(
     channel: Connection, model: ModelConfig, config: EngineConfig, kind: str
 ) -> None:
     """The process's main: sends its address, runs until it is sent anything."""
-    asyncio.run(_serve(channel, model, config, kind))
-
-
-async def _serve(channel: Connection, model: ModelConfig, config: EngineConfig, kind: str) -> None:
     parts, plane = _built(model, config, kind, "bench-prefill")
-    node = PrefillNode(config, _FRONT, PrefillConfig(transport=kind), parts, plane)
-    channel.send(await node.startup())
-    await asyncio.to_thread(channel.recv)
-    await node.shutdown()
-    plane.transport.close()
+
+    async def serve() -> None:
+        node = PrefillNode(config, _FRONT, PrefillConfig(transport=kind), parts, plane)
+        channel.send(await node.startup())
+        await asyncio.to_thread(channel.recv)
+        await node.shutdown()
+        plane.transport.close()
+
+    asyncio.run(serve())
 
 
 def _built(model: ModelConfig, config: EngineConfig, kind: str, name: str) -> tuple[Any, DataPlane]:

@@ -106,7 +106,9 @@ class PrefillRig:
         forward = time.perf_counter() - begun
         end = sent_whole(ended)
         self._peer.ask(Receiving.verify, room, generation, end.report.digests)
-        verified = self._steps_seconds_ago()
+        last = self._steps.time_of(self._steps.value)
+        assert last is not None
+        verified = time.monotonic() - last
         self._engine.handle(m.PrefillEnd(room))
         self._engine.step()
         self._engine.take_outbox()
@@ -120,11 +122,6 @@ class PrefillRig:
     def close(self) -> None:
         self._sender.stop()
         self.link.close()
-
-    def _steps_seconds_ago(self) -> float:
-        last = self._steps.time_of(self._steps.value)
-        assert last is not None
-        return time.monotonic() - last
 
     def _destination(self, tokens: int, held_pages: int) -> Destination:
         """Slabs from the arena's start: one for the state, whole ones for the pages behind it."""
