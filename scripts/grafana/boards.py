@@ -1,32 +1,33 @@
-"""The boards: what an operator looks at first, then the cache, hand-overs and faults. Data only."""
+"""The boards: what an operator looks at first, then the cache, hand-overs and faults. Data only.
+
+Metrics are named without the `tasuki_` that they all begin with.
+"""
 
 from dataclasses import dataclass
 
-from .panel import NODES, Panel, Query, by_label, gauge, rate, rates, share, times
+from .panel import NODES, Panel, Query, by_label, gauge, rate, rates, share, spread, times
 
 
 @dataclass(frozen=True)
 class Board:
-    """name: of its file, and its uid behind `tasuki-`."""
+    """name: of its file, and behind "tasuki" its uid and its title."""
 
     name: str
-    title: str
     panels: tuple[Panel, ...]
 
 
-_PROMPT = rate("tasuki_request_prompt_tokens_total")
-_USABLE = rate("tasuki_request_usable_tokens_total")
+_PROMPT = rate("request_prompt_tokens_total")
+_USABLE = rate("request_usable_tokens_total")
 
 OVERVIEW = Board(
     "overview",
-    "tasuki: overview",
     (
         Panel(
             "Prompt tokens by what became of them",
             "short",
             (
                 Query(_USABLE, "usable"),
-                Query(rate("tasuki_request_lost_tokens_total", "cause"), "{{cause}}"),
+                Query(rate("request_lost_tokens_total", "cause"), "{{cause}}"),
             ),
             "Usable and all causes are the prompt. What is not new was seen before and lost.",
             stacked=True,
@@ -37,83 +38,70 @@ OVERVIEW = Board(
             (Query(share(_USABLE, _PROMPT), "usable"),),
             "What did not have to be computed again.",
         ),
-        times("Time to first token", "tasuki_time_to_first_token_seconds", "From arrival."),
+        times("Time to first token", "time_to_first_token", "From arrival."),
         times(
             "Time per output token",
-            "tasuki_time_per_output_token_seconds",
+            "time_per_output_token",
             "Mean of each request, after its first token.",
         ),
-        times(
-            "Queue", "tasuki_queue_seconds", "Before the prompt was computed, here or elsewhere."
-        ),
-        times("Prefill", "tasuki_prefill_seconds", "Computing or receiving the prompt."),
+        times("Queue", "queue", "Before the prompt was computed, here or elsewhere."),
+        times("Prefill", "prefill", "Computing or receiving the prompt."),
         rates(
             "Tokens a second",
             "Of requests that ended, and of tokens emitted.",
-            generated="tasuki_generated_tokens_total",
-            prompt="tasuki_request_prompt_tokens_total",
+            generated="generated_tokens_total",
+            prompt="request_prompt_tokens_total",
         ),
-        by_label(
-            "Requests by state", "tasuki_requests", "state", "In the engines now.", stacked=True
-        ),
-        times(
-            "Step",
-            "tasuki_engine_step_seconds",
-            "From planning a forward to having landed the one before.",
-        ),
+        by_label("Requests by state", "requests", "state", "In the engines now.", stacked=True),
+        times("Step", "engine_step", "From planning a forward to having landed the one before."),
         rates(
             "Device idle between steps",
             "Of a second, while there was work.",
             "percentunit",
-            idle="tasuki_engine_idle_seconds_sum",
+            idle="engine_idle_seconds_sum",
         ),
     ),
 )
 
 CACHE = Board(
     "cache",
-    "tasuki: cache",
     (
         by_label(
             "State slots",
-            "tasuki_cache_slots",
+            "cache_slots",
             "owner",
             "By owner; the sum is what the pool could hold while the other keeps what it has.",
             stacked=True,
         ),
-        by_label("KV pages", "tasuki_cache_pages", "owner", "By owner.", stacked=True),
+        by_label("KV pages", "cache_pages", "owner", "By owner.", stacked=True),
         by_label(
             "Evicted slabs by kind",
-            "tasuki_cache_evicted_slabs_total",
+            "cache_evicted_slabs_total",
             "kind",
             "Room made a second. Pages go first: no state needs them.",
             stacked=True,
         ),
-        times(
+        spread(
             "Worth of what is evicted",
-            "tasuki_cache_eviction_score",
+            "cache_eviction_score",
             "As the policy held it; rising: the arena is too small for what comes back.",
             "none",
         ),
         by_label(
             "Prefill that each policy would have saved",
-            "tasuki_cache_policy_saved_tokens",
+            "cache_policy_saved_tokens",
             "policy",
             "Of the shadows' sample, of late.",
         ),
         by_label(
-            "Policy that evicts",
-            "tasuki_cache_policy_followed",
-            "policy",
-            "Nodes that follow it.",
-            "none",
+            "Policy that evicts", "cache_policy_followed", "policy", "Nodes that follow it.", "none"
         ),
         Panel(
             "Looked up and lost on each node",
             "short",
             (
-                Query(rate("tasuki_cache_usable_tokens_total", "instance"), "usable {{instance}}"),
-                Query(rate("tasuki_cache_lost_tokens_total", "cause"), "{{cause}}"),
+                Query(rate("cache_usable_tokens_total", "instance"), "usable {{instance}}"),
+                Query(rate("cache_lost_tokens_total", "cause"), "{{cause}}"),
             ),
             "By the trees themselves, so that what was retracted or leased for others counts too.",
         ),
@@ -121,8 +109,8 @@ CACHE = Board(
             "Checkpoints and nodes",
             "short",
             (
-                Query(gauge("tasuki_cache_checkpoints", "instance"), "checkpoints {{instance}}"),
-                Query(gauge("tasuki_cache_nodes", "instance"), "nodes {{instance}}"),
+                Query(gauge("cache_checkpoints", "instance"), "checkpoints {{instance}}"),
+                Query(gauge("cache_nodes", "instance"), "nodes {{instance}}"),
             ),
             "Of the radix trees.",
         ),
@@ -131,22 +119,21 @@ CACHE = Board(
 
 HANDOVER = Board(
     "hand-over",
-    "tasuki: hand-over",
     (
         rates(
             "Prompts handed over and kept",
             "Requests a second.",
-            handed_over="tasuki_remote_prefills_total",
-            fell_back="tasuki_local_fallbacks_total",
+            handed_over="remote_prefills_total",
+            fell_back="local_fallbacks_total",
         ),
         times(
             "Exposed transfer time",
-            "tasuki_handover_exposed_seconds",
+            "handover_exposed",
             "After the forward's end: what the client waits for.",
         ),
         by_label(
             "Sending, hidden and exposed",
-            "tasuki_handover_sent_seconds_total",
+            "handover_sent_seconds_total",
             "when",
             "Seconds a second, on the senders.",
             "percentunit",
@@ -156,28 +143,28 @@ HANDOVER = Board(
             "Bytes",
             "Of hand-overs that went to their end.",
             "Bps",
-            sent="tasuki_handover_sent_bytes_total",
-            arrived="tasuki_handover_bytes_total",
+            sent="handover_sent_bytes_total",
+            arrived="handover_bytes_total",
         ),
         by_label(
             "Windows by what became of them",
-            "tasuki_handover_windows_total",
+            "handover_windows_total",
             "outcome",
             "On the receivers; only landed is good.",
         ),
         rates(
             "Windows sent",
             "On the senders, of rooms sent whole.",
-            sent="tasuki_handover_sent_windows_total",
+            sent="handover_sent_windows_total",
         ),
         times(
             "A window",
-            "tasuki_handover_window_seconds",
+            "handover_window",
             "From its digest's begin to its flush; few and long ones hide less.",
         ),
         by_label(
             "Pulls by outcome",
-            "tasuki_pulls_total",
+            "pulls_total",
             "outcome",
             "Prefill nodes that fetched a prompt's beginning instead of computing it.",
         ),
@@ -185,41 +172,33 @@ HANDOVER = Board(
             "Pulled",
             "By prefill nodes from the nodes that asked.",
             "Bps",
-            bytes="tasuki_pulled_bytes_total",
+            bytes="pulled_bytes_total",
         ),
-        times(
-            "Rooms' queue",
-            "tasuki_room_queue_seconds",
-            "On prefill nodes, until the prompt was computed.",
-        ),
-        times("Rooms' prefill", "tasuki_room_prefill_seconds", "On prefill nodes."),
+        times("Rooms' queue", "room_queue", "On prefill nodes, until the prompt was computed."),
+        times("Rooms' prefill", "room_prefill", "On prefill nodes."),
     ),
 )
 
 FAULTS = Board(
     "faults",
-    "tasuki: faults",
     (
         by_label(
             "Hand-overs lost",
-            "tasuki_handovers_lost_total",
+            "handovers_lost_total",
             "cause",
             "Each cost a retry elsewhere or a prefill here; digest must be 0.",
             stacked=True,
         ),
-        times("Fences", "tasuki_fence_seconds", "How long ids stayed out of use after a loss."),
+        times("Fences", "fence", "How long ids stayed out of use after a loss."),
         by_label(
-            "Prefill nodes by state",
-            "tasuki_prefill_nodes",
-            "state",
-            "As their decode nodes see them.",
+            "Prefill nodes by state", "prefill_nodes", "state", "As their decode nodes see them."
         ),
         Panel(
             "Rooms by outcome",
             "short",
             (
-                Query(rate("tasuki_rooms_ended_total", "outcome"), "{{outcome}}"),
-                Query(rate("tasuki_handover_sent_rooms_total", "outcome"), "sender {{outcome}}"),
+                Query(rate("rooms_ended_total", "outcome"), "{{outcome}}"),
+                Query(rate("handover_sent_rooms_total", "outcome"), "sender {{outcome}}"),
             ),
             "On prefill nodes.",
         ),
@@ -227,15 +206,13 @@ FAULTS = Board(
             "Requests refused and ended",
             "short",
             (
-                Query(rate("tasuki_requests_rejected_total", "kind"), "refused {{kind}}"),
-                Query(rate("tasuki_requests_finished_total", "reason"), "{{reason}}"),
+                Query(rate("requests_rejected_total", "kind"), "refused {{kind}}"),
+                Query(rate("requests_finished_total", "reason"), "{{reason}}"),
             ),
             "A second.",
         ),
         rates(
-            "Cancelled hand-overs",
-            "The client went away.",
-            cancelled="tasuki_handovers_cancelled_total",
+            "Cancelled hand-overs", "The client went away.", cancelled="handovers_cancelled_total"
         ),
         Panel(
             "Quarantined",

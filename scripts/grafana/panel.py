@@ -1,6 +1,7 @@
 """One panel of a board: a title, a unit and its queries; and what Grafana's SDK makes of it.
 
-Queries use $node for the chosen nodes and $rate for the span of a rate.
+Metrics are named without the `tasuki_` that they all begin with. Queries use $node for the chosen
+nodes and $rate for the span of a rate.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Panel:
 def rate(metric: str, by: str = "") -> str:
     """Of a counter, a second, summed over the nodes looked at. by: a label to keep."""
     kept = f" by ({by})" if by else ""
-    return f"sum{kept} (rate({metric}{{{NODES}}}[$rate]))"
+    return f"sum{kept} (rate(tasuki_{metric}{{{NODES}}}[$rate]))"
 
 
 def share(part: str, whole: str) -> str:
@@ -43,7 +44,7 @@ def share(part: str, whole: str) -> str:
 
 
 def gauge(metric: str, by: str) -> str:
-    return f"sum by ({by}) ({metric}{{{NODES}}})"
+    return f"sum by ({by}) (tasuki_{metric}{{{NODES}}})"
 
 
 def by_label(
@@ -54,7 +55,12 @@ def by_label(
     return Panel(title, unit, (Query(expr, f"{{{{{by}}}}}"),), text, stacked)
 
 
-def times(title: str, metric: str, text: str, unit: str = "s") -> Panel:
+def times(title: str, metric: str, text: str) -> Panel:
+    """How a histogram of seconds is spread, named without its `_seconds`."""
+    return spread(title, f"{metric}_seconds", text, "s")
+
+
+def spread(title: str, metric: str, text: str, unit: str) -> Panel:
     """How a histogram is spread."""
     return Panel(title, unit, quantiles(metric), text)
 
@@ -67,7 +73,7 @@ def rates(title: str, text: str, unit: str = "short", **metrics: str) -> Panel:
 
 def quantiles(metric: str) -> tuple[Query, ...]:
     """Of a histogram: the median and the slow end."""
-    buckets = f"sum by (le) (rate({metric}_bucket{{{NODES}}}[$rate]))"
+    buckets = f"sum by (le) (rate(tasuki_{metric}_bucket{{{NODES}}}[$rate]))"
     return tuple(
         Query(f"histogram_quantile({quantile}, {buckets})", f"p{100 * quantile:g}")
         for quantile in (0.5, 0.9, 0.99)
