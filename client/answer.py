@@ -80,7 +80,38 @@ class TurnOwner(Protocol):
         """The whole answer has been read."""
 
 
-class AnswerStream:
+class AnswerReader:
+    """What every attempt at one answer shares; who asks, and by which calls, is a subclass's."""
+
+    def __init__(self, retry: RetryPolicy, owner: TurnOwner | None) -> None:
+        """owner: None where no session's turn this is."""
+        self._owner = owner
+        self._pauses = retry.pauses()
+        self._parts = AnswerParts()
+        self.cancelled = False
+
+    @property
+    def finished(self) -> bool:
+        return self._parts.finished
+
+    def _piece(self, response: pb.GenerateResponse) -> Piece | None:
+        """None of the last response, which ends the turn."""
+        piece = self._parts.take(response)
+        if piece is None and self._owner is not None:
+            self._owner.turn_finished(self._parts.answer())
+        return piece
+
+    def _pause_after(self, caught: grpc.RpcError | ClientError) -> float:
+        """Seconds before the next attempt. Raises ClientError where there is none."""
+        error = caught if isinstance(caught, ClientError) else client_error(caught)
+        if self._owner is not None:
+            self._owner.turn_failed()
+        if self._parts.begun or self.cancelled:
+            raise error
+        return next_pause(self._pauses, error)
+
+
+class AnswerStream(AnswerReader):
     """Iterate it for pieces, or call `result` for the whole. `cancel` aborts the request.
 
     A call that fails before its first piece, and is worth it, is made again; once a piece has been
@@ -94,30 +125,21 @@ class AnswerStream:
         retry: RetryPolicy,
         owner: TurnOwner | None = None,
     ) -> None:
-        """start: one attempt; raises ClientError. owner: None where no session's turn this is."""
+        """start: one attempt; raises ClientError."""
+        super().__init__(retry, owner)
         self._start = start
-        self._owner = owner
-        self._pauses = retry.pauses()
-        self._parts = AnswerParts()
-        self.cancelled = False
         self._call = self._attempt()
 
-    @property
-    def finished(self) -> bool:
-        return self._parts.finished
-
     def __iter__(self) -> Iterator[Piece]:
-        while not self._parts.finished:
+        while not self.finished:
             try:
                 for response in self._call:
-                    piece = self._parts.take(response)
+                    piece = self._piece(response)
                     if piece is not None:
                         yield piece
-                    elif self._owner is not None:
-                        self._owner.turn_finished(self._parts.answer())
                 return
             except grpc.RpcError as error:
-                self._pause(client_error(error))
+                time.sleep(self._pause_after(error))
             self._call = self._attempt()
 
     def result(self) -> Answer:
@@ -135,12 +157,4 @@ class AnswerStream:
             try:
                 return self._start()
             except ClientError as error:
-                self._pause(error)
-
-    def _pause(self, error: ClientError) -> None:
-        """Before the next attempt; raises `error` where there is none."""
-        if self._owner is not None:
-            self._owner.turn_failed()
-        if self._parts.begun or self.cancelled:
-            raise error
-        time.sleep(next_pause(self._pauses, error))
+                time.sleep(self._pause_after(error))
