@@ -29,8 +29,7 @@ class HttpCall:
 
 def ask(address: str, call: HttpCall, tally: Tally) -> int | None:
     """The status, which the tally has noted; None where the server hung up without one."""
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=CALL_SECONDS)
+    connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
     headers = {**call.headers}
     if call.key:
         headers["Authorization"] = f"Bearer {call.key}"

@@ -51,10 +51,9 @@ class Probe:
             self._over.wait(_INTERVAL)
 
     def _ask(self) -> None:
-        host, _, port = self._address.rpartition(":")
         self.most_memory = max(self.most_memory, resident(self._pid))
         busy, began = loop_seconds(self._pid), time.monotonic()
-        connection = http.client.HTTPConnection(host, int(port), timeout=self._patience)
+        connection = http.client.HTTPConnection(self._address, timeout=self._patience)
         try:
             connection.request("GET", "/health")
             status = connection.getresponse().status
