@@ -121,7 +121,7 @@ def _transfer(report: m.TransferReport) -> list[str]:
     ]
 
 
-def _lost(lost: m.LostState) -> list[str]:
+def _lost(lost: m.EvictedCheckpoint) -> list[str]:
     """The evicted state that the prompt needed, and the request that took its place."""
     taken = "what took it is forgotten"
     if lost.eviction is not None:

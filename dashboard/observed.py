@@ -9,7 +9,7 @@ ObservedMessage = (
     | m.Rejected
     | m.Evicted
     | m.RoomEnded
-    | m.HandoverLost
+    | m.HandoverFailed
     | m.HandoverCancelled
     | m.WriterFenced
     | m.PeersChanged

@@ -4,7 +4,7 @@ from typing import Any
 
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.known_models import published_or_folder
-from tasuki.pycache._cpp_cache import HybridTree, TreeConfig
+from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
 from tasuki.pycache.layout import CacheLayout
 
 from .player import Player
@@ -25,7 +25,7 @@ def replay(
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
-    tree = HybridTree(tree_config(layout, flops, gib, policy))
+    tree = PrefixCache(tree_config(layout, flops, gib, policy))
     tally = Player(tree, flops, rules or rules_of(policy, trace)).play(trace, prompts)
     return outcome(trace, prompts, model, gib, policy, tally)
 

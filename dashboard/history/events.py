@@ -31,7 +31,7 @@ Event = dict[str, Any]
 _KINDS: dict[type[ObservedMessage], str] = {
     m.RoomEnded: "room",
     m.Evicted: "evicted",
-    m.HandoverLost: "lost",
+    m.HandoverFailed: "lost",
     m.HandoverCancelled: "cancelled",
     m.WriterFenced: "fenced",
     m.PeersChanged: "peers",
