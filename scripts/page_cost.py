@@ -28,6 +28,7 @@ from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import RequestId, Submit
 from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import PUBLISHED
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.server.config import ServerConfig
@@ -46,8 +47,8 @@ LEAST_RATE = 59.5
 SEGMENTS = 5
 # A slot and a page take 8 KiB each: an arena of 100,000 nodes fits into a small machine.
 MODEL = ModelConfig.from_dict(
-    {
-        "model_type": "qwen3_5_text",
+    PUBLISHED["0.8b"]
+    | {
         "vocab_size": 1024,
         "hidden_size": 16,
         "num_hidden_layers": 2,
@@ -59,11 +60,8 @@ MODEL = ModelConfig.from_dict(
         "linear_num_value_heads": 1,
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
         "intermediate_size": 16,
         "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-        "eos_token_id": 0,
     },
     source="page_cost",
 )

@@ -25,6 +25,7 @@ from tasuki.engine.build import (
 )
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import PUBLISHED
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.windows.destination import Destination
 
@@ -32,23 +33,17 @@ from .hop import Hop
 
 Sent = TypeVar("Sent")
 
-_SHAPE = {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
+_SHAPE = PUBLISHED["0.8b"] | {
     "vocab_size": 1024,
     "hidden_size": 384,
     "intermediate_size": 1536,
     "num_hidden_layers": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
     "head_dim": 64,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
-    "linear_conv_kernel_dim": 4,
     "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
 }
 _CONFIG = EngineConfig(dtype="float32", arena_mib=64, local_prefill_tokens=0)
 _PROMPT = 70
