@@ -3,23 +3,15 @@ verdict."""
 
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
+from scripts.tally import Tally
+
 Settings = TypeVar("Settings", bound=Any)
-
-
-class Tally(Protocol):
-    """troubles: what must not be, a line each. good: whether the run passes."""
-
-    troubles: Sequence[str]
-
-    @property
-    def good(self) -> bool: ...
 
 
 def seed_option() -> Any:

@@ -66,7 +66,7 @@ def _disturb(world: World, settings: StreamSettings, tally: Tally, over: threadi
                 return
         time.sleep(disturbance.pause)
         world.disturb(disturbance.fault, disturbance.lasts)
-        tally.faults[disturbance.fault.value] += 1
+        tally.disturbed(disturbance.fault.value)
 
 
 async def _ask_all(
@@ -116,7 +116,7 @@ class _Caller:
         if answer.token_ids != turn.tokens:
             self.tally.troubles.append(f"{place}: {answer.token_ids}, not {turn.tokens}")
             return
-        self.tally.outcomes[_outcome(answer.usage)] += 1
+        self.tally.count(_outcome(answer.usage))
 
 
 def _outcome(usage: Usage) -> str:
