@@ -1,6 +1,7 @@
 """The counts of a run so far, and what must not be.
 
-Owns counts. Thread rule: any thread, one lock. Invariant: once there was a trouble, never again good.
+Owns counts. Thread rule: any thread, one lock. Invariant: once there was
+a trouble, never again good.
 """
 
 import threading

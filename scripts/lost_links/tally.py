@@ -21,10 +21,9 @@ class Tally(tally.Tally):
         return self[HANDED_OVER] + self[PULLED]
 
     def __str__(self) -> str:
-        parts = ({outcome: self[outcome] for outcome in OUTCOMES}, self.faults, self.lost)
-        texts = [
-            ", ".join(f"{n} {name}" for name, n in sorted(part.items()) if n) for part in parts
-        ]
+        outcomes = {outcome: self[outcome] for outcome in OUTCOMES if self[outcome]}
+        parts = (outcomes, self.faults, self.lost)
+        texts = [", ".join(f"{n} {name}" for name, n in sorted(part.items())) for part in parts]
         answered, faults, lost = (text or "none" for text in texts)
         text = f"{answered}; slowest {self.slowest:.1f} s; faults: {faults}"
         return f"{text}; hand-overs lost: {lost}" if self.lost else text
