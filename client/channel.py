@@ -47,4 +47,4 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
         metadata = [*(details.metadata or ()), self._entry]
         return continuation(details._replace(metadata=metadata), request)
 
-    intercept_unary_stream = intercept_unary_unary
+    intercept_unary_stream = intercept_unary_unary  # type: ignore[assignment]
