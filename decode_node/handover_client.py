@@ -65,7 +65,6 @@ class HandoverClient:
         self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
-        self._transport = transport
         self._loop = loop
         self._settings = settings or HandoverSettings()
         self._sender = sender
@@ -83,8 +82,7 @@ class HandoverClient:
                 target,
                 contract,
                 node,
-                transport.retry_seconds,
-                transport.settle_seconds,
+                transport,
                 self._settings,
                 sender,
                 self._links_changed,
@@ -120,7 +118,7 @@ class HandoverClient:
             room.put(m.HandoverCancelled(room.room))
         await self._rooms.end(self._settings.patience)
         for pull in self._pulls:
-            pull.stop("the decode node shuts down")
+            pull.give_up("the decode node shuts down")
         await self._pulls.end(self._settings.patience)
         if self._following is not None:
             self._following.cancel()
@@ -181,15 +179,16 @@ class HandoverClient:
             return
         link, connection = chosen
         self._attempts.begun(wanted.request_id, link.target)
+        room_id, patience = wanted.ticket.room, self._settings.patience
+        fence = self._breaker.fence(room_id, connection.writer, patience, connection.end)
         room = IncomingHandover(
             wanted,
             link,
             connection,
+            fence,
             partial(self._say, wanted.request_id),
             self._receiver,
-            self._transport.retry_seconds,
             self._settings,
-            partial(self._breaker.end, connection.writer),
             self._begin_pull,
             wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
         )

@@ -19,7 +19,6 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerSilent, TransferError
-from tasuki.transfer.fencing.evidence import Evidence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import (
@@ -39,6 +38,7 @@ from tasuki.transfer.protocol.messages import (
 )
 from tasuki.transfer.sending.connect import connect_within
 from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.send_report import Drain
 
 from .dialling import Dialling
@@ -57,8 +57,7 @@ class PrefillConnection:
         self,
         connected: pb.Connected,
         stub: handover_pb2_grpc.HandoverStub,
-        retry_seconds: float,
-        settle_seconds: float,
+        transport: Transport,
     ) -> None:
         """Raises PeerInvalid, MetadataUnusable."""
         self.id = peer_values.name(connected.connection_id, "connection_id")
@@ -70,8 +69,8 @@ class PrefillConnection:
         self.writer = WriterLife(
             self.node.process,
             lease_from_wire(connected.lease_seconds),
-            retry_seconds,
-            settle_seconds,
+            transport.retry_seconds,
+            transport.settle_seconds,
         )
         """The prefill node, which writes what it hands over."""
         self.landed = 0
@@ -82,18 +81,10 @@ class PrefillConnection:
     def alive(self) -> bool:
         return not self.lost.is_set()
 
-    def answering(self) -> None:
-        """Call when a beat has come and before it is answered."""
-        self.writer.answering()
-
     def end(self) -> None:
         """No beat is answered any more. Idempotent."""
         self.lost.set()
         self.writer.lose()
-
-    def evidence(self) -> list[Evidence]:
-        """Of the writer's death and of its lease's end."""
-        return self.writer.evidence()
 
     def drained(self, room: int, generation: int, drain: Drain) -> None:
         """A pull that this node sent has ended: the next renewal says so."""
@@ -118,17 +109,16 @@ class PrefillLink:
         target: str,
         contract: Contract,
         node: NodeIdentity,
-        retry_seconds: float,
-        settle_seconds: float,
+        transport: Transport,
         settings: HandoverSettings,
         sender: Sender,
         on_change: Callable[[], None],
         dialling: Dialling | None = None,
         progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """retry_seconds, settle_seconds: the transport's. sender: writes what the prefill node
-        pulls. on_change: the connection came or went. dialling: in plain text, and on this host
-        only, by default. progress: this node's, sent with each renewal."""
+        """sender: writes what the prefill node pulls, over the transport. on_change: the connection
+        came or went. dialling: in plain text, and on this host only, by default. progress: this
+        node's, sent with each renewal."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -140,8 +130,7 @@ class PrefillLink:
         """The latest connection's name."""
         self._contract = contract
         self._node = node
-        self._retry_seconds = retry_seconds
-        self._settle_seconds = settle_seconds
+        self._transport = transport
         self._settings = settings
         self._sender = sender
         self._on_change = on_change
@@ -209,9 +198,7 @@ class PrefillLink:
             )
             raise ContractMismatch(self.refused)
         self.refused = ()
-        connection = PrefillConnection(
-            answer.connected, stub, self._retry_seconds, self._settle_seconds
-        )
+        connection = PrefillConnection(answer.connected, stub, self._transport)
         await connect_within(
             self._settings.connect, self._sender, connection.id, connection.node, asked_at
         )
@@ -276,7 +263,7 @@ class PrefillLink:
                     log.warning("prefill node %s beats and confirms nothing", self.target)
                     return
                 asked[beat.sequence] = time.monotonic()
-                connection.answering()
+                connection.writer.answering()
                 renewal = connection.renewal(beat.sequence, self._progress())
                 await unless_silent(call.write(renewal), silence)
         except (grpc.aio.AioRpcError, PeerSilent, asyncio.InvalidStateError) as error:

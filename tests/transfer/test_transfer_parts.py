@@ -264,7 +264,7 @@ def test_rendezvous_meets_in_either_order_and_expires() -> None:
         assert meeting.arrive(1, second, "second") == "first"
     meeting.arrive(2, Side.LOCAL, "late")
     meeting.arrive(3, Side.LOCAL, "aborted")
-    meeting.withdraw(3)
+    meeting.withdraw(3, "aborted")
     now[0] = 4.9
     assert meeting.expire() == []
     now[0] = 5.0
