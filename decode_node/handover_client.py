@@ -33,7 +33,7 @@ from .dialling import Dialling
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
 from .prefill_link import PrefillConnection, PrefillLink
-from .prefill_links import Attempts, PrefillLinks
+from .prefill_links import PrefillLinks
 from .pull_sender import PullSender, Say
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,9 @@ class HandoverClient:
         self._sender = sender
         self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room")
         self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms("pull")
-        self._attempts = Attempts()
+        self._tried: dict[m.RequestId, tuple[str, ...]] = {}
+        """Targets that a request's prompt was given to, until it is done, cancelled or prefilled
+        here."""
         self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._unanswered: set[m.RoomId] = set()
         """Rooms of which the engine knows no end yet."""
@@ -143,17 +145,17 @@ class HandoverClient:
             case m.HandoverCancelled():
                 self._unanswered.discard(message.room)
                 if (room := self._rooms.get(message.room)) is not None:
-                    self._attempts.over(room.request_id)
+                    self._tried.pop(room.request_id, None)
                     room.put(message)
                 else:
                     # Cancelled while RemoteDone was under way: everything was flushed.
                     self._post(m.WriterFenced(message.room))
-            case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
-                if (pull := self._pulls.get(number)) is not None:
-                    pull.put(message)
             case m.HandoverDeclined():
                 if (room := self._rooms.get(message.room)) is not None:
                     room.put(message)
+            case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
+                if (pull := self._pulls.get(number)) is not None:
+                    pull.put(message)
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
         """Open a room; where that breaks the engine is answered all the same."""
@@ -165,7 +167,7 @@ class HandoverClient:
             self._answer(wanted.ticket.room, wanted.request_id, f"internal error: {error!r}")
 
     def _open(self, wanted: m.HandoverWanted) -> None:
-        tried = self._attempts.tried(wanted.request_id)
+        tried = self._tried.get(wanted.request_id, ())
         chosen = self._choose(tried) if wanted.sender is None else self._link_to(wanted.sender)
         if chosen is None:
             self._say(
@@ -178,7 +180,7 @@ class HandoverClient:
             )
             return
         link, connection = chosen
-        self._attempts.begun(wanted.request_id, link.target)
+        self._tried[wanted.request_id] = (*tried, link.target)
         room_id, patience = wanted.ticket.room, self._settings.patience
         fence = self._breaker.fence(room_id, connection.writer, patience, connection.end)
         room = IncomingHandover(
@@ -205,7 +207,7 @@ class HandoverClient:
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
         """To the engine; of a loss also whether another node is left to be asked."""
         if isinstance(message, m.HandoverLost):
-            tried = self._attempts.tried(request)
+            tried = self._tried.get(request, ())
             # Of what this node has no room for, another one could not rid it.
             elsewhere = message.cause is not m.LossCause.NO_ROOM
             message = replace(message, elsewhere=elsewhere and self._choose(tried) is not None)
@@ -214,7 +216,7 @@ class HandoverClient:
         if isinstance(message, m.RemoteDone) or (
             isinstance(message, m.HandoverLost) and not message.elsewhere
         ):
-            self._attempts.over(request)
+            self._tried.pop(request, None)
         self._post(message)
 
     def _link_to(self, target: str) -> tuple[PrefillLink, PrefillConnection] | None:
@@ -246,7 +248,7 @@ class HandoverClient:
         """A loss, where the engine still waits for its answer."""
         if room in self._unanswered:
             self._unanswered.discard(room)
-            self._attempts.over(request)
+            self._tried.pop(request, None)
             self._post(m.HandoverLost(room, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:

@@ -36,7 +36,7 @@ from tasuki.transfer.protocol.messages import (
     node_from_wire,
     node_to_wire,
 )
-from tasuki.transfer.sending.connect import connect_within
+from tasuki.transfer.sending.connect import connect_within, disconnected_within
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.send_report import Drain
@@ -172,7 +172,8 @@ class PrefillLink:
                     pause = self._settings.retry_first
                     await self._live(connection)
             await asyncio.sleep(pause)
-            await self._let_go()
+            if self._last is not None:
+                await disconnected_within(self._settings.silence, self._sender, [self._last])
             pause = min(2 * pause, self._settings.retry_last)
 
     async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
@@ -210,17 +211,6 @@ class PrefillLink:
             log.debug("prefill node %s: %s %s", self.target, error.code(), error.details())
         else:
             log.warning("prefill node %s: %s", self.target, error)
-
-    async def _let_go(self) -> None:
-        """Transports share what leads to one process: a new endpoint must not inherit the old one's
-        broken part."""
-        deadline = time.monotonic() + self._settings.silence
-        while (
-            self._last is not None
-            and self._sender.has_endpoint(self._last)
-            and time.monotonic() < deadline
-        ):
-            await asyncio.sleep(0.01)
 
     async def _live(self, connection: PrefillConnection) -> None:
         self.connection = connection

@@ -28,13 +28,7 @@ class Answers(Handover):
         tool_call_ids: frozenset[int] = frozenset(),
     ) -> None:
         """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call."""
-        self._cache = context.cache
-        self._scheduler = context.scheduler
-        self._intake = context.intake
-        self._ledger = context.ledger
-        self._costs = context.router.costs
-        self._working_slots = context.working_slots
-        self._emit = context.emit
+        super().__init__(context)
         self._eos_ids = tuple(eos_ids)
         self._tool_call_ids = tool_call_ids
         self._requests: dict[m.RequestId, Request] = {}
@@ -123,7 +117,9 @@ class Answers(Handover):
             request.first_token_at = time.monotonic()
             if request.started is not None:
                 at, cached = request.started
-                self._costs.here.add(len(request.prompt) - cached, request.first_token_at - at)
+                self._router.costs.here.add(
+                    len(request.prompt) - cached, request.first_token_at - at
+                )
         index = len(request.output) - 1
         self._emit(m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index))
         if isinstance(request.state, Decoding):

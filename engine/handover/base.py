@@ -5,9 +5,9 @@ engine hands prompts to decode nodes (prefill_side.py); a decode engine takes pr
 prefill nodes (decode_side.py). Thread rule: the engine loop's.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import EvictionLedger
@@ -39,7 +39,7 @@ class HandoverContext:
     emit: Callable[[m.Outbox], None]
 
 
-class Handover(Protocol):
+class Handover(ABC):
     """A step calls advance(), admit() for the head of the queue as often as it is admitted, and
     planned(); then on_token() or reject() for requests of the forward that has ended."""
 
@@ -48,10 +48,21 @@ class Handover(Protocol):
     prefill_available: bool = False
     """Whether a prefill node may be asked. A refusal of admit() holds until it changes."""
 
+    def __init__(self, context: HandoverContext) -> None:
+        self._cache = context.cache
+        self._scheduler = context.scheduler
+        self._intake = context.intake
+        self._router = context.router
+        self._ledger = context.ledger
+        self._working_slots = context.working_slots
+        self._emit = context.emit
+
     @property
+    @abstractmethod
     def requests(self) -> Collection[Request]:
         """All that are not over."""
 
+    @abstractmethod
     def handle(self, message: RequestInbox) -> None:
         """Raises ValueError for a message that another role takes."""
 
@@ -59,6 +70,7 @@ class Handover(Protocol):
         """Before a forward is planned: grant what can be granted by now."""
         return
 
+    @abstractmethod
     def admit(self, request: Request) -> bool:
         """Move a waiting request on, or leave it as it is. Raises ImpossibleRequest."""
 
@@ -67,9 +79,11 @@ class Handover(Protocol):
         was launched before has ended."""
         return
 
+    @abstractmethod
     def on_token(self, request: Request, sampled: Sampled) -> None:
         """A forward of the request has drawn its next token."""
 
+    @abstractmethod
     def reject(self, request: Request, error: m.RequestError) -> None:
         """End a request without an answer."""
 

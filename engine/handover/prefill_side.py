@@ -41,13 +41,7 @@ class PrefillHandover(Handover):
 
     def __init__(self, context: HandoverContext, sender: Sender) -> None:
         """sender: over the cache's arena, counting the runner's steps."""
-        self._cache = context.cache
-        self._scheduler = context.scheduler
-        self._intake = context.intake
-        self._router = context.router
-        self._ledger = context.ledger
-        self._working_slots = context.working_slots
-        self._emit = context.emit
+        super().__init__(context)
         self._sender = sender
         self._pulls = PullReceiver(context)
         self._rooms: dict[m.RoomId, Request] = {}
@@ -59,7 +53,7 @@ class PrefillHandover(Handover):
 
     @property
     def waits(self) -> bool:
-        return self._pulls.waiting
+        return self._pulls.grants.waiting
 
     def handle(self, message: RequestInbox) -> None:
         match message:
@@ -98,7 +92,7 @@ class PrefillHandover(Handover):
         self._scheduler.enqueue(request)
 
     def advance(self) -> None:
-        self._pulls.advance()
+        self._pulls.grants.advance()
 
     def admit(self, request: Request) -> bool:
         """Pull what the receiver offers where that pays, else lease; the receiver is to grant."""

@@ -1,4 +1,4 @@
-"""fp8 rows on a GPU, equal to `transfer.row_codec` bit for bit (its twin), and a codec of layers.
+"""fp8 rows on a GPU, equal to row_codec.py bit for bit (its twin), and a codec of layers.
 
 A program encodes or decodes some rows of one unit: read once, written once, so the floor is memory
 bandwidth. The format is made of integer operations, not of casts: GPUs before Hopper's generation

@@ -217,8 +217,8 @@ class Sender:
             return 0 if outgoing is None else outgoing.progress
 
     def remaining_seconds(self, room: int) -> float | None:
-        """How long until all that is planned of the room is flushed (tail.py); 0 for a room that is
-        over, None where nothing is known of its link yet."""
+        """How long until all that is planned of the room is flushed (time_left.py); 0 for a room
+        that is over, None where nothing is known of its link yet."""
         with self._lock:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
@@ -435,17 +435,14 @@ class Sender:
             if room.complete:
                 end: RoomEnd = RoomSent(room.room, room.report(room.link.source.steps))
                 drain = Drain.DRAINED
-            elif room.stop_reason is not None and not room.posted:
+            elif room.stop_reason is not None and (
+                not room.posted or self._drained_for_too_long(room)
+            ):
                 drain = Drain.DRAINED
-                if room.write_lost:
+                if room.posted or room.write_lost:
                     drain = Drain.FORCED
                     self._forced.add(room.room)
                 end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
-            elif self._drained_for_too_long(room):
-                drain = Drain.FORCED
-                reason = room.stop_reason or ""
-                end = RoomBroke(room.room, reason, drain, room.endpoint_failed)
-                self._forced.add(room.room)
             else:
                 return False
             del self._rooms[room.room]
