@@ -68,7 +68,7 @@ class HandoverClient:
         self._loop = loop
         self._settings = settings or HandoverSettings()
         self._sender = sender
-        self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room")
+        self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room", self._over)
         self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms("pull")
         self._tried: dict[m.RequestId, tuple[str, ...]] = {}
         """Targets that a request's prompt was given to, until it is done, cancelled or prefilled
@@ -194,7 +194,7 @@ class HandoverClient:
             self._begin_pull,
             wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
         )
-        self._rooms.start(room.room, room, self._over)
+        self._rooms.start(room.room, room)
 
     def _begin_pull(
         self, grant: m.PullGrant, connection: PrefillConnection, say: Say
@@ -240,8 +240,9 @@ class HandoverClient:
 
     def _over(self, room: IncomingHandover, failure: Exception | None) -> None:
         self._answer(room.room, room.request_id, "internal error: see this node's log")
-        for message in room.unread():
-            self._dispatch(message)
+        for event in room.unread():
+            if isinstance(event, m.HandoverGranted | m.HandoverCancelled):
+                self._dispatch(event)
         self._end_idle_links()
 
     def _answer(self, room: m.RoomId, request: m.RequestId, reason: str) -> None:

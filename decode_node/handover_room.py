@@ -41,13 +41,6 @@ _ABORT_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class _Say:
-    """A pull's message for the stream."""
-
-    message: pb.ReceiverMessage
-
-
-@dataclass(frozen=True)
 class _NotBegun:
     """The sender's queue has had the prompt for too long, moving or not."""
 
@@ -60,7 +53,6 @@ RoomEvent = (
     | m.HandoverDeclined
     | m.HandoverCancelled
     | StreamBroke
-    | _Say
     | _NotBegun
 )
 
@@ -115,11 +107,6 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
             self.put,
             settings.write,
         )
-
-    def unread(self) -> list[m.HandoverGranted | m.HandoverCancelled]:
-        """Messages of the engine that came too late for this room; call after run()."""
-        events = self._unread()
-        return [e for e in events if isinstance(e, m.HandoverGranted | m.HandoverCancelled)]
 
     async def run(self) -> None:
         """From Reserve to the end, the fence included."""
@@ -185,8 +172,6 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
                 self._lose(reason, m.LossCause.NO_ROOM)
             case Stalled():
                 self._lose(event.reason, m.LossCause.STALLED)
-            case _Say(message=message):
-                self._stream.say(message)
 
     def _heard(self, message: pb.SenderMessage) -> None:
         machine = self.machine
@@ -227,9 +212,7 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
             self._lose("the prefill node pulls twice, or too late")
             return
         grant = wire.pull_from_wire(self.room, pull)
-        self._pull = self._begin_pull(
-            grant, self.connection, lambda message: self.put(_Say(message))
-        )
+        self._pull = self._begin_pull(grant, self.connection, self._stream.say)
 
     def _grant(self, grant: m.Grant) -> None:
         self.machine.apply(ReceiverEvent.GRANT)

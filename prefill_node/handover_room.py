@@ -124,10 +124,6 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
     def prompt(self) -> m.Tokens:
         return self._reserve.prompt
 
-    def pulls_not_begun(self) -> list[m.PullGrant]:
-        """Pulls that the engine wanted too late for this room to ask; call after run()."""
-        return [e.grant for e in self._unread() if isinstance(e, m.PullWanted)]
-
     def over(self, drain: Drain) -> None:
         if self._pull is not None:
             self._pull.give_up("its room is over")

@@ -132,9 +132,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             progress,
         )
         self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
-        self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms("pull")
+        self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms("pull", self._pull_over)
         """By room and generation: a pull outlives its room."""
-        self._rooms: LiveRooms[int, OutgoingHandover] = LiveRooms("room")
+        self._rooms: LiveRooms[int, OutgoingHandover] = LiveRooms("room", self._over)
         self._ended = EndedRooms(self._connections.__contains__)
 
     @property
@@ -328,7 +328,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         )
         self._begin_room(ticket.room, request_id, traceparent)
         # The room outlives its stream: it must drain when the stream breaks.
-        self._rooms.start(ticket.room, room, self._over)
+        self._rooms.start(ticket.room, room)
         if awaits_gateway and self._gateway_rooms is not None:
             try:
                 self._gateway_rooms.receiver_arrived(room)
@@ -340,8 +340,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     def _over(self, room: OutgoingHandover, failure: Exception | None) -> None:
         if self._gateway_rooms is not None:
             self._gateway_rooms.over(room)
-        for grant in room.pulls_not_begun():
-            self._refuse_pull(grant.room)
+        for event in room.unread():
+            if isinstance(event, m.PullWanted):
+                self._dispatch(event)
         if not room.ended.done():
             room.ended.set_result(Drain.FORCED)
         drain = room.ended.result()
@@ -410,7 +411,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         pull = PullReceiver(
             grant, self._post, self._receiver, writer, fence, self._settings.pull, say
         )
-        self._pulls.start((grant.room, grant.generation), pull, self._pull_over)
+        self._pulls.start((grant.room, grant.generation), pull)
         return pull
 
     def _refuse_pull(self, room: m.RoomId) -> None:

@@ -8,9 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import breakdown
-from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Progress, Request
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Request
 from tasuki.engine.scheduling.turn_end import keep_state, turn_hint
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 
@@ -81,20 +79,10 @@ class Answers(Handover):
         self.end(request, m.FinishReason.ABORT)
 
     def admit(self, request: Request) -> bool:
-        lease = self._cache.lease(
-            request.tokens(),
-            salt=request.salt,
-            capacity_tokens=request.next_capacity,
-            working_slots=self._working_slots,
-            cursor=request.cursor,
-        )
+        lease = self._lease(request, request.next_capacity)
         if lease is None:
             return False
-        if request.hit is None:
-            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
-        request.started = time.monotonic(), lease.cached_tokens
-        planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
-        request.move(Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned))
+        request.move(self._begin_prefill(request, lease))
         return True
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
@@ -115,11 +103,7 @@ class Answers(Handover):
         request.output.append(sampled.token)
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
-            if request.started is not None:
-                at, cached = request.started
-                self._router.costs.here.add(
-                    len(request.prompt) - cached, request.first_token_at - at
-                )
+            self._learn_prefill_cost(request)
         index = len(request.output) - 1
         self._emit(m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index))
         if isinstance(request.state, Decoding):

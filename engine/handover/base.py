@@ -5,19 +5,22 @@ engine hands prompts to decode nodes (prefill_side.py); a decode engine takes pr
 prefill nodes (decode_side.py). Thread rule: the engine loop's.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import EvictionLedger
+from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
 from tasuki.engine.intake import Intake
-from tasuki.engine.request import Request
+from tasuki.engine.request import Prefilling, Progress, Request
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import EventRecorder
+from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache._cpp_cache import Lease
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 RequestInbox = m.Submit | m.Abort | m.PrefillInbox | m.DecodeInbox
@@ -56,6 +59,33 @@ class Handover(ABC):
         self._ledger = context.ledger
         self._working_slots = context.working_slots
         self._emit = context.emit
+
+    def _lease(self, request: Request, capacity_tokens: int) -> Lease | None:
+        """For a prefill here of all the request's tokens; None where there is no room for it now.
+        The request's first one says what it hit. Raises ImpossibleRequest."""
+        lease = self._cache.lease(
+            request.tokens(),
+            salt=request.salt,
+            capacity_tokens=capacity_tokens,
+            working_slots=self._working_slots,
+            cursor=request.cursor,
+        )
+        if lease is not None and request.hit is None:
+            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
+        return lease
+
+    def _begin_prefill(self, request: Request, lease: Lease) -> Prefilling:
+        """The state to move to."""
+        request.started = time.monotonic(), lease.cached_tokens
+        planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
+        return Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned)
+
+    def _learn_prefill_cost(self, request: Request) -> None:
+        """The request's prompt has been computed just now."""
+        if request.started is not None:
+            at, cached = request.started
+            tokens = len(request.prompt) - cached
+            self._router.costs.here.add(tokens, time.monotonic() - at)
 
     @property
     @abstractmethod

@@ -5,11 +5,9 @@ Owns rooms; a room's lease is let go only by PrefillEnd, which its daemon posts 
 drained, so that no window ever reads a page that has a new owner. Thread rule: the engine loop's.
 """
 
-import time
 from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import breakdown
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -17,13 +15,11 @@ from tasuki.engine.request import (
     Finished,
     HandingOver,
     Prefilling,
-    Progress,
     Pulling,
     Request,
     Waiting,
 )
 from tasuki.engine.routing.router import report
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -98,16 +94,9 @@ class PrefillHandover(Handover):
         """Pull what the receiver offers where that pays, else lease; the receiver is to grant."""
         if self._pull_pays(request) and self._pulls.begin(request):
             return True
-        lease = self._cache.lease(
-            request.prompt,
-            salt=request.salt,
-            capacity_tokens=request.length,
-            working_slots=self._working_slots,
-            cursor=request.cursor,
-        )
+        lease = self._lease(request, request.length)
         if lease is None:
             return False
-        request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
         request.move(AwaitingGrant(lease))
         assert request.ticket is not None
         self._emit(m.PrefillAccepted(request.ticket.room))
@@ -144,19 +133,10 @@ class PrefillHandover(Handover):
         request = self._rooms.get(message.grant.room)
         if request is None or not isinstance(request.state, AwaitingGrant):
             return
-        lease = request.state.lease
-        request.started = time.monotonic(), lease.cached_tokens
-        request.move(
-            Prefilling(
-                lease,
-                Progress(lease.cached_tokens),
-                checkpoints=plan_checkpoints(
-                    request.length, lease.cached_tokens, lease.match, request.marks
-                ),
-                grant=message.grant,
-                pages_sent=message.grant.first_page,
-            )
-        )
+        state = self._begin_prefill(request, request.state.lease)
+        state.grant = message.grant
+        state.pages_sent = message.grant.first_page
+        request.move(state)
         self._scheduler.start(request)
 
     def _plan_windows(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
@@ -186,9 +166,7 @@ class PrefillHandover(Handover):
         assert isinstance(state, Prefilling) and request.ticket is not None
         assert request.hit is not None
         request.move(HandingOver(state.lease))
-        if request.started is not None:
-            at, cached = request.started
-            self._router.costs.here.add(request.length - cached, time.monotonic() - at)
+        self._learn_prefill_cost(request)
         self._emit(
             m.PrefillToken(
                 request.ticket.room,

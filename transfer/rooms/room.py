@@ -82,8 +82,8 @@ class Room(ABC, Generic[State, Step, Event]):
         """Events of a room that is over are dropped with it."""
         self._events.put_nowait(event)
 
-    def _unread(self) -> list[Event]:
-        """Take out what nobody has taken."""
+    def unread(self) -> list[Event]:
+        """Take out what came too late for the room; call after its end."""
         return [self._events.get_nowait() for _ in range(self._events.qsize())]
 
     async def _live(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from tasuki.transfer.errors import WindowPlanError
 from tasuki.transfer.transports.base import Transfer
+from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import (
     Drain,
@@ -149,6 +150,13 @@ class OutgoingRoom:
     def progress(self) -> int:
         """Grows when a window is cut or flushed."""
         return self.next_sequence + len(self._timeline)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Planned and not flushed."""
+        sizes = self.link.source.window_source.sizes
+        waiting = sum(window_bytes(sizes, window.header) for window in self.waiting)
+        return waiting + sum(posted.bytes for posted in self.posted)
 
     def append(self, windows: list[Window]) -> None:
         """REQUIRES: windows were cut from accept(plan), numbered from next_sequence."""
