@@ -25,6 +25,7 @@ from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms.live_rooms import LiveRooms
+from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 
@@ -120,7 +121,7 @@ class HandoverClient:
             room.put(m.HandoverCancelled(room.room))
         await self._rooms.end(self._settings.patience)
         for pull in self._pulls:
-            pull.give_up("the decode node shuts down")
+            pull.put(Stopped("the decode node shuts down"))
         await self._pulls.end(self._settings.patience)
         if self._following is not None:
             self._following.cancel()

@@ -24,7 +24,7 @@ from tasuki.transfer.protocol.handover_states import ReceiverEvent, ReceiverStat
 from tasuki.transfer.protocol.messages import drain_from_wire, windows_from_wire
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms.receiving_room import LossKind, ReceivingRoom
-from tasuki.transfer.rooms.room import Stalled
+from tasuki.transfer.rooms.room import Stalled, Stopped
 from tasuki.transfer.timeline import Phase, ReceiverTrack
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain, WindowDigest
@@ -119,7 +119,7 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
             await super().run()
         finally:
             if self._pull is not None:
-                self._pull.give_up("its room is over")
+                self._pull.put(Stopped("its room is over"))
 
     async def _watch_connection(self) -> None:
         await self.connection.lost.wait()
@@ -191,7 +191,7 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
                 self._serve_pull(message.pull)
             case "stop_pull":
                 if self._pull is not None:
-                    self._pull.give_up("the prefill node does not wait any longer")
+                    self._pull.put(Stopped("the prefill node does not wait any longer"))
             case "ready":
                 self._ready(message.ready)
             case "done":

@@ -10,7 +10,6 @@ drain exactly once, whatever went over the stream.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
@@ -35,12 +34,7 @@ Say = Callable[[pb.ReceiverMessage], None]
 """On the room's stream, in order, as long as the room lives; dropped after that."""
 
 
-@dataclass(frozen=True)
-class _GivenUp:
-    reason: str
-
-
-PullEvent = m.PullPinned | m.PullRefused | _GivenUp
+PullEvent = m.PullPinned | m.PullRefused
 
 
 class PullSender(SendingRoom[PullEvent]):
@@ -71,10 +65,6 @@ class PullSender(SendingRoom[PullEvent]):
         self._post = post
         self._say = say
 
-    def give_up(self, reason: str) -> None:
-        """Idempotent; without effect where it is over."""
-        self.put(_GivenUp(reason))
-
     def over(self, drain: Drain) -> None:
         self._post(m.PullEnd(self.room))
         self._peer.drained(self.room, self.generation, drain)
@@ -90,7 +80,7 @@ class PullSender(SendingRoom[PullEvent]):
                 self._pinned(source)
             case m.PullRefused(reason=reason):
                 self._refuse(reason)
-            case Stalled() | _GivenUp():
+            case Stalled():
                 self.stop(event.reason)
 
     def _pinned(self, source: m.PullSource) -> None:

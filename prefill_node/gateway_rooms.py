@@ -21,8 +21,9 @@ from tasuki.server.errors import DuplicateRequest, InvalidRequest
 from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
+from tasuki.transfer.rooms.room import Stopped
 
-from .handover_room import GatewayArrived, GatewayMissing, OutgoingHandover, Stopped
+from .handover_room import GatewayArrived, GatewayMissing, OutgoingHandover
 
 PATIENCE_SECONDS = 10.0
 

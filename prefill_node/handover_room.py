@@ -17,7 +17,7 @@ from tasuki.transfer.errors import TransferError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.protocol.handover_states import SenderEvent, SenderState, sender_machine
 from tasuki.transfer.protocol.messages import drain_to_wire
-from tasuki.transfer.rooms.room import Stalled
+from tasuki.transfer.rooms.room import Stalled, Stopped
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
 from tasuki.transfer.rooms.sending_room import SendingRoom
 from tasuki.transfer.sending.sender import Sender
@@ -37,13 +37,6 @@ class AbortAsked:
 @dataclass(frozen=True)
 class ReceiverLost:
     """The stream or the whole connection broke: nobody listens any more."""
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """This node gives the room up."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,6 @@ RoomEvent = (
     | pb.PullFailed
     | AbortAsked
     | ReceiverLost
-    | Stopped
     | GatewayArrived
     | GatewayMissing
 )
@@ -126,7 +118,7 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
 
     def over(self, drain: Drain) -> None:
         if self._pull is not None:
-            self._pull.give_up("its room is over")
+            self._pull.put(Stopped("its room is over"))
         self._post(m.PrefillEnd(self.room, self._given_up))
         self.outgoing.put_nowait(None)
         self.ended.set_result(drain)
@@ -171,8 +163,6 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
                     self.send_end("the gateway's call did not come", Drain.DRAINED)
             case AbortAsked() | ReceiverLost():
                 self.stop(None)
-            case Stopped(reason=reason):
-                self.stop(reason)
             case Stalled(state=state, seconds=seconds):
                 waited = state is SenderState.QUEUED
                 cause = m.LossCause.QUEUE_TIMEOUT if waited else m.LossCause.STALLED

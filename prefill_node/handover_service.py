@@ -39,6 +39,7 @@ from tasuki.transfer.protocol.messages import (
 )
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms.live_rooms import LiveRooms
+from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines, SenderDeadlines
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
@@ -49,7 +50,7 @@ from . import handover_messages as wire
 from .decode_connections import ReceiverConnections
 from .ended_rooms import EndedRooms
 from .gateway_rooms import GatewayRooms
-from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost, Stopped
+from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost
 from .pull_receiver import PullReceiver, Say
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             room.put(Stopped(reason))
         await self._rooms.end(self._settings.stop_seconds)
         for pull in self._pulls:
-            pull.give_up("the prefill node shuts down")
+            pull.put(Stopped("the prefill node shuts down"))
         await self._pulls.end(self._settings.patience_seconds)
         self._connections.drop_all()
 

@@ -7,7 +7,6 @@ Invariant: the engine is given exactly one of PullCommitted, or PullLost followe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from tasuki.engine import messages as m
@@ -22,7 +21,7 @@ from tasuki.transfer.protocol.pull_states import pull_receiver_machine
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms.receiving_room import LossKind, ReceivingRoom
-from tasuki.transfer.rooms.room import Stalled
+from tasuki.transfer.rooms.room import Stalled, Stopped
 from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines
 from tasuki.transfer.timeline import HandoverTimeline, Phase, ReceiverTrack
 from tasuki.transfer.windows.destination import Destination
@@ -30,13 +29,7 @@ from tasuki.transfer.windows.send_report import Drain
 
 from . import handover_messages as wire
 
-
-@dataclass(frozen=True)
-class _GivenUp:
-    reason: str
-
-
-PullEvent = pb.PullDone | pb.PullFailed | _GivenUp
+PullEvent = pb.PullDone | pb.PullFailed | Stopped
 Say = Callable[[pb.SenderMessage], None]
 """On the room's stream, in order, as long as the room lives; dropped after that."""
 
@@ -76,10 +69,6 @@ class PullReceiver(ReceivingRoom[PullEvent]):
         self.mark_lost(reason)
         self._post(m.PullLost(self.room))
 
-    def give_up(self, reason: str) -> None:
-        """Idempotent; without effect where everything was sent already."""
-        self.put(_GivenUp(reason))
-
     async def run(self) -> None:
         """From the grant to the commit, or to the fence. Raises TransferError where the grant
         itself is wrong; nobody was asked then."""
@@ -104,7 +93,7 @@ class PullReceiver(ReceivingRoom[PullEvent]):
                 self.lose(event.reason, LossKind.STREAM)
             case Stalled():
                 self.lose(event.reason, LossKind.STREAM)
-            case _GivenUp(reason=reason):
+            case Stopped(reason=reason):
                 # After PullDone nothing more comes, and nothing more is needed.
                 if self.machine.state is ReceiverState.GRANTED:
                     self.lose(reason, LossKind.STREAM)

@@ -42,6 +42,13 @@ class Stalled:
         return f"nothing moved for {self.seconds} s: {self.state.value}"
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """This node gives the room up."""
+
+    reason: str
+
+
 class Room(ABC, Generic[State, Step, Event]):
     OVER: ClassVar[Set[Enum]]
     """States in which the engine has its answer."""

@@ -23,7 +23,7 @@ from tasuki.transfer.timeline import Phase, SenderTrack, sender_track
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain, SendReport
 
-from .room import Room, Stalled
+from .room import Room, Stalled, Stopped
 from .room_deadlines import PullSenderDeadlines, SenderDeadlines
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Drained:
 Event = TypeVar("Event")
 
 
-class SendingRoom(Room[SenderState, SenderEvent, Event | RoomEnd | Drained]):
+class SendingRoom(Room[SenderState, SenderEvent, Event | RoomEnd | Drained | Stopped]):
     OVER = frozenset({SenderState.DONE, SenderState.REFUSED, SenderState.ENDED})
 
     def __init__(
@@ -125,7 +125,7 @@ class SendingRoom(Room[SenderState, SenderEvent, Event | RoomEnd | Drained]):
         else:
             self._sender.abort(self.room).add_done_callback(self._on_drained)
 
-    def _take(self, event: Event | RoomEnd | Drained | Stalled) -> None:
+    def _take(self, event: Event | RoomEnd | Drained | Stopped | Stalled) -> None:
         match event:
             case RoomSent(report=report):
                 self._report = report
@@ -138,6 +138,8 @@ class SendingRoom(Room[SenderState, SenderEvent, Event | RoomEnd | Drained]):
                 self._drained(drain)
             case Drained(drain=drain):
                 self._drained(drain)
+            case Stopped(reason=reason):
+                self.stop(reason)
             case Stalled(state=SenderState.DRAINING):
                 self._drained(Drain.FORCED)
             case _:
