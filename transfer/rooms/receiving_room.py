@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TypeVar
 
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import DigestMismatch, TransferError
@@ -25,7 +24,7 @@ from tasuki.transfer.timeline import Phase, ReceiverTrack
 from tasuki.transfer.windows.send_report import Drain, WindowDigest
 from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
-from .room import Room, Stalled
+from .room import Event, Room, Stalled
 from .room_deadlines import PullReceiverDeadlines, ReceiverDeadlines
 
 log = logging.getLogger(__name__)
@@ -54,9 +53,6 @@ class Broke:
     """One of the room's tasks raised what nobody foresaw."""
 
     error: Exception
-
-
-Event = TypeVar("Event")
 
 
 class ReceivingRoom(Room[ReceiverState, ReceiverEvent, Event | Verified | Broke]):
@@ -150,7 +146,7 @@ class ReceivingRoom(Room[ReceiverState, ReceiverEvent, Event | Verified | Broke]
         log.warning("%s is lost: %s", self.name, reason, extra=self.named)
         return reason
 
-    def _take(self, event: Event | Verified | Broke | Stalled) -> None:
+    def _move(self, event: Event | Verified | Broke | Stalled) -> None:
         match event:
             case Verified(failure=None):
                 self.phases.mark(Phase.VERIFIED)

@@ -9,7 +9,6 @@ looked at once in `look` seconds, so that one on which nothing moves is noticed.
 
 import asyncio
 import contextlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from tasuki.transfer.protocol.handover_states import IllegalTransition, Machine
 from tasuki.transfer.timeline import PhaseClock
 
 from .room_deadlines import StateDeadlines
-
-log = logging.getLogger(__name__)
 
 State = TypeVar("State", bound=Enum)
 Step = TypeVar("Step", bound=Enum)
@@ -98,7 +95,7 @@ class Room(ABC, Generic[State, Step, Event]):
         while not self.is_over:
             event = await self._next()
             try:
-                self._take(event)
+                self._move(event)
             except (IllegalTransition, PeerInvalid) as error:
                 self._contradicted(error)
             except Exception as error:
@@ -124,8 +121,8 @@ class Room(ABC, Generic[State, Step, Event]):
         return self.progress
 
     @abstractmethod
-    def _take(self, event: Event | Stalled) -> None:
-        """Move by one event. What it raises ends the room."""
+    def _move(self, event: Event | Stalled) -> None:
+        """By one event. What it raises ends the room."""
 
     @abstractmethod
     def _contradicted(self, error: Exception) -> None:

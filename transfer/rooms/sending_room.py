@@ -14,7 +14,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
 
 from tasuki.transfer.protocol.handover_states import Machine, SenderEvent, SenderState
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
@@ -23,7 +22,7 @@ from tasuki.transfer.timeline import Phase, SenderTrack, sender_track
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain, SendReport
 
-from .room import Room, Stalled, Stopped
+from .room import Event, Room, Stalled, Stopped
 from .room_deadlines import PullSenderDeadlines, SenderDeadlines
 
 log = logging.getLogger(__name__)
@@ -32,9 +31,6 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Drained:
     drain: Drain
-
-
-Event = TypeVar("Event")
 
 
 class SendingRoom(Room[SenderState, SenderEvent, Event | RoomEnd | Drained | Stopped]):
@@ -125,7 +121,7 @@ class SendingRoom(Room[SenderState, SenderEvent, Event | RoomEnd | Drained | Sto
         else:
             self._sender.abort(self.room).add_done_callback(self._on_drained)
 
-    def _take(self, event: Event | RoomEnd | Drained | Stopped | Stalled) -> None:
+    def _move(self, event: Event | RoomEnd | Drained | Stopped | Stalled) -> None:
         match event:
             case RoomSent(report=report):
                 self._report = report
