@@ -125,9 +125,8 @@ class PrefillLink:
         """Why the last attempt was refused; empty where it was not."""
         self.tried = asyncio.Event()
         """The first attempt to connect is over, one way or the other."""
-        self._name: str | None = None
-        self._last: str | None = None
-        """The latest connection's name."""
+        self._latest: PrefillConnection | None = None
+        """The last one there was, living or not."""
         self._contract = contract
         self._node = node
         self._transport = transport
@@ -139,12 +138,13 @@ class PrefillLink:
 
     def status(self) -> PrefillNodeStatus:
         # Each read once: the link's loop may change them meanwhile.
-        connection, refused = self.connection, self.refused
+        connection, latest, refused = self.connection, self._latest, self.refused
+        name = None if latest is None else latest.node.name
         if connection is not None and connection.alive:
             state, progress = PrefillNodeState.CONNECTED, connection.progress
-            return PrefillNodeStatus(self.target, self._name, state, refused, progress)
+            return PrefillNodeStatus(self.target, name, state, refused, progress)
         state = PrefillNodeState.REFUSED if refused else PrefillNodeState.LOST
-        return PrefillNodeStatus(self.target, self._name, state, refused)
+        return PrefillNodeStatus(self.target, name, state, refused)
 
     async def run(self) -> None:
         """Connect, beat, and again, until cancelled. A target that must not be dialled is told of
@@ -172,8 +172,8 @@ class PrefillLink:
                     pause = self._settings.retry_first
                     await self._live(connection)
             await asyncio.sleep(pause)
-            if self._last is not None:
-                await disconnected_within(self._settings.silence, self._sender, [self._last])
+            if self._latest is not None:
+                await disconnected_within(self._settings.silence, self._sender, [self._latest.id])
             pause = min(2 * pause, self._settings.retry_last)
 
     async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
@@ -213,9 +213,7 @@ class PrefillLink:
             log.warning("prefill node %s: %s", self.target, error)
 
     async def _live(self, connection: PrefillConnection) -> None:
-        self.connection = connection
-        self._name = connection.node.name
-        self._last = connection.id
+        self._latest = self.connection = connection
         log.info("prefill node %s (%s) is connected", connection.node.name, self.target)
         beating = asyncio.create_task(self._beat(connection))
         dropping = asyncio.create_task(connection.lost.wait())
