@@ -1,6 +1,6 @@
 """Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
 
-Owns them; their leases are computed on this engine, unless a decode engine's hand-over brings one.
+Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings one.
 Thread rule: the engine loop's.
 """
 
@@ -74,15 +74,15 @@ class Answers(Handover):
         if request is None:
             return
         if isinstance(request.state, Active):
-            self._cache.release(request.state.lease)
+            self._cache.release(request.state.allocation)
         request.move(Aborted())
         self.end(request, m.FinishReason.ABORT)
 
     def admit(self, request: Request) -> bool:
-        lease = self._lease(request, request.next_capacity)
-        if lease is None:
+        allocation = self._allocate(request, request.next_capacity)
+        if allocation is None:
             return False
-        request.move(self._begin_prefill(request, lease))
+        request.move(self._begin_prefill(request, allocation))
         return True
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
@@ -99,7 +99,7 @@ class Answers(Handover):
         """Record and emit the token; end the request where it was the last."""
         state = request.state
         if isinstance(state, Prefilling):
-            request.move(Decoding(state.lease, state.progress))
+            request.move(Decoding(state.allocation, state.progress))
         request.output.append(sampled.token)
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
@@ -125,7 +125,7 @@ class Answers(Handover):
             return
         hint = turn_hint(request.output, reason, self._tool_call_ids)
         keep_state(self._cache, request, state, hint)
-        self._cache.release(state.lease)
+        self._cache.release(state.allocation)
         request.move(Finished())
         self.end(request, reason, hint)
 
@@ -138,7 +138,7 @@ class Answers(Handover):
     def reject(self, request: Request, error: m.RequestError) -> None:
         self._scheduler.drop(request)
         if isinstance(request.state, Active):
-            self._cache.release(request.state.lease)
+            self._cache.release(request.state.allocation)
         request.move(Aborted())
         del self._requests[request.id]
         self._emit(m.Rejected(request.id, error))

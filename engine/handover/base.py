@@ -20,7 +20,7 @@ from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
-from tasuki.pycache._cpp_cache import Lease
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 RequestInbox = m.Submit | m.Abort | m.PrefillInbox | m.DecodeInbox
@@ -60,25 +60,27 @@ class Handover(ABC):
         self._working_slots = context.working_slots
         self._emit = context.emit
 
-    def _lease(self, request: Request, capacity_tokens: int) -> Lease | None:
+    def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
         """For a prefill here of all the request's tokens; None where there is no room for it now.
         The request's first one says what it hit. Raises ImpossibleRequest."""
-        lease = self._cache.lease(
+        allocation = self._cache.allocate(
             request.tokens(),
             salt=request.salt,
             capacity_tokens=capacity_tokens,
             working_slots=self._working_slots,
             cursor=request.cursor,
         )
-        if lease is not None and request.hit is None:
-            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
-        return lease
+        if allocation is not None and request.hit is None:
+            request.hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
+        return allocation
 
-    def _begin_prefill(self, request: Request, lease: Lease) -> Prefilling:
+    def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
         """The state to move to."""
-        request.started = time.monotonic(), lease.cached_tokens
-        planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
-        return Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned)
+        request.started = time.monotonic(), allocation.cached_tokens
+        planned = plan_checkpoints(
+            request.length, allocation.cached_tokens, allocation.match, request.marks
+        )
+        return Prefilling(allocation, Progress(allocation.cached_tokens), checkpoints=planned)
 
     def _learn_prefill_cost(self, request: Request) -> None:
         """The request's prompt has been computed just now."""

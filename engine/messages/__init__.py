@@ -28,8 +28,8 @@ from .cache import (
 from .evictions import (
     CAUSES,
     EVICTION_KINDS,
+    EvictedCheckpoint,
     Eviction,
-    LostState,
 )
 from .handover import (
     EarlyStepEnded,
@@ -37,8 +37,8 @@ from .handover import (
     GrantWanted,
     HandoverCancelled,
     HandoverDeclined,
+    HandoverFailed,
     HandoverGranted,
-    HandoverLost,
     HandoverWanted,
     PeersChanged,
     PrefillAccepted,
@@ -88,10 +88,10 @@ from .requests import (
     Drain,
     Drained,
     Finished,
+    GatewayRoom,
     Rejected,
     Submit,
     TokenOut,
-    ToldRoom,
     Undrain,
 )
 from .types import (
@@ -132,7 +132,7 @@ DecodeInbox = (
     | RemoteReady
     | RemoteDone
     | EarlyStepEnded
-    | HandoverLost
+    | HandoverFailed
     | WriterFenced
     | PullAsked
     | PullEnd
@@ -185,6 +185,7 @@ __all__ = [
     "ErrorKind",
     "EventsReply",
     "Evicted",
+    "EvictedCheckpoint",
     "Eviction",
     "FinishReason",
     "Finished",
@@ -193,18 +194,18 @@ __all__ = [
     "ForkCursor",
     "FrontInbox",
     "FrontOutbox",
+    "GatewayRoom",
     "Grant",
     "GrantWanted",
     "HandoverCancelled",
     "HandoverDeclined",
+    "HandoverFailed",
     "HandoverGranted",
-    "HandoverLost",
     "HandoverWanted",
     "HitBreakdown",
     "Inbox",
     "LifeMark",
     "LossCause",
-    "LostState",
     "NodeName",
     "OpenCursor",
     "Outbox",
@@ -248,7 +249,6 @@ __all__ = [
     "TimeSpread",
     "TokenOut",
     "Tokens",
-    "ToldRoom",
     "TransferReport",
     "TreeQuery",
     "TreeReply",
