@@ -236,7 +236,7 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     ticket: Ticket | None = None
-    told: GatewayRoom | None = None
+    gateway_room: GatewayRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: HitBreakdown | None = None

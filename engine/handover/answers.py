@@ -1,8 +1,7 @@
 """Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
 
-Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings one.
-Thread rule: the engine loop's.
-"""
+Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings
+one. Thread rule: the engine loop's."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -56,7 +55,7 @@ class Answers(Handover):
             message.salt,
             message.cursor,
             message.marks,
-            told=message.told,
+            gateway_room=message.gateway_room,
         )
         error = refusal or self._intake.refusal(request.prompt, request.final_length)
         if request.id in self._requests:

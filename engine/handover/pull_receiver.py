@@ -1,13 +1,12 @@
 """The return path as a prefill engine sees it: what it pulls from the node that answered the last
 turn.
 
-Owns the allocations that are granted to pulls and the quarantines of those lost. A pull belongs to a
-room but outlives it: whoever asked may leave, what lands is cached all the same. Emits what the
+Owns the allocations that are granted to pulls and the quarantines of those lost. A pull belongs to
+a room but outlives it: whoever asked may leave, what lands is cached all the same. Emits what the
 prefill node acts on; each method is one event, and messages of pulls that are over are dropped.
 Invariants: a request pulls at most once; what was granted becomes the tree's only after every
 window was verified, and is free again otherwise only after its writer's fence; of one room's number
-there is one pull at a time.
-"""
+there is one pull at a time."""
 
 from dataclasses import dataclass
 from itertools import count

@@ -67,7 +67,7 @@ def read_gateway_request(
             prompt=prompt,
             sampling=_sampling(wanted, model, model.max_tokens - len(prompt)),
             salt=salt_of(tenant, b""),
-            told=_room(request),
+            gateway_room=_room(request),
         ),
         stops=_stops(wanted),
         streams=request.stream,
