@@ -48,7 +48,7 @@ class Stopped:
 
 class Room(ABC, Generic[State, Step, Event]):
     OVER: ClassVar[Set[Enum]]
-    """States in which the engine has its answer."""
+    """States in which no event is awaited any more."""
 
     def __init__(
         self,

@@ -6,10 +6,9 @@ awaited has a deadline, so that every room ends.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from math import inf
 from typing import Self
-
-from tasuki.transfer.protocol.handover_states import ReceiverState, SenderState
 
 QUEUE_SECONDS = 60.0
 """What --queue-timeout is where nobody says otherwise."""
@@ -20,7 +19,7 @@ _ENGINE_FIRST = 5.0
 class StateDeadlines:
     """A field that is named as a state, in lower case, bounds that state."""
 
-    def of(self, state: ReceiverState | SenderState) -> float:
+    def of(self, state: Enum) -> float:
         """Seconds; infinite where nobody is awaited."""
         seconds: float = getattr(self, state.name.lower(), inf)
         return seconds
