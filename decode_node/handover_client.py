@@ -169,16 +169,14 @@ class HandoverClient:
 
     def _open(self, wanted: m.HandoverWanted) -> None:
         tried = self._tried.get(wanted.request_id, ())
-        chosen = self._choose(tried) if wanted.sender is None else self._link_to(wanted.sender)
+        if wanted.sender is None:
+            chosen, nobody = self._choose(tried), "no prefill node is connected"
+        else:
+            chosen = self._link_to(wanted.sender)
+            nobody = f"{wanted.sender}, which a gateway chose, is no connected prefill node"
         if chosen is None:
-            self._say(
-                wanted.request_id,
-                m.HandoverFailed(
-                    wanted.ticket.room,
-                    self._nobody(wanted.sender),
-                    cause=m.LossCause.NO_NODE,
-                ),
-            )
+            failed = m.HandoverFailed(wanted.ticket.room, nobody, cause=m.LossCause.NO_NODE)
+            self._say(wanted.request_id, failed)
             return
         link, connection = chosen
         self._tried[wanted.request_id] = (*tried, link.target)
@@ -223,12 +221,6 @@ class HandoverClient:
     def _link_to(self, target: str) -> tuple[PrefillLink, PrefillConnection] | None:
         found = (pair for pair in self._links.connected() if pair[0].target == target)
         return next(found, None)
-
-    @staticmethod
-    def _nobody(sender: str | None) -> str:
-        if sender is None:
-            return "no prefill node is connected"
-        return f"{sender}, which a gateway chose, is no connected prefill node"
 
     def _choose(self, tried: Collection[str]) -> tuple[PrefillLink, PrefillConnection] | None:
         """The connected prefill node with the fewest live rooms, of those not tried; None also
