@@ -41,19 +41,16 @@ _ABORT_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class _NotBegun:
+class _NotBegun(Stalled):
     """The sender's queue has had the prompt for too long, moving or not."""
 
-    reason: str
+    @property
+    def reason(self) -> str:
+        return f"its prompt was not begun for {self.seconds} s: {self.state.value}"
 
 
 RoomEvent = (
-    pb.SenderMessage
-    | m.HandoverGranted
-    | m.HandoverDeclined
-    | m.HandoverCancelled
-    | StreamBroke
-    | _NotBegun
+    pb.SenderMessage | m.HandoverGranted | m.HandoverDeclined | m.HandoverCancelled | StreamBroke
 )
 
 
@@ -125,7 +122,7 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
         await self.connection.lost.wait()
         self.put(StreamBroke(f"prefill node {self.connection.node.name} is lost"))
 
-    def _stood_still(self) -> _NotBegun | Stalled | None:
+    def _stood_still(self) -> Stalled | None:
         landed = self.progress or 0
         self.connection.landed += max(0, landed - self._landed)
         self._landed = landed
@@ -134,7 +131,7 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
         waited = self._waits.still((state if waits else None, self._pulled))
         queue = self._settings.deadlines.queue
         if waits and waited > queue:
-            return _NotBegun(f"its prompt was not begun for {queue} s: {state.value}")
+            return _NotBegun(state, queue)
         return super()._stood_still()
 
     def _marks(self) -> Hashable:
@@ -165,8 +162,8 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
                 # After Done nothing more comes, and nothing more is needed.
                 if self.machine.state is not ReceiverState.VERIFYING:
                     self._lose(reason)
-            case _NotBegun(reason=reason):
-                self._lose(reason, m.LossCause.QUEUE_TIMEOUT)
+            case _NotBegun():
+                self._lose(event.reason, m.LossCause.QUEUE_TIMEOUT)
             case Stalled(state=ReceiverState.ACCEPTED, seconds=seconds):
                 reason = f"no room to receive it came free here for {seconds} s"
                 self._lose(reason, m.LossCause.NO_ROOM)

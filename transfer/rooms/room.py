@@ -108,7 +108,7 @@ class Room(ABC, Generic[State, Step, Event]):
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(self._events.get(), self._look)
 
-    def _stood_still(self) -> Event | Stalled | None:
+    def _stood_still(self) -> Stalled | None:
         """What comes before the queue because nothing moves; None while that is allowed. Called at
         each look."""
         state = self.machine.state
