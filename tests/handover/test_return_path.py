@@ -68,7 +68,7 @@ async def lost_and_fenced(both: Nodes) -> None:
     assert kinds.index(m.PullLost) < kinds.index(m.PullFenced)
     assert not both.prefill.of(m.PullCommitted)
     async with asyncio.timeout(HANG_SECONDS):
-        while both.service._pulls._live or both.client._pulls or both.pair.back_sender._rooms:
+        while both.service._pulls or both.client._pulls or both.pair.back_sender._rooms:
             await asyncio.sleep(0.005)
     assert len(both.prefill.of(m.PullFenced)) == len(both.decode.of(m.PullEnd)) == 1
 

@@ -136,6 +136,18 @@ class Pair:
     """The return path: from target to source."""
     back_receiver: Receiver
 
+    def layer_opens(self, room: int, layer: int, timeout: float) -> bool:
+        """Whether the room's barrier lets through to the layer within `timeout` seconds."""
+        barrier = self.receiver.barrier(room)
+        if barrier is None:
+            return False
+        closing = threading.Timer(timeout, barrier.close)
+        closing.start()
+        try:
+            return barrier.wait(layer)
+        finally:
+            closing.cancel()
+
     def run(self, room: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
         """Plan and tick each forward through all its layers."""
         for plan in plans:

@@ -228,9 +228,9 @@ def test_a_layer_opens_only_once_it_is_decoded() -> None:
         _, local, slot = open_room(pair, 2)
         pair.run(ROOM, plans(local, slot, 2))
         assert decoding.wait(5)
-        assert not pair.receiver.wait_layer(ROOM, 0, 0.02)
+        assert not pair.layer_opens(ROOM, 0, 0.02)
         go_on.set()
-        assert pair.receiver.wait_layer(ROOM, 0, 5)
+        assert pair.layer_opens(ROOM, 0, 5)
 
 
 def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:

@@ -106,9 +106,9 @@ def test_the_barrier_records_who_waited_and_nobody_else() -> None:
         hand_over(pair)
         pair.ends.wait(ROOM)
         phases = PhaseClock()
-        assert pair.receiver.wait_layer(ROOM, 0, 5)
+        assert pair.layer_opens(ROOM, 0, 5)
         before = pair.receiver.track(ROOM, phases)
-        assert not pair.receiver.wait_layer(ROOM + 1, 0, 0.01)
+        assert not pair.layer_opens(ROOM + 1, 0, 0.01)
         assert pair.receiver.track(ROOM, phases).waits == before.waits
         assert pair.receiver.track(ROOM + 1, phases).windows == ()
 

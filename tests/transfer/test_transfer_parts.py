@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.pycache.layout import LayerKind
-from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, PlanError
+from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, WindowPlanError
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
 from tasuki.transfer.sending.window_sizing import fixed_runs
@@ -54,7 +54,7 @@ def test_windows_cover_every_layer_once_in_order(layers: int, size: int, tick: i
 
 
 def test_windows_of_no_layers_are_refused() -> None:
-    with pytest.raises(PlanError, match="layers_per_window"):
+    with pytest.raises(WindowPlanError, match="layers_per_window"):
         fixed_runs(4, 0)
 
 
@@ -264,7 +264,7 @@ def test_rendezvous_meets_in_either_order_and_expires() -> None:
         assert meeting.arrive(1, second, "second") == "first"
     meeting.arrive(2, Side.LOCAL, "late")
     meeting.arrive(3, Side.LOCAL, "aborted")
-    meeting.withdraw(3)
+    meeting.withdraw(3, "aborted")
     now[0] = 4.9
     assert meeting.expire() == []
     now[0] = 5.0

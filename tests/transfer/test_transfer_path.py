@@ -111,10 +111,10 @@ def test_a_window_leaves_only_after_its_layer_and_the_barrier_sees_it() -> None:
         pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
         pair.sender.plan_forward(ROOM, plans(local, slot, 2)[0](pair.steps.value))
         for layer in range(len(layout.layer_kinds)):
-            assert not pair.receiver.wait_layer(ROOM, layer, 0.02)
+            assert not pair.layer_opens(ROOM, layer, 0.02)
             assert pair.receiver.windows_landed(ROOM) == layer
             pair.steps.tick()
-            assert pair.receiver.wait_layer(ROOM, layer, 5)
+            assert pair.layer_opens(ROOM, layer, 5)
         assert isinstance(pair.ends.wait(ROOM), RoomSent)
 
 
@@ -149,7 +149,7 @@ def test_a_lost_window_never_verifies() -> None:
         assert isinstance(end, RoomSent)
         with pytest.raises(WindowsMissing, match="first 3"):
             pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=0.1)
-        assert not pair.receiver.wait_layer(ROOM, 3, 0)
+        assert not pair.layer_opens(ROOM, 3, 0)
 
 
 def test_duplicates_are_harmless() -> None:
