@@ -8,18 +8,17 @@ import json
 import re
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tasuki.cli.embedded import embedded_model
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.clients.environments import interpreter
-from tests.harness.daemons import Node, flags
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.daemons import Node
+from tests.harness.metrics_text import scraped
+from tests.harness.running_nodes import HTTP, node_pair
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = {
@@ -34,25 +33,13 @@ WORKLOAD = {
 
 @pytest.fixture(scope="module")
 def decode() -> Iterator[Node]:
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
-    http = ("--http-bind", "127.0.0.1:0")
-    prefill = Node("prefill", *flags(arena_mib=256)).wait_ready()
-    node = Node("decode", *flags(arena_mib=256), *http, "--prefill", prefill.address).wait_ready()
-    until(lambda: [peer.name for peer in node.stats().prefill_nodes] == ["prefill"], node.story)
-    yield node
-    assert [node.stop(), prefill.stop()] == [0, 0]
+    with node_pair(decode=HTTP, arena_mib=256) as (_, node):
+        yield node
 
 
 def usable_tokens(node: Node) -> int:
     """What the node's requests were told, as Prometheus reads it."""
-    with urllib.request.urlopen(
-        f"http://{node.http_address}/metrics", timeout=HANG_SECONDS
-    ) as reply:
-        (found,) = re.findall(
-            r"^tasuki_request_usable_tokens_total (\S+)$", reply.read().decode(), re.MULTILINE
-        )
-    return int(float(found))
+    return int(scraped(node.http_address)["tasuki_request_usable_tokens_total"])
 
 
 def run_trie(node: Node, python: Path, workload: Path) -> dict[str, object]:

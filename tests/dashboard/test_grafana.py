@@ -12,8 +12,9 @@ import pytest
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 
-from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.daemons import Node, random_prompt
 from tests.harness.prometheus_process import Prometheus, scraping
+from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
 from tests.harness.waiting import until
 
 pytest.importorskip(
@@ -24,7 +25,6 @@ from scripts.grafana.boards import BOARDS
 from scripts.grafana.render import render
 
 FOLDER = Path(__file__).parents[2] / "docs" / "grafana"
-CHUNKS = ("--prefill-chunk-tokens", "64")
 QUERIES = [query.expr for board in BOARDS for panel in board.panels for query in panel.queries]
 
 
@@ -37,13 +37,9 @@ def ask(node: Node, length: int, new_tokens: int = 4) -> None:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A pair under Prometheus to which happened, once each, what boards tell of. One request still
     runs."""
-    http = ("--http-bind", "127.0.0.1:0")
     with ExitStack() as stack:
-        prefill = Node("prefill", *flags(), *CHUNKS, *http).wait_ready()
-        stack.callback(prefill.stop)
-        peer = ("--prefill", prefill.address)
-        decode = Node("decode", *flags(), *CHUNKS, *http, *peer).wait_ready()
-        stack.callback(decode.stop)
+        pair = node_pair(*CHUNKS, *HTTP)
+        prefill, decode = stack.enter_context(pair)
         targets = [decode.http_address, prefill.http_address]
         folder = tmp_path_factory.mktemp("prometheus")
         server = stack.enter_context(scraping(targets, folder))

@@ -2,14 +2,12 @@
 
 import shutil
 import subprocess
-import urllib.request
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 from tasuki.client.prompt import Prompt
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.fault_metrics import FaultMetrics
@@ -23,8 +21,10 @@ from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
 from tasuki.transfer.windows.send_report import Drain, SendReport
 
-from tests.harness.daemons import Node, flags, random_prompt
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.daemons import random_prompt
+from tests.harness.metrics_text import samples, scraped
+from tests.harness.running_nodes import HTTP, fused_node
+from tests.harness.waiting import until
 
 POOL = {
     "free": 6,
@@ -82,16 +82,6 @@ def exposition(dialect: str = "none") -> Exposition:
     for index in range(5):
         told.observe(m.TokenOut("a", 7, -0.1, 2.0, index))
     return told
-
-
-def samples(text: bytes) -> dict[str, float]:
-    """`name{label=value}` to number."""
-    found = {}
-    for family in text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
-    return found
 
 
 def test_requests_are_told_as_their_clients_were() -> None:
@@ -241,8 +231,7 @@ def test_pulls_are_counted() -> None:
 
 
 def test_a_daemon_counts_what_its_clients_were_told() -> None:
-    node = Node("serve", *flags(), "--http-bind", "127.0.0.1:0").wait_ready()
-    try:
+    with fused_node(*HTTP) as node:
         usages = []
         for length, seed in ((130, 1), (130, 1), (300, 2)):
             stream = node.client.generate(
@@ -254,16 +243,10 @@ def test_a_daemon_counts_what_its_clients_were_told() -> None:
         left.cancel()
 
         def scrape() -> dict[str, float]:
-            with urllib.request.urlopen(
-                f"http://{node.http_address}/metrics", timeout=HANG_SECONDS
-            ) as reply:
-                return samples(reply.read())
+            return scraped(node.http_address)
 
         until(lambda: "tasuki_requests_finished_total{reason=abort}" in scrape(), scrape)
-        seen = scrape()
-        stats = node.stats()
-    finally:
-        assert node.stop() == 0
+        seen, stats = scrape(), node.stats()
     hits = [usage.hit for usage in usages if usage.hit is not None]
     assert len(hits) == 3 and hits[1].usable_tokens > 0
     causes: Counter[str] = Counter({"new": 90})

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.daemons import Node, flags
+from tests.harness.daemons import Node
+from tests.harness.running_nodes import HTTP, fused_node
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAIR = re.compile(r"(\d+) prompt tokens, (\d+) cached")
@@ -16,9 +17,8 @@ PAIR = re.compile(r"(\d+) prompt tokens, (\d+) cached")
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    running = Node("serve", *flags(), "--http-bind", "127.0.0.1:0").wait_ready()
-    yield running
-    assert running.stop() == 0
+    with fused_node(*HTTP) as running:
+        yield running
 
 
 def said(name: str, *words: str) -> str:
