@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 from tasuki.client.prompt import Prompt
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.load.load import load
 from scripts.load.memory import MemoryTrail
@@ -17,6 +16,7 @@ from scripts.load.nodes import Nodes
 from scripts.load.tally import Tally
 from tests.harness.daemons import random_prompt
 from tests.harness.processor_time import processor_seconds
+from tests.harness.running_nodes import require_nixl
 from tests.harness.waiting import until
 
 STORM = 500
@@ -25,8 +25,7 @@ ENDLESS = 5000
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
+    require_nixl()
     with Nodes(arena_mib=256) as running:
         yield running
 
