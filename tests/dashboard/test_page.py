@@ -13,7 +13,7 @@ from tasuki.cli.demo import script as demo_script
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 
-from tests.harness.daemons import Node, random_prompt
+from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.http_calls import ask, fetched
 from tests.harness.metrics_text import scraped
 from tests.harness.pages import Opened, opened
@@ -44,13 +44,12 @@ def demo() -> Iterator[Demo]:
                 session.append(Prompt(messages=messages))
                 turns.append(session.generate(max_new_tokens=12, ignore_eos=True).result().usage)
                 for seed in range(2):
-                    prompt = Prompt(token_ids=random_prompt(400, 10 * number + seed))
-                    stream = client.generate(prompt, max_new_tokens=2, ignore_eos=True)
-                    others.append(stream.result().usage)
+                    prompt = random_prompt(400, 10 * number + seed)
+                    others.append(asked(decode, prompt, b"", 2).result().usage)
                 crowd.append(Prompt(token_ids=random_prompt(130, number)))
                 others.append(crowd.generate(max_new_tokens=4, ignore_eos=True).result().usage)
         usages = [*turns, *others]
-        left = client.generate(Prompt(token_ids=random_prompt(90, 3)), max_new_tokens=900)
+        left = asked(decode, random_prompt(90, 3), b"", 900)
         next(iter(left))
         left.cancel()
         until(lambda: "aborted" in faults_told(decode), "the cancelled request has not ended")
@@ -206,8 +205,7 @@ def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answe
         assert path[1] in seen.text("#tree-node")
         ended = int(seen.page.get_attribute("body", "data-ended") or 0)
         whole = seen.page.get_attribute("#icicle [data-node=top]", "aria-label")
-        prompt = Prompt(token_ids=random_prompt(100, 5))
-        demo.decode.client.generate(prompt, max_new_tokens=1, ignore_eos=True).result()
+        asked(demo.decode, random_prompt(100, 5), b"", 1).result()
         seen.page.wait_for_selector(f"body[data-ended='{ended + 1}']")
         seen.page.wait_for_selector(f"#icicle [data-node=top]:not([aria-label='{whole}'])")
         assert seen.page.evaluate(focused) == path[1]

@@ -1,7 +1,6 @@
 """The examples run as their first lines say, and show what they claim to show."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.daemons import Node
+from tests.harness.programs import output_of
 from tests.harness.running_nodes import HTTP, fused_node
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,11 +22,7 @@ def node() -> Iterator[Node]:
 
 
 def said(name: str, *words: str) -> str:
-    run = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    return output_of([sys.executable, EXAMPLES / name, *words])
 
 
 def counted(text: str) -> list[tuple[int, int]]:

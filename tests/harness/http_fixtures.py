@@ -3,10 +3,11 @@
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from aiohttp import web
 from tasuki.server.config import FrontConfig
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
@@ -68,17 +69,18 @@ def running_http(
     codec: TextCodec = TOKENS_ONLY,
     config: FrontConfig | None = None,
     queue_limit: int = 4096,
+    routes: Sequence[web.AbstractRouteDef] | None = None,
 ) -> Iterator[HttpFront]:
-    """A real server on loopback, beside the gRPC server of running_front."""
+    """A real server on loopback, beside the gRPC server of running_front. routes: in place of
+    OpenAI's."""
     config = config or FrontConfig()
     with running_front(codec, config, queue_limit) as front:
         model = ServedModel("tiny", 1_700_000_000, 1000, codec)
 
         async def start() -> HttpServer:
-            routes = openai_routes(front.client, model)
             return await start_http_server(
                 "127.0.0.1:0",
-                routes,
+                openai_routes(front.client, model) if routes is None else routes,
                 lambda: front.client.lost,
                 config.access,
                 admit=front.client.admit,

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from tasuki.cli.launcher import Daemon
+from tasuki.client.errors import LaunchError
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import Node, flags, has_met
@@ -50,3 +52,15 @@ def node_pair(
         second = stack.enter_context(running(Node("decode", *common, *known, *decode)))
         until(lambda: has_met(second), second.story)
         yield first, second
+
+
+def refused_start(command: str, *more: str, bind: str = "127.0.0.1:0") -> tuple[str, ...]:
+    """The end of what a daemon writes that must not start. more: flags."""
+    daemon = Daemon(command, more, bind)
+    try:
+        with pytest.raises(LaunchError, match="ended with status 1"):
+            daemon.wait_ready()
+    finally:
+        assert daemon.stop() == 1
+    assert "Traceback" not in "\n".join(daemon.last_words)
+    return daemon.last_words

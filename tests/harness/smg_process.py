@@ -1,6 +1,5 @@
 """The smg gateway, unmodified, as a child process in front of nodes of ours."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from google.protobuf import __version__ as protobuf_version
 
 from tests.harness.daemons import Node
 from tests.harness.http_calls import Reply, ask, fetched
+from tests.harness.processes import free_port
 from tests.harness.waiting import HANG_SECONDS
 
 READY_SECONDS = HANG_SECONDS
@@ -42,12 +42,6 @@ def require_smg() -> None:
     require_protocol()
     if find_spec("smg") is None:
         pytest.skip("smg is not installed", allow_module_level=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def in_front_of_pair(prefill: Node, decode: Node) -> tuple[str, ...]:

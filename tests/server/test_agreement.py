@@ -133,6 +133,16 @@ def test_counters_and_page_are_the_sum_of_what_was_told(traffic: Traffic) -> Non
         assert shown[name] == told[name], name
 
 
+def test_the_cache_s_counters_are_its_statistics(traffic: Traffic) -> None:
+    seen, stats = scraped(traffic.node.http_address), traffic.node.stats()
+    assert sum(stats.lost.values()) > 0
+    for cause, tokens in stats.lost.items():
+        assert seen[f"tasuki_cache_lost_tokens_total{{cause={cause}}}"] == tokens
+    assert seen["tasuki_cache_usable_tokens_total"] == stats.tree["usable_tokens"]
+    assert seen["tasuki_requests_finished_total{reason=length}"] == 9
+    assert seen["tasuki_requests_finished_total{reason=abort}"] == 3
+
+
 def test_the_intervals_of_the_waterfall_are_its_totals(traffic: Traffic) -> None:
     shown = page(traffic, "/debug/overview?seconds=3600&points=60")
     for name, values in shown["hits"]["columns"].items():

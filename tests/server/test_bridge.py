@@ -16,7 +16,6 @@ from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import FrontConfig
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.errors import RETRY_KEY
 from tasuki.server.grpc.loop_bridge import Bridge
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import front_services
@@ -25,7 +24,7 @@ from tasuki.utils.loops.loop_thread import LoopThread, run_on
 from tests.harness.api_keys import metadata
 from tests.harness.front_fixtures import TOKENS_ONLY, ScriptedEngine
 from tests.harness.grpc_calls import GrpcCalls
-from tests.harness.refusals import INVALID, refusal
+from tests.harness.refusals import refusal
 from tests.harness.waiting import HANG_SECONDS
 
 KEY = "secret"
@@ -119,31 +118,6 @@ def test_a_stream_and_a_unary_call_cross_and_run_on_the_fronts_loop() -> None:
         )
         (front,), (host,) = both.seen, both.guest.threads
         assert front != host
-
-
-def test_a_refusal_keeps_its_status_its_words_and_its_trailer() -> None:
-    with bridged() as both:
-        abort, generate = refusal(both.calls.abort, ""), refusal(both.calls.generate)
-        assert abort.typed == (INVALID, "invalid") and "request_id is empty" in abort.message
-        assert generate.status is INVALID and generate.trailing[RETRY_KEY] == "never"
-
-
-def test_a_key_is_asked_for_and_what_is_not_served_is_named() -> None:
-    with bridged() as both:
-        keyless = GrpcCalls(both.channel)
-        assert refusal(keyless.stats).status is grpc.StatusCode.UNAUTHENTICATED
-        unknown = both.channel.unary_unary("/tasuki.v1.Nothing/Ask")
-        refused = refusal(unknown, b"", **both.calls.options)
-        assert refused.typed == (grpc.StatusCode.UNIMPLEMENTED, "not_served_here")
-
-
-def test_a_client_that_leaves_aborts_its_request_on_the_other_loop() -> None:
-    with bridged(ScriptedEngine(hold=True)) as both:
-        call = both.calls.generate(5, 6, request_id="leaving")
-        assert next(call).chunk.token_ids == [7]
-        call.cancel()
-        (aborted,) = both.engine.wait_for(m.Abort)
-        assert aborted.request_id == "leaving"
 
 
 def test_a_front_that_stands_delays_no_guest_and_no_health() -> None:

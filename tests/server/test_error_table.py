@@ -1,6 +1,5 @@
 """The error table is the code's, and what a caller is told is the table's."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tasuki.server.error_reference import rows
 from tasuki.server.errors import RETRY_KEY, Retry
 
 from tests.harness.front_fixtures import running_front
+from tests.harness.programs import output_of
 from tests.harness.refusals import refusal, refused_as
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
@@ -23,8 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 
 def test_the_page_is_written_by_the_code() -> None:
     command = [sys.executable, "-m", "tasuki.server.error_reference"]
-    written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert written == PAGE.read_text(), (
+    assert output_of(command) == PAGE.read_text(), (
         "run: python -m tasuki.server.error_reference > docs/errors.md"
     )
 

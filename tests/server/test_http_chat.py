@@ -229,6 +229,12 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
     assert [prompt.count(special) for special in (0, 1, 2)] == [0, 6, 5]
 
 
+def called_with(arguments: str) -> dict[str, Any]:
+    """A conversation in which a tool was called so."""
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
@@ -241,28 +247,9 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
             "messages[0].content[0]",
         ),
         ({"messages": [{**USER[0], "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (called_with("["), "messages[0].tool_calls[0].function.arguments"),
         (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"function": {"name": "f", "arguments": "["}}],
-                    }
-                ]
-            },
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {"function": {"name": "f", "arguments": '{"a":' * 99 + "1" + "}" * 99}}
-                        ],
-                    }
-                ]
-            },
+            called_with('{"a":' * 99 + "1" + "}" * 99),
             "messages[0].tool_calls[0].function.arguments",
         ),
         ({"n": 2}, "n"),

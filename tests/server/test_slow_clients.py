@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 
 import pytest
 from tasuki.proto import inference_pb2 as pb
@@ -55,6 +56,15 @@ def open_connections(http: HttpFront, expected: int) -> int:
             break
         time.sleep(0.05)
     return found
+
+
+def calling(http: HttpFront) -> HTTPConnection:
+    """A connection of a caller who was answered on it."""
+    connection = http.connect()
+    connection.request("GET", "/v1/models", headers=headers(KEY))
+    reply = connection.getresponse()
+    assert reply.status == 200 and reply.read()
+    return connection
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: lo", b"\r\n"])
@@ -111,11 +121,7 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_strangers_of_one_address_are_capped_and_callers_are_not() -> None:
     with front(max_connections=20) as http:
         # Callers of the same address first: they leave the strangers' places to others.
-        callers = [http.connect() for _ in range(8)]
-        for caller in callers:
-            caller.request("GET", "/v1/models", headers=headers(KEY))
-            reply = caller.getresponse()
-            assert reply.status == 200 and reply.read()
+        callers = [calling(http) for _ in range(8)]
         strangers = [http.dial() for _ in range(5)]
         assert open_connections(http, 13) == 13
         with http.dial() as one_too_many:
@@ -135,10 +141,7 @@ def test_strangers_of_one_address_are_capped_and_callers_are_not() -> None:
 
 def test_connections_are_capped_in_all() -> None:
     with front(max_connections=3) as http:
-        callers = [http.connect() for _ in range(3)]
-        for caller in callers:
-            caller.request("GET", "/v1/models", headers=headers(KEY))
-            assert caller.getresponse().read()
+        callers = [calling(http) for _ in range(3)]
         with http.dial() as one_too_many:
             assert ended(one_too_many).startswith(b"HTTP/1.1 503")
         for caller in callers:

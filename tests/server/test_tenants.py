@@ -24,7 +24,7 @@ from tasuki.server.auth.tenant import (
     watch_scope,
 )
 from tasuki.server.config import FrontConfig
-from tasuki.server.errors import FrontError, InvalidField, PermissionDenied
+from tasuki.server.errors import InvalidField, PermissionDenied
 from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
 
 from tests.harness.api_keys import headers, keys_file
@@ -323,9 +323,3 @@ def test_keys_of_a_file_are_tenants_unless_they_share(tmp_path: Path) -> None:
     ann, shared = keys.caller(["Bearer ann-key"]), keys.sharing().caller(["Bearer ann-key"])
     assert ann is not None and ann.tenant == "ann"
     assert shared is not None and (shared.name, shared.tenant) == ("ann", None)
-
-
-def test_a_tenant_refused_is_a_typed_error() -> None:
-    with pytest.raises(FrontError) as refused:
-        tenant_of(Caller("eve"), ["ann"])
-    assert refused.value.status is grpc.StatusCode.PERMISSION_DENIED

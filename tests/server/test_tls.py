@@ -1,9 +1,9 @@
 """TLS, mTLS and the API key: who gets in, who does not, and what each is told."""
 
-import asyncio
 import json
 import ssl
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.prefill_node.node import require_named_peers
-from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError
 from tasuki.server.config import FrontConfig
-from tasuki.server.http.server import start_http_server
 from tasuki.utils.tls import ClientTls, ServerTls, TlsError
 
+from tests.harness.api_keys import headers
 from tests.harness.certificates import Authority, Issued
 from tests.harness.daemons import Node, flags, random_prompt
 from tests.harness.front_fixtures import running_front
+from tests.harness.http_fixtures import running_http
 from tests.harness.refusals import refusal
 from tests.harness.running_nodes import running
 from tests.harness.waiting import HANG_SECONDS
@@ -91,25 +91,12 @@ def test_the_key_guards_grpc_but_not_health() -> None:
 
 
 def test_http_speaks_tls(authority: Authority, issued: Issued) -> None:
-    async def ask() -> object:
-        access = Access(ServerTls(issued.certificate, issued.key), api_key="s3cret")
-        server = await start_http_server("127.0.0.1:0", [], lambda: None, access)
-        context = ssl.create_default_context(cafile=authority.path)
-        request = urllib.request.Request(
-            f"https://{server.address}/version", headers={"Authorization": "Bearer s3cret"}
-        )
-
-        def fetch() -> object:
-            with urllib.request.urlopen(request, context=context, timeout=HANG_SECONDS) as reply:
-                return json.load(reply)
-
-        try:
-            return await asyncio.to_thread(fetch)
-        finally:
-            await server.drain()
-
-    reply = asyncio.run(ask())
-    assert isinstance(reply, dict) and reply["version"]
+    context = ssl.create_default_context(cafile=authority.path)
+    with running_http(config=replace(shown(issued), api_key="s3cret")) as http:
+        url = f"https://{http.server.address}/version"
+        request = urllib.request.Request(url, headers=headers("s3cret"))
+        with urllib.request.urlopen(request, context=context, timeout=HANG_SECONDS) as reply:
+            assert json.load(reply)["version"]
 
 
 def test_files_that_are_no_certificates_are_named(tmp_path: Path, issued: Issued) -> None:
