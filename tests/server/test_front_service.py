@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import partial
+from typing import Any
 
 import grpc
 import numpy as np
@@ -22,6 +23,24 @@ from tests.harness.waiting import HANG_SECONDS
 @pytest.fixture
 def calls(front: Front) -> GrpcCalls:
     return front.calls
+
+
+def held(front: Front) -> Any:
+    """The call of an answer, "r", that goes on after its first token."""
+    front.engine.hold = True
+    call = front.calls.generate(1, request_id="r")
+    next(call)
+    return call
+
+
+def held_turn(front: Front, *tokens: int) -> tuple[str, Any]:
+    """A session that begins so, and its answer, "r", that goes on after its first token."""
+    front.engine.hold = True
+    session = front.calls.open()
+    front.calls.append(session, *tokens)
+    call = front.calls.turn(session, request_id="r")
+    next(call)
+    return session, call
 
 
 def test_generate_streams_tokens_text_and_usage(
@@ -79,9 +98,7 @@ def test_a_deadline_aborts_the_request(front: Front, calls: GrpcCalls) -> None:
 
 
 def test_an_abort_ends_the_stream_and_may_be_repeated(front: Front, calls: GrpcCalls) -> None:
-    front.engine.hold = True
-    call = calls.generate(1, request_id="r")
-    next(call)
+    call = held(front)
     calls.abort("r")
     assert list(call)[-1].finished.reason == pb.FINISH_REASON_ABORT
     calls.abort("r")
@@ -91,9 +108,7 @@ def test_an_abort_ends_the_stream_and_may_be_repeated(front: Front, calls: GrpcC
 def test_an_id_in_flight_is_refused_and_free_again_afterwards(
     front: Front, calls: GrpcCalls
 ) -> None:
-    front.engine.hold = True
-    first = calls.generate(1, request_id="r")
-    next(first)
+    first = held(front)
     refused = refusal(calls.generate, 1, request_id="r")
     assert refused.typed == (grpc.StatusCode.ALREADY_EXISTS, "duplicate_request")
     assert "request_id 'r'" in refused.message
@@ -203,9 +218,7 @@ def test_a_checkpoint_without_a_tokenizer_takes_token_ids_only() -> None:
 
 
 def test_a_lost_engine_ends_what_is_in_flight(front: Front, calls: GrpcCalls) -> None:
-    front.engine.hold = True
-    call = calls.generate(1)
-    next(call)
+    call = held(front)
     front.loop.call_soon_threadsafe(front.client.engine_lost, "the engine died")
     for failing in (call, calls.generate(1)):
         refused = refusal(list, failing)
@@ -221,9 +234,7 @@ def test_admin_tells_counts_and_drains_after_the_last_request(
     assert (stats.pages["total"], stats.slots["free"], stats.lost["new"]) == (9, 2, 5)
     assert stats.integrity == "ok"
     assert calls.admin.Flush(pb.FlushRequest()).dropped == 4
-    front.engine.hold = True
-    call = calls.generate(1, request_id="r")
-    next(call)
+    call = held(front)
     draining = calls.admin.Drain.future(pb.DrainRequest())
     front.engine.wait_for(m.Drain)
     assert not draining.done()
@@ -232,9 +243,7 @@ def test_admin_tells_counts_and_drains_after_the_last_request(
 
 
 def test_a_drain_that_is_taken_back_tells_who_waits_for_it(front: Front, calls: GrpcCalls) -> None:
-    front.engine.hold = True
-    call = calls.generate(1, request_id="r")
-    next(call)
+    call = held(front)
     draining = calls.admin.Drain.future(pb.DrainRequest())
     front.engine.wait_for(m.Drain)
     calls.admin.Undrain(pb.UndrainRequest(), timeout=HANG_SECONDS)
@@ -312,17 +321,13 @@ def test_a_session_outlives_any_number_of_turns_that_end_without_an_answer(
 def test_a_turn_that_did_not_finish_leaves_the_log_as_it_was(
     front: Front, calls: GrpcCalls
 ) -> None:
-    front.engine.hold = True
-    session = calls.open()
-    calls.append(session, 1, 2, 3)
-    call = calls.turn(session, request_id="r")
-    next(call)
+    session, call = held_turn(front, 1, 2, 3)
     busy = refusal(calls.turn, session, request_id="s")
     assert busy.typed == (grpc.StatusCode.FAILED_PRECONDITION, "session_busy")
     call.cancel()
     front.engine.wait_for(m.Abort)
     front.engine.hold = False
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANG_SECONDS
     while True:
         try:
             reply = calls.append(session, 4)
@@ -361,11 +366,7 @@ def test_closing_a_session_closes_its_cursor_once(front: Front, calls: GrpcCalls
 def test_a_session_closed_during_its_turn_closes_the_cursor_afterwards(
     front: Front, calls: GrpcCalls
 ) -> None:
-    front.engine.hold = True
-    session = calls.open()
-    calls.append(session, 1)
-    call = calls.turn(session, request_id="r")
-    next(call)
+    session, call = held_turn(front, 1)
     calls.close(session)
     assert not front.engine.of(m.CloseCursor)
     calls.abort("r")
@@ -375,11 +376,7 @@ def test_a_session_closed_during_its_turn_closes_the_cursor_afterwards(
 
 def test_a_turn_taken_back_takes_its_cursor_along(front: Front, calls: GrpcCalls) -> None:
     """The engine may have published the lost answer under it, and a cursor vouches unread."""
-    front.engine.hold = True
-    session = calls.open()
-    calls.append(session, 1)
-    call = calls.turn(session, request_id="r")
-    next(call)
+    session, call = held_turn(front, 1)
     calls.abort("r")
     list(call)
     assert front.engine.wait_for(m.CloseCursor)[0].cursor == 1
