@@ -240,6 +240,7 @@ def test_admin_tells_counts_and_drains_after_the_last_request(
     assert not draining.done()
     calls.abort("r")
     draining.result(timeout=HANG_SECONDS)
+    assert list(call)[-1].finished.reason == pb.FINISH_REASON_ABORT
 
 
 def test_a_drain_that_is_taken_back_tells_who_waits_for_it(front: Front, calls: GrpcCalls) -> None:
