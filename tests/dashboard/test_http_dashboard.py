@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, load_page
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
 
 from tests.harness.api_keys import headers
@@ -21,7 +21,7 @@ KEY = "a-key-of-this-test"
 def dashboard(history: NodeHistory, api_key: str = "") -> Iterator[HttpFront]:
     source = DashboardSource(history, lambda: 60.0, None, {"node": "n", "role": "fused"})
     routes = DashboardHandlers(source, load_page()).routes()
-    with running_http(config=FrontConfig(api_key=api_key), routes=routes) as http:
+    with running_http(config=ServerConfig(api_key=api_key), routes=routes) as http:
         yield http
 
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import grpc
 from tasuki.engine import messages as m
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Server, Service, start_server
-from tasuki.server.grpc.services import front_services
+from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
@@ -200,7 +200,7 @@ def loop_on_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
 @contextmanager
 def running_front(
     codec: TextCodec = TOKENS_ONLY,
-    config: FrontConfig | None = None,
+    config: ServerConfig | None = None,
     queue_limit: int = 4096,
     engine: ScriptedEngine | None = None,
     services: Callable[[EngineClient], Sequence[Service]] | None = None,
@@ -208,7 +208,7 @@ def running_front(
 ) -> Iterator[Front]:
     """A real gRPC server on loopback, on an event loop of its own thread. services: in place of the
     front's own. observers: EngineClient's."""
-    config = config or FrontConfig()
+    config = config or ServerConfig()
     engine = engine or ScriptedEngine()
     with loop_on_a_thread() as loop:
         client = EngineClient(
@@ -224,7 +224,7 @@ def running_front(
         engine.start()
 
         async def start() -> Server:
-            served = services(client) if services else front_services(client, codec, config)
+            served = services(client) if services else grpc_services(client, codec, config)
             return await start_server("127.0.0.1:0", served, config.access)
 
         server = asyncio.run_coroutine_threadsafe(start(), loop).result(HANG_SECONDS)

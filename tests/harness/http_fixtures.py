@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.routes import openai_routes
@@ -67,13 +67,13 @@ class HttpFront:
 @contextmanager
 def running_http(
     codec: TextCodec = TOKENS_ONLY,
-    config: FrontConfig | None = None,
+    config: ServerConfig | None = None,
     queue_limit: int = 4096,
     routes: Sequence[web.AbstractRouteDef] | None = None,
 ) -> Iterator[HttpFront]:
     """A real server on loopback, beside the gRPC server of running_front. routes: in place of
     OpenAI's."""
-    config = config or FrontConfig()
+    config = config or ServerConfig()
     with running_front(codec, config, queue_limit) as front:
         model = ServedModel("tiny", 1_700_000_000, 1000, codec)
 

@@ -14,11 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.loop_bridge import Bridge
 from tasuki.server.grpc.server import Server, Service, start_server
-from tasuki.server.grpc.services import front_services
+from tasuki.server.grpc.services import grpc_services
 from tasuki.utils.loops.loop_thread import LoopThread, run_on
 
 from tests.harness.api_keys import metadata
@@ -63,7 +63,7 @@ class Bridged:
 
 @contextmanager
 def bridged(engine: ScriptedEngine | None = None, patience: float = 30.0) -> Iterator[Bridged]:
-    config = FrontConfig(api_key=KEY)
+    config = ServerConfig(api_key=KEY)
     engine = engine or ScriptedEngine()
     lost: list[str] = []
     front, host = LoopThread("front", lost.append), LoopThread("host", lost.append)
@@ -79,7 +79,7 @@ def bridged(engine: ScriptedEngine | None = None, patience: float = 30.0) -> Ite
     engine.start()
     guest = Guest()
     services = [
-        *front_services(client, TOKENS_ONLY, config),
+        *grpc_services(client, TOKENS_ONLY, config),
         Service(
             "tasuki.handover.v1.Handover",
             partial(handover_pb2_grpc.add_HandoverServicer_to_server, guest),

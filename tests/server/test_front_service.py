@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import Front, running_front
@@ -388,7 +388,7 @@ def test_a_turn_taken_back_takes_its_cursor_along(front: Front, calls: GrpcCalls
 
 
 def test_sessions_are_limited(codec: TextCodec) -> None:
-    with running_front(codec, FrontConfig(max_sessions=1)) as front:
+    with running_front(codec, ServerConfig(max_sessions=1)) as front:
         calls = front.calls
         first = calls.open()
         for refused in (refusal(calls.open), refusal(calls.fork, first)):
@@ -398,7 +398,7 @@ def test_sessions_are_limited(codec: TextCodec) -> None:
 
 
 def test_idle_sessions_give_way(codec: TextCodec) -> None:
-    config = FrontConfig(max_sessions=1, session_idle_seconds=0.0)
+    config = ServerConfig(max_sessions=1, session_idle_seconds=0.0)
     with running_front(codec, config) as front:
         front.calls.open()
         front.calls.open()

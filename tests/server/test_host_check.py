@@ -1,7 +1,7 @@
 """A page of a stranger's name that resolves to this node is refused by its Host header."""
 
 import pytest
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.http.host_check import host_name
 
 from tests.harness.http_fixtures import HttpFront, running_http
@@ -26,7 +26,7 @@ def test_loopback_answers_to_its_own_names_only(http: HttpFront) -> None:
     ("allowed", "expected"), [("api.example, [fd00::5]", 200), ("*", 200), ("other.example", 421)]
 )
 def test_more_names_are_served_where_they_are_listed(allowed: str, expected: int) -> None:
-    with running_http(config=FrontConfig(allowed_hosts=allowed)) as http:
+    with running_http(config=ServerConfig(allowed_hosts=allowed)) as http:
         assert status(http, "api.example:443") == expected
         assert status(http, "localhost") == 200
         if "fd00" in allowed:

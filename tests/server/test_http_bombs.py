@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 
 from tests.harness.api_keys import headers
 from tests.harness.http_fixtures import HttpFront, running_http
@@ -25,7 +25,7 @@ def bomb() -> bytes:
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[HttpFront]:
-    config = FrontConfig(api_key=KEY, max_message_mib=LIMIT // 2**20)
+    config = ServerConfig(api_key=KEY, max_message_mib=LIMIT // 2**20)
     with running_http(config=config) as running:
         yield running
 

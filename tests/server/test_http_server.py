@@ -3,7 +3,7 @@
 import pytest
 from tasuki.engine import messages as m
 from tasuki.server.auth.caller import ANYBODY
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.http.log import HttpLog
 from tasuki.server.text.text_codec import TextCodec
 
@@ -54,7 +54,7 @@ def test_a_key_is_asked_for_and_never_logged(
     codec: TextCodec, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    with running_http(codec, FrontConfig(api_key=KEY)) as http:
+    with running_http(codec, ServerConfig(api_key=KEY)) as http:
         for wrong in ({}, headers("x"), {"Authorization": KEY}):
             reply = http.complete(wrong)
             assert reply.refusal == (401, "invalid_api_key")

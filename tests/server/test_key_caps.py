@@ -15,7 +15,7 @@ from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
 from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RequestLimit, WatcherLimit
 from tasuki.server.request_ids import RequestNames
 
@@ -63,7 +63,7 @@ def front_of(
     keys: str, engine: ScriptedEngine | None = None, **settings: Any
 ) -> Iterator[tuple[Front, Callable[[str], GrpcCalls]]]:
     """With the calls of whoever is named."""
-    with running_front(config=FrontConfig(api_keys=keys, **settings), engine=engine) as front:
+    with running_front(config=ServerConfig(api_keys=keys, **settings), engine=engine) as front:
         yield front, lambda name: front.bearing(KEYS[name])
 
 
@@ -105,9 +105,9 @@ def test_one_key_never_has_all_sessions(keys: str) -> None:
 
 @pytest.mark.parametrize("given_cap", [None, 0, 2])
 def test_the_cap_of_sessions_is_half_of_all_unless_it_is_given(given_cap: int | None) -> None:
-    config = FrontConfig(max_sessions=9, sessions_per_key=given_cap)
+    config = ServerConfig(max_sessions=9, sessions_per_key=given_cap)
     assert config.key_sessions == (4 if given_cap is None else given_cap)
-    assert FrontConfig(max_sessions=1).key_sessions == 1
+    assert ServerConfig(max_sessions=1).key_sessions == 1
 
 
 def test_a_key_over_its_cap_gives_up_its_own_idle_sessions_only(keys: str) -> None:
@@ -239,7 +239,7 @@ def test_a_gateway_s_key_stands_for_many_callers(keys: str) -> None:
 
 def test_http_says_429_beyond_a_key_s_requests(keys: str) -> None:
     bearer = headers(KEYS["ann"])
-    with running_http(config=FrontConfig(api_keys=keys, requests_per_key=1)) as running:
+    with running_http(config=ServerConfig(api_keys=keys, requests_per_key=1)) as running:
         running.engine.hold = True
         connection = running.begin(bearer, stream=True)
         running.engine.wait_for(m.Submit)

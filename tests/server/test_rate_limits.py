@@ -13,7 +13,7 @@ from tasuki.engine import messages as m
 from tasuki.server.auth.api_keys import ApiKeyError, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
 from tasuki.server.auth.rate_limits import RateLimits, no_limits
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RETRY_AFTER_KEY, PromptTooLong, RateLimited
 from tasuki.server.text.text_codec import TextCodec
 
@@ -96,7 +96,7 @@ def test_no_minute_ever_admits_more_than_two_allowances(asked: list[tuple[float,
 
 
 def test_a_call_over_the_limit_is_told_when_to_come_back() -> None:
-    with running_front(config=FrontConfig(requests_per_minute=1)) as front:
+    with running_front(config=ServerConfig(requests_per_minute=1)) as front:
         assert len(list(front.calls.generate(1, 2))) > 1
         refused = refusal(front.calls.generate, 1, 2)
         assert refused.typed == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
@@ -106,7 +106,7 @@ def test_a_call_over_the_limit_is_told_when_to_come_back() -> None:
 
 def test_a_session_pays_as_well() -> None:
     with (
-        running_front(config=FrontConfig(tokens_per_minute=60)) as front,
+        running_front(config=ServerConfig(tokens_per_minute=60)) as front,
         Client(front.address) as client,
         client.open_session() as session,
     ):
@@ -119,7 +119,7 @@ def test_a_session_pays_as_well() -> None:
 
 
 def test_http_says_429_with_retry_after(codec: TextCodec) -> None:
-    with running_http(codec, FrontConfig(requests_per_minute=2)) as http:
+    with running_http(codec, ServerConfig(requests_per_minute=2)) as http:
         assert [http.complete().status, http.chat().status] == [200, 200]
         for refused in (http.complete(), http.complete(stream=True)):
             assert refused.refusal == (429, "rate_limited")
@@ -130,7 +130,7 @@ def test_http_says_429_with_retry_after(codec: TextCodec) -> None:
 
 def test_each_key_of_a_file_has_a_minute_of_its_own(tmp_path: Path) -> None:
     keys = keys_file(tmp_path, f"ann {SECRETS[0]}\n\nben {SECRETS[1]}  # a comment\n")
-    config = FrontConfig(requests_per_minute=1, api_keys=keys, api_key="a-third")
+    config = ServerConfig(requests_per_minute=1, api_keys=keys, api_key="a-third")
     assert not any(secret in repr((config, config.access)) for secret in (*SECRETS, "a-third"))
     with running_http(config=config) as http:
         borne = (SECRETS[0], SECRETS[0], SECRETS[1], "a-third", "nobody's")
@@ -139,7 +139,7 @@ def test_each_key_of_a_file_has_a_minute_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_message_over_the_size_is_refused() -> None:
-    with running_front(config=FrontConfig(max_message_mib=1)) as front:
+    with running_front(config=ServerConfig(max_message_mib=1)) as front:
         refused = refusal(front.calls.generate, text="a" * 2**20)
         assert refused.status is grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -162,7 +162,7 @@ def test_a_message_over_the_size_is_refused() -> None:
 def test_a_bad_file_of_keys_is_named_without_its_keys(tmp_path: Path, text: str, part: str) -> None:
     keys = keys_file(tmp_path, text)
     with pytest.raises(ApiKeyError) as caught:
-        FrontConfig(api_keys=keys).access  # noqa: B018
+        ServerConfig(api_keys=keys).access  # noqa: B018
     assert part in str(caught.value) and "k-1" not in str(caught.value)
 
 
@@ -200,7 +200,7 @@ def test_a_daemon_never_logs_its_secrets(tmp_path: Path) -> None:
 
 def test_a_line_of_keys_may_list_scopes(tmp_path: Path) -> None:
     text = "ann k-1\nprom k-2 metrics\nroot k-3 caller,operator\n"
-    keys = FrontConfig(api_keys=keys_file(tmp_path, text)).access.keys
+    keys = ServerConfig(api_keys=keys_file(tmp_path, text)).access.keys
     scopes = {}
     for key in ("k-1", "k-2", "k-3"):
         caller = keys.caller([f"Bearer {key}"])

@@ -9,7 +9,7 @@ from http.client import HTTPConnection
 
 import pytest
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.http import body as http_body
 from tasuki.server.http import server as http_server
 
@@ -28,7 +28,7 @@ HEAD = (
 
 @contextmanager
 def front(**settings: object) -> Iterator[HttpFront]:
-    with running_http(config=FrontConfig(api_key=KEY, **settings)) as running:
+    with running_http(config=ServerConfig(api_key=KEY, **settings)) as running:
         yield running
 
 
@@ -151,7 +151,7 @@ def test_connections_are_capped_in_all() -> None:
 
 
 def test_grpc_holds_no_more_connections_than_it_may() -> None:
-    with running_front(config=FrontConfig(max_connections=4)) as running:
+    with running_front(config=ServerConfig(max_connections=4)) as running:
         host, port = running.address.rsplit(":", 1)
         idle = [
             socket.create_connection((host, int(port)), timeout=HANG_SECONDS) for _ in range(12)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, LostState, RequestPhase
+from tasuki.engine.messages import Eviction, LifeMark, EvictedCheckpoint, RequestPhase
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope
@@ -23,7 +23,7 @@ from tasuki.server.auth.tenant import (
     tenant_of,
     watch_scope,
 )
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.errors import InvalidField, PermissionDenied
 from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
 
@@ -118,7 +118,7 @@ def test_a_name_out_of_shape_is_refused_by_field(named: list[str]) -> None:
 
 @contextmanager
 def front_of(tmp_path: Path, **changes: object) -> Iterator[HttpFront]:
-    config = FrontConfig(api_keys=keys_file(tmp_path, KEYS), **changes)  # type: ignore[arg-type]
+    config = ServerConfig(api_keys=keys_file(tmp_path, KEYS), **changes)  # type: ignore[arg-type]
     with running_http(config=config) as http:
         yield http
 
@@ -237,7 +237,7 @@ COUNTS = st.tuples(*[st.integers(0, 200)] * (len(CAUSES) + 1))
 
 def hit_of(counts: tuple[int, ...], in_pages: m.HitBreakdown | None = None) -> m.HitBreakdown:
     usable, *causes = counts
-    lost = LostState(7, 1.0, None)
+    lost = EvictedCheckpoint(7, 1.0, None)
     prompt = usable + sum(causes)
     told = dict(zip(CAUSES, causes, strict=True))
     kv = min(prompt, usable + told["never_checkpointed"] + told["alignment"])

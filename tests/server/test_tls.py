@@ -15,7 +15,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.prefill_node.node import require_named_peers
 from tasuki.server.bind import BindError
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.utils.tls import ClientTls, ServerTls, TlsError
 
 from tests.harness.api_keys import headers
@@ -38,8 +38,8 @@ def issued(authority: Authority) -> Issued:
     return authority.issue()
 
 
-def shown(issued: Issued, tls_client_ca: str = "") -> FrontConfig:
-    return FrontConfig(tls_cert=issued.certificate, tls_key=issued.key, tls_client_ca=tls_client_ca)
+def shown(issued: Issued, tls_client_ca: str = "") -> ServerConfig:
+    return ServerConfig(tls_cert=issued.certificate, tls_key=issued.key, tls_client_ca=tls_client_ca)
 
 
 def stats_status(address: str, tls: ClientTls | None, api_key: str = "") -> grpc.StatusCode:
@@ -80,7 +80,7 @@ def test_mutual_tls_asks_for_a_certificate_of_the_authority(
 
 
 def test_the_key_guards_grpc_but_not_health() -> None:
-    with running_front(config=FrontConfig(api_key="s3cret")) as running:
+    with running_front(config=ServerConfig(api_key="s3cret")) as running:
         assert stats_status(running.address, None, "s3cret") is grpc.StatusCode.OK
         assert stats_status(running.address, None) is grpc.StatusCode.UNAUTHENTICATED
         assert stats_status(running.address, None, "other") is grpc.StatusCode.UNAUTHENTICATED
@@ -120,14 +120,14 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path, issued: Issued
 )
 def test_half_a_tls_configuration_is_refused(fields: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="tls_cert and tls_key"):
-        FrontConfig(**fields)
+        ServerConfig(**fields)
 
 
 def test_a_prefill_node_off_loopback_must_know_its_peers() -> None:
     tls = {"tls_cert": "a", "tls_key": "b"}
 
     def require(bind: str, **fields: Any) -> None:
-        require_named_peers(bind, FrontConfig(**fields).access)
+        require_named_peers(bind, ServerConfig(**fields).access)
 
     with pytest.raises(BindError, match="--tls-client-ca"):
         require("0.0.0.0:0", **tls)

@@ -9,7 +9,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RETRY_KEY
 
 from tests.harness import http_calls
@@ -61,7 +61,7 @@ def test_openai_s_paths_of_a_prefill_node_name_the_mend(prefill: Node, path: str
 
 
 def test_who_bears_no_key_is_not_told_what_a_node_serves() -> None:
-    config = FrontConfig(api_key="secret")
+    config = ServerConfig(api_key="secret")
     with running_front(config=config, services=lambda client: []) as front:
         assert refusal(front.calls.abort, "r").status is grpc.StatusCode.UNAUTHENTICATED
         told = refusal(front.bearing("secret").abort, "r").message

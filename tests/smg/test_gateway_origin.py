@@ -11,7 +11,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.prefill_node.gateway_rooms import PATIENCE_SECONDS
 from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Service
 from tasuki.server.smg.gateway_model import GatewayModel
@@ -41,7 +41,7 @@ TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
 def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Path) -> None:
     ann, ben = "ann-has-this-key", "ben-has-that-key"
     keys = keys_file(tmp_path, f"ann {ann} gateway\nben {ben} gateway\n")
-    config = FrontConfig(gateway=True, requests_per_minute=1, api_keys=keys)
+    config = ServerConfig(gateway=True, requests_per_minute=1, api_keys=keys)
     began: list[tuple[m.RequestId, RequestContext]] = []
 
     def served(client: EngineClient) -> list[Service]:
