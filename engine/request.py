@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache._cpp_cache import CheckpointKind, Allocation
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .messages import (
+    GatewayRoom,
     Grant,
     HitBreakdown,
     LifeMark,
@@ -27,7 +28,6 @@ from .messages import (
     RouteReport,
     Ticket,
     Tokens,
-    GatewayRoom,
     TransferReport,
     marked,
 )
@@ -236,7 +236,7 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     ticket: Ticket | None = None
-    told: GatewayRoom | None = None
+    gateway_room: GatewayRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: HitBreakdown | None = None
@@ -245,7 +245,9 @@ class Request:
     pull_tried: bool = False
     route: RouteReport | None = None
     asked_at: float | None = None  # of a prefill node
-    started: tuple[float, int] | None = None  # when it was allocated to be computed, from which token
+    started: tuple[float, int] | None = (
+        None  # when it was allocated to be computed, from which token
+    )
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py

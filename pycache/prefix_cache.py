@@ -8,8 +8,8 @@ Invariants:
 2. Whoever reads or writes ids that a call here returned, a forward or another node, does so after
    the copies that waited when that call returned. So they are taken and run before the next forward
    is launched, and before the event is recorded behind which another node may write or read
-   (engine/plan_stream.py). Copies for an allocation that is released meanwhile still run: in the list's
-   order they come before whatever its ids are used for next.
+   (engine/plan_stream.py). Copies for an allocation that is released meanwhile still run: in the
+   list's order they come before whatever its ids are used for next.
 """
 
 import time
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._cpp_cache import (
+    Allocation,
     CheckpointKind,
     Eviction,
-    PrefixCache,
-    Allocation,
     Match,
+    PrefixCache,
     TreeConfig,
     TreeStats,
 )
@@ -128,8 +128,8 @@ class HybridPrefixCache:
         working_slots: int,
         cursor: int | None,
     ) -> Allocation | None:
-        """Allocation to compute: working_slots[0] holds the state after cached_tokens tokens once the
-        copies that wait on return have run."""
+        """Allocation to compute: working_slots[0] holds the state after cached_tokens tokens once
+        the copies that wait on return have run."""
         self._tree.advance_to(self._clock())
         allocation = self._tree.allocate(
             tokens,
@@ -160,8 +160,8 @@ class HybridPrefixCache:
         working_slots: int,
         cursor: int | None,
     ) -> Allocation | None:
-        """Allocation to be written by a sender; granted at once, so that its ids cannot be released by
-        mistake."""
+        """Allocation to be written by a sender; granted at once, so that its ids cannot be released
+        by mistake."""
         allocation = self._tree.allocate_to_receive(
             tokens,
             salt=salt,

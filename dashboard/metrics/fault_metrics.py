@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from tasuki.engine.messages import HandoverCancelled, HandoverFailed, LossCause, RoomId, WriterFenced
+from tasuki.engine.messages import (
+    HandoverCancelled,
+    HandoverFailed,
+    LossCause,
+    RoomId,
+    WriterFenced,
+)
 
 from .families import FENCE
 

@@ -1,8 +1,7 @@
 """Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
 
-Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings one.
-Thread rule: the engine loop's.
-"""
+Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings
+one. Thread rule: the engine loop's."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -64,7 +63,7 @@ class Answers(Handover):
             message.salt,
             message.cursor,
             message.marks,
-            told=message.told,
+            gateway_room=message.gateway_room,
         )
         error = refusal or self._intake.refusal(request.prompt, request.final_length)
         if request.id in self._requests:
@@ -99,8 +98,12 @@ class Answers(Handover):
         if request.hit is None:
             request.hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
         request.started = time.monotonic(), allocation.cached_tokens
-        planned = plan_checkpoints(request.length, allocation.cached_tokens, allocation.match, request.marks)
-        request.move(Prefilling(allocation, Progress(allocation.cached_tokens), checkpoints=planned))
+        planned = plan_checkpoints(
+            request.length, allocation.cached_tokens, allocation.match, request.marks
+        )
+        request.move(
+            Prefilling(allocation, Progress(allocation.cached_tokens), checkpoints=planned)
+        )
         return True
 
     def take_over(self, request: Request, second: Sampled | None) -> None:

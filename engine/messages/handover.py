@@ -174,7 +174,7 @@ class PrefillToken:
 
 @dataclass(frozen=True)
 class HandoverWanted:
-    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has told
+    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
     it of the room."""
 
     request_id: RequestId

@@ -28,7 +28,10 @@ class GatewayModel:
 
     @staticmethod
     def of(
-        engine_config: EngineConfig, server_config: ServerConfig, model: ModelConfig, max_tokens: int
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        model: ModelConfig,
+        max_tokens: int,
     ) -> "GatewayModel":
         folder = Path(engine_config.model).resolve()
         published = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, TreeConfig
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
 
 Tokens = NDArray[np.int32]
 END = CheckpointKind.TURN_END
@@ -158,7 +158,9 @@ def test_two_instances_fed_the_same_calls_choose_the_same_ids_and_victims() -> N
         tree, ids = make_tree(slabs=10), []
         for step in range(120):
             allocation = take(tree, text(100 + step % 7 * 40, step % 11))
-            ids.append((allocation.pages.tolist(), allocation.working_slots, allocation.cached_tokens))
+            ids.append(
+                (allocation.pages.tolist(), allocation.working_slots, allocation.cached_tokens)
+            )
             tree.insert(allocation, allocation.tokens, allocation.working_slots[0], END)
             tree.release(allocation)
         told.append(ids)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tasuki.pycache._cpp_cache import (
+    Allocation,
     CheckpointKind,
-    PrefixCache,
     ImpossibleRequest,
     InvalidArgument,
-    Allocation,
+    PrefixCache,
     TreeConfig,
 )
 
@@ -27,7 +27,9 @@ def text(length: int, seed: int = 0) -> Tokens:
     return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
 
 
-def take(tree: PrefixCache, tokens: Tokens, capacity: int | None = None, slots: int = 1) -> Allocation:
+def take(
+    tree: PrefixCache, tokens: Tokens, capacity: int | None = None, slots: int = 1
+) -> Allocation:
     allocation = tree.allocate(tokens, capacity_tokens=capacity or len(tokens), working_slots=slots)
     assert allocation is not None
     return allocation
@@ -51,7 +53,9 @@ def test_match_stops_one_token_before_the_end() -> None:
     serve(tree, prompt, 64, 128)
     answer = tree.match(prompt)
     assert (answer.kv_tokens, answer.usable_tokens) == (128, 64)
-    assert answer.miss_reasons.as_dict() | {"alignment": 0} == dict.fromkeys(answer.miss_reasons.as_dict(), 0)
+    assert answer.miss_reasons.as_dict() | {"alignment": 0} == dict.fromkeys(
+        answer.miss_reasons.as_dict(), 0
+    )
     assert answer.miss_reasons.alignment == 64
     assert tree.match(text(129)).usable_tokens == 128
 
@@ -125,7 +129,11 @@ def test_lease_receive_holds_kv_without_state() -> None:
     serve(tree, prompt)
     allocation = tree.allocate_to_receive(prompt, capacity_tokens=320, working_slots=2)
     assert allocation is not None
-    assert (allocation.cached_tokens, allocation.shared_pages, allocation.cow_source_slot) == (192, 3, None)
+    assert (allocation.cached_tokens, allocation.shared_pages, allocation.cow_source_slot) == (
+        192,
+        3,
+        None,
+    )
     assert len(allocation.pages) == 5 and len(allocation.working_slots) == 2
     assert tree.stats().allocated_requests == 1
     tree.release(allocation)
@@ -138,7 +146,11 @@ def test_lease_to_send_pins_what_is_usable_and_takes_nothing(end: int, pages: in
     before = tree.stats()
     allocation = tree.allocate_to_send(prompt[: end + 1])
     assert allocation is not None
-    assert (allocation.cached_tokens, len(allocation.pages), allocation.shared_pages) == (end, pages, pages)
+    assert (allocation.cached_tokens, len(allocation.pages), allocation.shared_pages) == (
+        end,
+        pages,
+        pages,
+    )
     assert allocation.working_slots == [] and allocation.cow_source_slot is not None
     assert (allocation.source_page is None) == (end % 64 == 0) and allocation.tail_copy is None
     stats = tree.stats()
@@ -206,7 +218,10 @@ def test_what_fits_an_empty_arena_is_admitted_once_alone() -> None:
     allocation = take(tree, prompt)
     assert allocation.cached_tokens == 0
     assert allocation.match.miss_reasons.checkpoint_evicted >= 128
-    assert allocation.match.usable_tokens + sum(allocation.match.miss_reasons.as_dict().values()) == 576
+    assert (
+        allocation.match.usable_tokens + sum(allocation.match.miss_reasons.as_dict().values())
+        == 576
+    )
     tree.release(allocation)
     tree.check_integrity()
 
@@ -224,7 +239,9 @@ def test_checkpoint_goes_before_the_kv_above_it_and_worthless_kv_first() -> None
     stateless, stateful = text(192, seed=1), text(192, seed=2)
     serve(tree, stateful, 192)
     serve(tree, stateless)
-    allocation = take(tree, text(64, seed=3), capacity=960)  # leaves room for all but the stateless KV
+    allocation = take(
+        tree, text(64, seed=3), capacity=960
+    )  # leaves room for all but the stateless KV
     assert tree.match(np.append(stateful, stateful[:1])).usable_tokens == 192
     assert tree.match(np.append(stateless, stateless[:1])).miss_reasons.kv_evicted == 192
     more = tree.take_checkpoint_slot(allocation)

@@ -12,8 +12,8 @@ from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CacheEvent,
     CheckpointKind,
-    PrefixCache,
     InvalidArgument,
+    PrefixCache,
     TreeConfig,
     prefix_hashes,
 )
@@ -298,7 +298,9 @@ def test_watching_changes_no_decision() -> None:
         if watching:
             tree.watch("all")
         for step in range(60):
-            allocation = tree.allocate(text(100 + step, step % 7), capacity_tokens=200, working_slots=1)
+            allocation = tree.allocate(
+                text(100 + step, step % 7), capacity_tokens=200, working_slots=1
+            )
             assert allocation is not None
             ids.append((allocation.pages.tolist(), allocation.working_slots))
             tree.insert(allocation, 100 + step, allocation.working_slots[0], END)

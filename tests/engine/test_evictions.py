@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.handover.room_names import RoomNames
-from tasuki.engine.messages import Eviction, EvictedCheckpoint
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, TreeConfig
+from tasuki.engine.messages import EvictedCheckpoint, Eviction
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
 
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
@@ -39,7 +39,9 @@ def test_an_eviction_names_its_lease_and_what_a_prompt_lost_to_it() -> None:
     takers = [serve(cache, prompt(seed, 8)) for seed in range(2, 6)]
     evictions = cache.drain_evictions()
     assert [eviction.sequence for eviction in evictions] == list(range(1, len(evictions) + 1))
-    assert {eviction.allocation for eviction in evictions} <= {allocation.id for allocation in takers}
+    assert {eviction.allocation for eviction in evictions} <= {
+        allocation.id for allocation in takers
+    }
     states = [eviction for eviction in evictions if eviction.kind == "checkpoint"]
     assert states[0].boundary == 8 * PAGE
     assert states[0].checkpoint_kind is CheckpointKind.PROMPT_END

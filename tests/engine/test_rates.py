@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine.messages import Choice
-from tasuki.engine.routing.cost_learner import FRESH, LEAST, LineFit, CostLearner
-from tasuki.engine.routing.cost_model import Line, Rates, RoutingDecision, choose_prefill_place, should_pull
+from tasuki.engine.routing.cost_learner import FRESH, LEAST, CostLearner, LineFit
+from tasuki.engine.routing.cost_model import (
+    Line,
+    Rates,
+    RoutingDecision,
+    choose_prefill_place,
+    should_pull,
+)
 
 FAST_LINK = Rates(Line(0.01, 1e-3), Line(0.05, 1e-4), Line(0.0, 1e-9), Line(0.002, 1e-9))
 amounts = st.integers(1, 100_000)
@@ -40,7 +46,9 @@ def test_the_threshold_follows_the_rates() -> None:
 def test_what_is_sent_hides_behind_what_is_computed() -> None:
     long = choose_prefill_place(FAST_LINK, 10_000, 10**9, at_most=0)
     assert long.estimates["there"] == pytest.approx(0.05 + 1.0)
-    assert choose_prefill_place(FAST_LINK, 10_000, 3 * 10**9, at_most=0).estimates["there"] == pytest.approx(3.05)
+    assert choose_prefill_place(FAST_LINK, 10_000, 3 * 10**9, at_most=0).estimates[
+        "there"
+    ] == pytest.approx(3.05)
 
 
 def test_a_pull_pays_where_the_link_is_faster_than_the_forward() -> None:
@@ -66,7 +74,9 @@ def test_the_cheaper_estimate_is_chosen(
 def test_a_faster_there_never_brings_a_prompt_here(there: Line, tokens: int, size: int) -> None:
     here, sent = Line(0.01, 1e-4), Line(0.001, 1e-9)
     before = choose_prefill_place(Rates(here, there, sent), tokens, size, 0)
-    faster = choose_prefill_place(Rates(here, Line(there.fixed / 2, there.each), sent), tokens, size, 0)
+    faster = choose_prefill_place(
+        Rates(here, Line(there.fixed / 2, there.each), sent), tokens, size, 0
+    )
     if before.choice is Choice.THERE:
         assert faster.choice is Choice.THERE
 

@@ -14,7 +14,15 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.harness.engines import Lone, submit, tiny_parts
 
-CALLS = ("match", "allocate", "allocate_to_receive", "extend", "take_checkpoint_slot", "insert", "release")
+CALLS = (
+    "match",
+    "allocate",
+    "allocate_to_receive",
+    "extend",
+    "take_checkpoint_slot",
+    "insert",
+    "release",
+)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
