@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, PageMatch, TreeConfig
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PageMatch, PrefixCache, TreeConfig
 from tasuki.server.auth.tenant import salt_of
 
 from tests.harness import http_calls
@@ -103,7 +103,9 @@ def test_a_match_in_pages_says_nothing_of_what_agrees_inside_one(seed: int) -> N
     """The same prompt with its last pages, which nobody had whole, replaced by tokens that nobody
     had at all: what is told by pages stays, though what is true changes."""
     generator = np.random.default_rng(seed)
-    tree = PrefixCache(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=99))
+    tree = PrefixCache(
+        TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=99)
+    )
     seen: list[NDArray[np.int32]] = []
     held: list[Allocation] = []
     exact_differed = 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, EvictedCheckpoint, RequestPhase
+from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope

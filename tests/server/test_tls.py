@@ -39,7 +39,9 @@ def issued(authority: Authority) -> Issued:
 
 
 def shown(issued: Issued, tls_client_ca: str = "") -> ServerConfig:
-    return ServerConfig(tls_cert=issued.certificate, tls_key=issued.key, tls_client_ca=tls_client_ca)
+    return ServerConfig(
+        tls_cert=issued.certificate, tls_key=issued.key, tls_client_ca=tls_client_ca
+    )
 
 
 def stats_status(address: str, tls: ClientTls | None, api_key: str = "") -> grpc.StatusCode:

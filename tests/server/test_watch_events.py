@@ -47,9 +47,13 @@ class TreeEngine(ScriptedEngine):
     def keep(self, seed: int, length: int, salt: bytes = b"") -> None:
         tokens = np.random.default_rng(seed).integers(0, 99, length, dtype=np.int32)
         with self.lock:
-            allocation = self.tree.allocate(tokens, salt=salt, capacity_tokens=length, working_slots=1)
+            allocation = self.tree.allocate(
+                tokens, salt=salt, capacity_tokens=length, working_slots=1
+            )
             assert allocation is not None
-            self.tree.insert(allocation, length, allocation.working_slots[0], CheckpointKind.TURN_END)
+            self.tree.insert(
+                allocation, length, allocation.working_slots[0], CheckpointKind.TURN_END
+            )
             self.tree.release(allocation)
 
 
