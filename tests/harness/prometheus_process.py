@@ -29,7 +29,8 @@ class Prometheus:
     def answers(self) -> bool:
         try:
             self.query("up")
-        except OSError:
+        except (OSError, ValueError):
+            # It says in plain text that it is not ready.
             return False
         return True
 

@@ -40,8 +40,9 @@ def refusal(method: Callable[..., Any], *arguments: Any, **options: Any) -> Refu
 
 
 @contextmanager
-def refused_as(kind: str, match: str = "") -> Iterator[None]:
-    """The block must end with a ClientError of this kind, in whose text `match` is found."""
+def refused_as(kind: str, match: str | None = None) -> Iterator[None]:
+    """The block must end with a ClientError of this kind, in whose text `match` is found where it
+    is given."""
     with pytest.raises(ClientError, match=match) as refused:
         yield
     assert refused.value.kind == kind

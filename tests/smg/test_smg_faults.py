@@ -138,7 +138,7 @@ class Fronted:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     require_nixl()
-    shared = [*flags(), "--gateway", *CHUNKS]
+    folder, shared = tmp_path_factory.mktemp("smg"), [*flags(), "--gateway", *CHUNKS]
     prefill_lives, decode_lives = Lives(), Lives()
     with (
         running(Node("prefill", *shared, bind=kept_address(), launch=prefill_lives)) as prefill,
@@ -149,10 +149,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
                 launch=decode_lives,
             )
         ) as decode,
-        smg(
-            *(tmp_path_factory.mktemp("smg"), 2),
-            *(*in_front_of_pair(prefill, decode), *WATCHFUL),
-        ) as gateway,
+        smg(folder, 2, *in_front_of_pair(prefill, decode), *WATCHFUL) as gateway,
     ):
         first = ask(gateway, streams=False)
         assert first.finished == "length" and first.text
