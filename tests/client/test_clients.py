@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tasuki.cli.embedded import embedded_model
 
-from scripts.clients.environments import interpreter
+from scripts.clients.install import interpreter
 from tests.harness.daemons import Node
 from tests.harness.metrics_text import scraped
 from tests.harness.programs import output_of, program
