@@ -11,14 +11,12 @@ from tasuki.model.ops.attention.long_context import (
 )
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
-from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
 from tasuki.model.ops.attention.reference import naive_attention
 from torch import Tensor
 
 from .attention import Heads, attention_case
-from .gdn import close, poisoned_empty
+from .tensors import close
 
-__all__ = ["poisoned_empty"]
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 
@@ -36,14 +34,7 @@ def test_blocks_and_what_they_leave_equal_the_cpu_path(
     projected = case.projected()
     expected, _ = case.oracle(projected, 2)
     places = case.places(sum(lengths))
-    q = qk_norm_rope_gate(
-        projected,
-        case.weights,
-        case.config,
-        rotary_cache(case.config, 512, device),
-        places,
-        case.kv,
-    )
+    q = case.queries(projected, places)
     blocks = (
         ContextBlock(row=9, rows=block, sequence=1, keys=128),
         ContextBlock(row=9 + block, rows=4, sequence=1, keys=64),

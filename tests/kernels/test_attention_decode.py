@@ -3,12 +3,10 @@
 import pytest
 import torch
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
-from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
 
 from .attention import Heads, attention_case
-from .gdn import close, poisoned_empty
+from .tensors import close
 
-__all__ = ["poisoned_empty"]
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 
@@ -36,11 +34,8 @@ def test_step_equals_the_cpu_path(
     for partial in (workspace.outputs, workspace.weights):
         partial.fill_(torch.nan)
     places = case.places(live)
-    q = qk_norm_rope_gate(
-        projected, case.weights, config, rotary_cache(config, 256, device), places, case.kv
-    )
     output = paged_attention_decode(
-        q,
+        case.queries(projected, places, 256),
         projected,
         config,
         case.kv,

@@ -6,12 +6,10 @@ import pytest
 import torch
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
-from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
 
 from .attention import Heads, attention_case
-from .gdn import close, poisoned_empty
+from .tensors import close
 
-__all__ = ["poisoned_empty"]
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 # (tokens, context before them) of each sequence.
@@ -45,16 +43,8 @@ def test_runs_equal_the_cpu_path(
     case = attention_case(heads, lengths, contexts, dtype, device)
     projected = case.projected()
     expected, kv = case.oracle(projected, len(runs))
-    tokens = sum(lengths)
-    places = case.places(tokens)
-    q = qk_norm_rope_gate(
-        projected,
-        case.weights,
-        case.config,
-        rotary_cache(case.config, 512, device),
-        places,
-        case.kv,
-    )
+    places = case.places(sum(lengths))
+    q = case.queries(projected, places)
     tiles = replace(PrefillTiles.of(lengths, contexts, case.config, dtype, device), splits=splits)
     output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
     close(output, expected, tolerance)

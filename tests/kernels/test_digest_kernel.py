@@ -1,25 +1,24 @@
 """The GPU's digest of a window equals the CPU's, bit for bit, and reads nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
 from tasuki.transfer.windows.window import WindowHeader
 
-LAYOUT = CacheLayout(
-    layer_kinds=(LayerKind.GDN, LayerKind.FULL, LayerKind.GDN, LayerKind.FULL),
-    kv_heads=1,
+from tests.harness.loopback_pair import FULL, GDN, small_layout
+
+LAYOUT = replace(
+    small_layout((GDN, FULL, GDN, FULL)),
     head_dim=32,
     kv_dtype="bfloat16",
-    conv_channels=24,
-    conv_columns=3,
     conv_dtype="bfloat16",
     value_heads=3,
     value_dim=64,
     key_dim=64,
-    ssm_dtype="float32",
 )
 SLABS = 6
 

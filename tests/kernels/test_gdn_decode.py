@@ -6,9 +6,9 @@ from tasuki.model.batch import SequenceSlice
 from tasuki.model.ops.gdn import decode_inputs as gdn_step_inputs
 from tasuki.model.ops.gdn.decode import gdn_decode
 
-from .gdn import Heads, close, gdn_case, oracle, poisoned_empty
+from .gdn import Heads, gdn_case, oracle
+from .tensors import close, count
 
-__all__ = ["poisoned_empty"]
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 
@@ -64,7 +64,7 @@ def test_step_equals_the_cpu_path(
             case.ssm,
             int32([*read_slots, 6], device),
             int32([*write_slots, 6], device),
-            int32([3], device),
+            count(3, device),
         )
         expected.check(output[:3], case, tolerance)
         read_slots, write_slots = write_slots, read_slots
@@ -78,18 +78,10 @@ def test_rates_near_zero_keep_their_precision(device: torch.device) -> None:
     case.weights.dt_bias.fill_(-10.0)
     projected = torch.zeros_like(case.projected(tokens=1))
     before = case.ssm[0].double().clone()
-    zero = int32([0], device)
+    slot = int32([0], device)
     case.conv.zero_()
     for _ in range(16):
-        gdn_decode(
-            projected,
-            case.weights,
-            case.config,
-            case.conv,
-            case.ssm,
-            zero,
-            zero,
-            int32([1], device),
-        )
+        one = count(1, device)
+        gdn_decode(projected, case.weights, case.config, case.conv, case.ssm, slot, slot, one)
     rate = torch.nn.functional.softplus(torch.tensor(-10.0, dtype=torch.float64)).item()
     close(case.ssm[0], (before * torch.exp(torch.tensor(-16 * 16 * rate))).float().cpu(), 5e-6)

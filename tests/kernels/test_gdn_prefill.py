@@ -6,13 +6,14 @@ from tasuki.model.batch import SequenceSlice
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import plan_gdn_prefill
 
-from .gdn import GdnCase, Heads, gdn_case, oracle, poisoned_empty
+from .gdn import GdnCase, Heads, gdn_case, oracle
 
-__all__ = ["poisoned_empty"]
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 
-def check_forward(case: GdnCase, slices: list[SequenceSlice], tolerance: float) -> None:
+def check_forward(
+    case: GdnCase, slices: list[SequenceSlice], projected: torch.Tensor, tolerance: float
+) -> None:
     lengths = [len(item.token_ids) for item in slices]
     saves = [
         (sequence, position - item.start, slot)
@@ -22,9 +23,8 @@ def check_forward(case: GdnCase, slices: list[SequenceSlice], tolerance: float) 
             (item.start + len(item.token_ids), item.write_slot),
         )
     ]
-    device = case.conv.device
-    plan = plan_gdn_prefill(lengths, [item.read_slot for item in slices], saves, device)
-    projected = case.projected(sum(lengths))
+    read_slots = [item.read_slot for item in slices]
+    plan = plan_gdn_prefill(lengths, read_slots, saves, case.conv.device)
     expected = oracle(case, projected, slices)
     output = gdn_prefill(projected, case.weights, case.config, case.conv, case.ssm, plan)
     expected.check(output, case, tolerance)
@@ -56,7 +56,7 @@ def test_forward_equals_the_cpu_path(
         SequenceSlice([1] * 100, 64, [0] * 3, 2, 6, [(65, 7), (128, 8), (131, 9), (164, 10)]),
         SequenceSlice([1] * 65, 0, [0, 0], 3, 3),
     ]
-    check_forward(case, slices, tolerance)
+    check_forward(case, slices, case.projected(2 + 1 + 100 + 65), tolerance)
 
 
 def test_keys_that_repeat_keep_the_solve_exact(device: torch.device) -> None:
@@ -67,11 +67,7 @@ def test_keys_that_repeat_keep_the_solve_exact(device: torch.device) -> None:
     wide = case.projected(64)
     wide[:, :96] = wide[:1, :96]
     wide[:, -2] = 8.0
-    slices = [SequenceSlice([1] * 64, 0, [0], 0, 1)]
-    plan = plan_gdn_prefill([64], [0], [(0, 64, 1)], device)
-    expected = oracle(case, wide, slices)
-    output = gdn_prefill(wide, case.weights, case.config, case.conv, case.ssm, plan)
-    expected.check(output, case, 1e-4)
+    check_forward(case, [SequenceSlice([1] * 64, 0, [0], 0, 1)], wide, 1e-4)
 
 
 def test_no_sequence_saves_past_its_end() -> None:

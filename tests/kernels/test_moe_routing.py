@@ -6,12 +6,10 @@ from tasuki.model.ops.moe.permute_index import permute_index
 from tasuki.model.ops.moe.reference import naive_permute_index, route
 from tasuki.model.ops.moe.router import choose
 
+from .tensors import count
+
 # Tokens, experts, chosen: sizes that fill no tile, more runs than one step, a published shape.
 SHAPES = [(1, 16, 4), (7, 5, 5), (33, 16, 1), (40, 256, 8), (9, 512, 10)]
-
-
-def count(rows: int, device: torch.device) -> torch.Tensor:
-    return torch.tensor([rows], dtype=torch.int32, device=device)
 
 
 def naive_choice(logits: torch.Tensor, chosen: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,27 +1,26 @@
 """fp8 rows as a GPU encodes and decodes them: bit for bit what the twin makes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.row_codec import RowFormat
 from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec, KernelRows
 from tasuki.transfer.precision.wire_layout import WireUnits
 
-LAYOUT = CacheLayout(
-    layer_kinds=(LayerKind.GDN, LayerKind.FULL, LayerKind.GDN, LayerKind.FULL),
-    kv_heads=1,
+from tests.harness.loopback_pair import FULL, GDN, small_layout
+
+LAYOUT = replace(
+    small_layout((GDN, FULL, GDN, FULL)),
     head_dim=32,
     kv_dtype="bfloat16",
-    conv_channels=24,
-    conv_columns=3,
     conv_dtype="bfloat16",
     value_heads=3,
     value_dim=16,
     key_dim=64,
-    ssm_dtype="float32",
 )
 SLABS = 4
 

@@ -7,13 +7,15 @@ from tasuki.model.ops.norm.reference import rms_norm
 from torch import Tensor
 from torch.nn import functional
 
-SHAPES = [(13, 96), (1, 48)]
+from .tensors import noise
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+few_rows = pytest.mark.parametrize(
+    ("rows", "columns", "batch"), [(13, 96, 1), (13, 96, 3), (1, 48, 1), (1, 48, 3)]
+)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 STREAM = Stream(4, 64, 4)
 EPS = 1e-6
-
-
-def noise(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def near(got: Tensor, want: Tensor) -> None:
@@ -23,23 +25,8 @@ def near(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    chosen: torch.dtype = request.param
-    return chosen
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel allocates is NaN until it is written."""
-    empty = Tensor.new_empty
-    monkeypatch.setattr(
-        Tensor, "new_empty", lambda self, *size, **kw: empty(self, *size, **kw).fill_(torch.nan)
-    )
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@each_dtype
+@few_rows
 def test_product(
     rows: int, columns: int, batch: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -49,8 +36,8 @@ def test_product(
 
 
 @pytest.mark.parametrize("added", [True, False], ids=["sum", "alone"])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@each_dtype
+@few_rows
 def test_product_of_a_norm(
     rows: int, columns: int, batch: int, added: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -71,13 +58,13 @@ def test_product_of_a_norm(
     near(got.cpu(), functional.linear(normed.float(), weight.float()).to(dtype))
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize(("width", "columns"), SHAPES)
+@each_dtype
+@few_rows
 def test_swiglu_of_a_norm(
-    width: int, columns: int, batch: int, dtype: torch.dtype, device: torch.device
+    rows: int, columns: int, batch: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     branch, residual = noise(1, batch, columns).to(dtype), noise(2, batch, columns).to(dtype)
-    gate_up, norm = noise(3, 2 * width, columns).to(dtype), 1 + 0.1 * noise(4, columns)
+    gate_up, norm = noise(3, 2 * rows, columns).to(dtype), 1 + 0.1 * noise(4, columns)
     got, total = norm_gemv_swiglu(
         branch.to(device), residual.to(device), norm.to(device), EPS, gate_up.to(device), STREAM
     )
