@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from tasuki.engine import messages as m
-from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.engine.plan_stream import PlanStream
 from tasuki.engine.role import Role
@@ -18,8 +17,7 @@ from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.cache.test_slot_reuse import keep, slot_bytes, text
-from tests.engine.test_engine import alone, prompt
-from tests.harness.engines import Lone, poison, submit, tiny_parts
+from tests.harness.engines import Lone, alone, poison, prompt, submit, tiny_engine, tiny_parts
 
 
 def take(cache: HybridPrefixCache, tokens: np.ndarray) -> Lease:
@@ -79,7 +77,7 @@ class Watching(CpuRunner):
 
 
 def test_an_event_is_behind_the_copies_that_waited() -> None:
-    node = Lone(EngineConfig(model="tiny", dtype="float32"), parts=tiny_parts())
+    node = tiny_engine()
     cache, runner = node.engine._cache, Watching(node)
     plans = PlanStream(runner, cache)
     lease = take(cache, text(70))
@@ -95,11 +93,9 @@ def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A decode node over an arena that is too small: forks, moves, grants, retractions."""
-    one = tiny_parts().layout.slab_bytes / 2**20
-    config = EngineConfig(
-        model="tiny", dtype="float32", prefill_chunk_tokens=64, local_prefill_tokens=200
+    node = tiny_engine(
+        slabs=14, role=Role.DECODE, prefill_chunk_tokens=64, local_prefill_tokens=200
     )
-    node = Lone(config, Role.DECODE, tiny_parts(arena_mib=14.5 * one))
     cache = node.engine._cache
     forward, record = node.parts.model.forward, CpuRunner.record_event
     seen = {"forwards": 0, "events": 0, "copies": 0}
@@ -127,9 +123,8 @@ def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
     node.post(submit("far", prompt(300, 99), 2))
     for name, tokens in answers.items():
         node.post(submit(name, tokens, 70))
-    for _ in range(12):
-        node.step()
-    rooms = [said.ticket.room for said in node.said if isinstance(said, m.HandoverWanted)]
+    node.steps(12)
+    rooms = [wanted.ticket.room for wanted in node.all_said(m.HandoverWanted)]
     for room in rooms:
         node.post(m.GrantWanted(room))
     for _ in range(2000):
@@ -144,7 +139,6 @@ def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
 def test_a_copy_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the poison of these tests is known to work."""
     monkeypatch.setattr(cpu_runner, "run_copies", lambda arena, copies: None)
-    node = Lone(EngineConfig(model="tiny", dtype="float32"), parts=tiny_parts())
-    node.post(submit("r", prompt(70), 4))
-    node.run()
+    node = tiny_engine()
+    node.ask("r", prompt(70), 4)
     assert node.rejected("r").kind is m.ErrorKind.INTERNAL

@@ -4,22 +4,18 @@ host gave up may still run on the device."""
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import pytest
-import torch
 from tasuki.engine import messages as m
 from tasuki.engine.handover.early_step import EarlySteps
-from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.transports.loopback import Fault
 
-from tests.engine.test_early_start import LONG, NAME, fused, prompt
-from tests.harness.engine_pair import EnginePair, Room, engine_pair
-from tests.harness.engines import submit, tiny_parts
+from tests.harness.engine_pair import EnginePair, Room, broken_head, engine_pair, with_early_head
+from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.waiting import HANG_SECONDS, until
 
-THREAD = "tasuki-early-step"
+NAME = "r"
 
 
 @dataclass
@@ -47,13 +43,6 @@ class BusyStream:
             raise RuntimeError("the device is gone")
 
 
-class Broken(Qwen35Model):
-    def head(self, *args: Any) -> torch.Tensor:
-        if threading.current_thread().name.startswith(THREAD):
-            raise RuntimeError("broken on purpose")
-        return super().head(*args)
-
-
 @contextmanager
 def pair_with(
     stream: BusyStream, *, broken: bool = False, hold: bool = False
@@ -61,7 +50,7 @@ def pair_with(
     """hold: the tenth window does not land."""
     parts = tiny_parts()
     if broken:
-        parts = replace(parts, model=Broken(parts.model.config, parts.model.weights))
+        parts = with_early_head(parts, broken_head)
     fault = Fault.HOLD if hold else Fault.NONE
     with engine_pair(
         tiny_parts(), parts, lambda index: fault if index == 9 else Fault.NONE
@@ -92,8 +81,7 @@ Give = Callable[[EnginePair, Room], None]
 def test_ids_are_kept_until_the_stream_was_waited_for(how: str, give_up: Give) -> None:
     stream = BusyStream()
     with pair_with(stream, broken=how == "broke", hold=how == "shut") as pair:
-        room = pair.hand_over(submit(NAME, prompt(150), 5))
-        pair.ready(room, LONG)
+        room = pair.begin(submit(NAME, prompt(150), 5))
         if how == "shut":
             until(lambda: bool(pair.fabric.held), "waited in vain")
             give_up(pair, room)
@@ -111,28 +99,26 @@ def test_ids_are_kept_until_the_stream_was_waited_for(how: str, give_up: Give) -
         assert pair.decode.stats().slots["quarantined"] == 0
         pair.decode.run()
         if give_up is lose:
-            assert pair.decode.tokens(NAME) == fused(prompt(150), 5)
+            assert pair.decode.tokens(NAME) == alone(prompt(150), 5)
 
 
 def test_a_step_joins_only_behind_its_stream() -> None:
     stream = BusyStream()
     with pair_with(stream) as pair:
-        room = pair.hand_over(submit(NAME, prompt(90), 4))
-        pair.ready(room, LONG)
+        room = pair.begin(submit(NAME, prompt(90), 4))
         assert stream.waiting.wait(30)
         pair.done(room)
         assert not pair.decode.step() and len(pair.decode.tokens(NAME)) == 1
         stream.go.set()
         pair.step_ended()
         pair.decode.run()
-        assert pair.decode.tokens(NAME) == fused(prompt(90), 4)
+        assert pair.decode.tokens(NAME) == alone(prompt(90), 4)
 
 
 def test_a_stream_that_cannot_be_waited_for_keeps_its_ids_for_good() -> None:
     stream = BusyStream(breaks=True)
     with pair_with(stream) as pair:
-        room = pair.hand_over(submit(NAME, prompt(150), 5))
-        pair.ready(room, LONG)
+        room = pair.begin(submit(NAME, prompt(150), 5))
         assert stream.waiting.wait(30)
         lose(pair, room)
         pair.decode.post(m.WriterFenced(room.ticket.room))
@@ -140,7 +126,7 @@ def test_a_stream_that_cannot_be_waited_for_keeps_its_ids_for_good() -> None:
         pair.step_ended()
         assert pair.decode.stats().slots["quarantined"] == 2
         pair.decode.run()
-        assert pair.decode.tokens(NAME) == fused(prompt(150), 5), "others are served without them"
+        assert pair.decode.tokens(NAME) == alone(prompt(150), 5), "others are served without them"
 
 
 def test_the_end_of_an_earlier_step_joins_no_room_whose_own_step_still_runs() -> None:
@@ -150,18 +136,14 @@ def test_the_end_of_an_earlier_step_joins_no_room_whose_own_step_still_runs() ->
     streams = iter((first, second))
     with pair_with(second) as pair:
         pair.early._steps._stream = lambda: next(streams)
-        one = pair.hand_over(submit("one", prompt(90), 4))
-        pair.ready(one, LONG)
+        one = pair.begin(submit("one", prompt(90), 4))
         ended = pair.said_by_steps.get(timeout=HANG_SECONDS)
-        two = pair.hand_over(submit("two", prompt(91), 4))
-        pair.ready(two, LONG)
+        two = pair.begin(submit("two", prompt(91, 1), 4))
         assert second.waiting.wait(30)
         pair.done(two)
         pair.decode.post(ended)
         assert len(pair.decode.tokens("two")) == 1, "joined while its step ran"
-        pair.done(one)
         second.go.set()
-        pair.step_ended()
-        pair.decode.run()
-        for name, length in (("one", 90), ("two", 91)):
-            assert pair.decode.tokens(name) == fused(prompt(length), 4)
+        pair.join(one)
+        assert pair.decode.tokens("one") == alone(prompt(90), 4)
+        assert pair.decode.tokens("two") == alone(prompt(91, 1), 4)

@@ -8,7 +8,7 @@ from tasuki.engine.handover.room_names import RoomNames
 from tasuki.engine.messages import Eviction, LostState
 from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, TreeConfig
 
-from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.engines import Lone, engine_config, tiny_parts
 
 PAGE = 64
 
@@ -93,18 +93,15 @@ def test_a_turn_is_told_which_request_took_its_state() -> None:
     lone = Lone(engine_config(Path("tiny"), cache_policy="lru"), parts=tiny_parts(arena_mib=0.6))
     prompts = {f"r{seed}": np.arange(200, dtype=np.int32) % 97 + seed for seed in range(12)}
     for name, tokens in prompts.items():
-        lone.post(submit(name, tokens.tolist(), 2))
-        lone.run()
-    told = [e for item in lone.said if isinstance(item, m.Evicted) for e in item.evictions]
+        lone.ask(name, tokens.tolist(), 2)
+    told = [eviction for item in lone.all_said(m.Evicted) for eviction in item.evictions]
     assert told and [eviction.sequence for eviction in told] == list(range(1, len(told) + 1))
     assert {eviction.taken_by for eviction in told} <= set(prompts)
-    lone.post(submit("again", prompts["r0"].tolist(), 2))
-    lone.run()
-    hit = lone.finished("again").usage.hit
-    assert hit is not None and hit.lost is not None and hit.lost.eviction in told
+    lone.ask("again", prompts["r0"].tolist(), 2)
+    hit = lone.hit("again")
+    assert hit.lost is not None and hit.lost.eviction in told
     assert hit.lost.tokens > hit.usable_tokens and hit.lost.slabs_since > 0
-    states = [mark.state for mark in lone.finished("again").life]
-    assert states == ["Prefilling", "Decoding", "Finished"]
+    assert lone.phases("again") == ["Prefilling", "Decoding", "Finished"]
     steps = lone.stats().steps
     assert steps is not None and sum(steps.steps.counts) > 12 and sum(steps.idle.counts) > 0
 

@@ -29,8 +29,7 @@ from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind, CopyOp
 
-from tests.engine.test_engine import alone, prompt
-from tests.harness.engines import tiny_parts
+from tests.harness.engines import alone, prompt, tiny_parts
 from tests.repository.test_architecture import ROOT, imports
 
 BATCH = 256

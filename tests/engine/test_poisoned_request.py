@@ -1,16 +1,15 @@
 """A request that breaks the forward breaks its own alone, whoever shares its batch; a first token
-that is none never reaches the model."""
+that is none, or whose logprob is none, never reaches the model."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 from tasuki.engine import messages as m
-from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.batch import Batch
 
-from tests.engine.test_engine import alone, lone, prompt
-from tests.harness.engines import Lone, submit, tiny_parts
+from tests.harness.engines import Lone, alone, prompt, submit, tiny_engine
 
 POISON = 127
 PROMPTS = {f"good-{n}": [t % POISON for t in prompt(40 + 37 * n, n)] for n in range(3)}
@@ -43,7 +42,7 @@ def is_long(batch: Batch) -> bool:
 
 @pytest.mark.parametrize(("where", "its_tokens"), [(has_poison, 0), (is_long, 7)])
 def test_a_poisoned_request_fails_alone(where: Callable[[Batch], bool], its_tokens: int) -> None:
-    engine = lone(prefill_chunk_tokens=256)
+    engine = tiny_engine(prefill_chunk_tokens=256)
     raised = break_where(engine, where)
     bad = [t % POISON for t in prompt(300, 9)]
     if where is has_poison:
@@ -65,17 +64,16 @@ def test_a_poisoned_request_fails_alone(where: Callable[[Batch], bool], its_toke
 
 
 def test_a_lone_request_is_not_tried_twice() -> None:
-    engine = lone()
+    engine = tiny_engine()
     raised = break_where(engine, has_poison)
-    engine.post(submit("bad", [POISON] * 10, 4))
-    engine.run()
+    engine.ask("bad", [POISON] * 10, 4)
     assert engine.rejected("bad").kind is m.ErrorKind.INTERNAL
     assert raised() == 1
     engine.assert_at_rest()
 
 
 def test_a_fault_that_passes_costs_time_only() -> None:
-    engine = lone(prefill_chunk_tokens=256)
+    engine = tiny_engine(prefill_chunk_tokens=256)
     fails = [True]
     break_where(engine, lambda batch: len(batch.context_lens) > 1 and bool(fails) and fails.pop())
     for name, tokens in PROMPTS.items():
@@ -87,19 +85,23 @@ def test_a_fault_that_passes_costs_time_only() -> None:
     engine.assert_at_rest()
 
 
-@pytest.mark.parametrize("token", [-1, 128, 2**31 - 1])
-def test_a_first_token_that_is_none_is_a_lost_hand_over(token: int) -> None:
-    config = EngineConfig(model="tiny", dtype="float32", local_prefill_tokens=0)
-    engine = Lone(config, Role.DECODE, tiny_parts())
+@pytest.mark.parametrize(
+    ("token", "logprob"),
+    [
+        *((token, 0.0) for token in (-1, 128, 2**31 - 1)),
+        *((5, logprob) for logprob in (math.nan, math.inf, -math.inf)),
+    ],
+)
+def test_a_first_token_that_is_none_is_a_lost_hand_over(token: int, logprob: float) -> None:
+    engine = tiny_engine(role=Role.DECODE, local_prefill_tokens=0)
     engine.post(m.PeersChanged(True))
-    engine.post(submit("r", PROMPTS["good-1"], 6))
-    engine.run()
-    (wanted,) = [item for item in engine.said if isinstance(item, m.HandoverWanted)]
+    engine.ask("r", PROMPTS["good-1"], 6)
+    (wanted,) = engine.all_said(m.HandoverWanted)
     room = wanted.ticket.room
     engine.post(m.GrantWanted(room))
     engine.run()
     hit = m.HitBreakdown(77, 0, 0, {}, None)
-    engine.post(m.RemoteReady(room, token, 0.0, 1.0, hit, "prefill"))
+    engine.post(m.RemoteReady(room, token, logprob, 1.0, hit, "prefill"))
     assert m.HandoverCancelled(room) in engine.said
     engine.post(m.WriterFenced(room))
     engine.run()

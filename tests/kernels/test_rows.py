@@ -90,8 +90,7 @@ def answering(rows: DeviceBatch) -> tuple[Lone, Filling]:
     engine, runner = filling(rows)
     for number, name in enumerate(NAMES):
         engine.post(submit(name, prompt(number), 40))
-    for _ in range(12):
-        engine.step()
+    engine.steps(12)
     return engine, runner
 
 
@@ -119,7 +118,7 @@ def test_requests_beside_one_of_a_wide_number_go_on_undisturbed(
     assert len(engine.tokens("wide")) == 5
     for name in NAMES:
         assert engine.tokens(name) == quiet.tokens(name)
-        states = [mark.state for mark in engine.finished(name).life]
+        states = engine.phases(name)
         assert "Retracted" not in states and states.count("Prefilling") == 1, states
     assert runner.forwards > 40
     engine.assert_at_rest()
