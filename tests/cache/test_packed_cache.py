@@ -9,6 +9,8 @@ from tasuki.pycache._cpp_cache import CheckpointKind, EventBatch, HybridTree, Tr
 from tasuki.pycache.packed_events import CacheEvent, PackedEvents, pack_events
 from tasuki.pycache.packed_tree import Standing, TreeNode, pack_tree
 
+from tests.harness.trees import keep, text
+
 CONFIG = TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=64)
 
 
@@ -76,10 +78,7 @@ def test_packed_events_are_the_events(stream: str) -> None:
 def test_a_flush_is_packed_as_one_event_without_names() -> None:
     tree = HybridTree(CONFIG)
     watch = tree.watch("all")
-    lease = tree.lease(np.arange(64, dtype=np.int32), capacity_tokens=64, working_slots=1)
-    assert lease is not None
-    tree.publish(lease, 64, lease.working_slots[0], CheckpointKind.TURN_END)
-    tree.release(lease)
+    keep(tree, text(64))
     tree.drain_events(watch)
     tree.flush()
     (cleared,) = pack_events(tree.drain_events(watch))

@@ -1,7 +1,6 @@
 """No byte is read before the copy that writes it has run: the cache decides copies, the runner runs
 them before whatever is launched or told to another node next. Memory is poisoned."""
 
-import numpy as np
 import pytest
 import torch
 from tasuki.engine import messages as m
@@ -12,31 +11,18 @@ from tasuki.engine.runner import cpu_runner
 from tasuki.engine.runner.base import Event
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
 from tasuki.model.batch import Batch
-from tasuki.pycache._cpp_cache import Lease
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.cache.test_slot_reuse import keep, slot_bytes, text
 from tests.harness.engines import Lone, alone, poison, prompt, submit, tiny_engine, tiny_parts
-
-
-def take(cache: HybridPrefixCache, tokens: np.ndarray) -> Lease:
-    lease = cache.lease(
-        tokens,
-        salt=b"",
-        capacity_tokens=len(tokens),
-        working_slots=1,
-        cursor=None,
-    )
-    assert lease is not None
-    return lease
+from tests.harness.trees import joined, keep_value, slot_bytes, take_from, text
 
 
 def test_an_allocation_moves_no_byte() -> None:
     cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena)
-    keep(cache, text(70, 7), 7.0)
+    keep_value(cache, text(70, 7), 7.0)
     before = cache.arena.bytes.clone()
-    lease = take(cache, np.append(text(70, 7), np.int32(1)))
+    lease = take_from(cache, joined(text(70, 7), 1))
     assert lease.cached_tokens == 70 and lease.tail_copy is not None
     assert torch.equal(cache.arena.bytes, before)
     run_copies(cache.arena, cache.take_copies())
@@ -48,11 +34,11 @@ def test_an_allocation_moves_no_byte() -> None:
 def test_copies_of_a_lease_that_is_released_meanwhile_harm_nobody(released: int) -> None:
     """Its ids are soon another's, whose copies wait behind its own."""
     cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena, poison)
-    keep(cache, text(64, 7), 7.0)
-    keep(cache, text(64, 8), 8.0)
+    keep_value(cache, text(64, 7), 7.0)
+    keep_value(cache, text(64, 8), 8.0)
     for turn in range(released):
-        cache.release(take(cache, text(70, (7, 8, 9)[turn % 3])))
-    held = {seed: take(cache, text(70, seed)) for seed in (8, 9, 7)}
+        cache.release(take_from(cache, text(70, (7, 8, 9)[turn % 3])))
+    held = {seed: take_from(cache, text(70, seed)) for seed in (8, 9, 7)}
     run_copies(cache.arena, cache.take_copies())
     for seed, value in ((7, 7.0), (8, 8.0), (9, 0.0)):
         lease = held[seed]
@@ -80,7 +66,7 @@ def test_an_event_is_behind_the_copies_that_waited() -> None:
     node = tiny_engine()
     cache, runner = node.engine._cache, Watching(node)
     plans = PlanStream(runner, cache)
-    lease = take(cache, text(70))
+    lease = take_from(cache, text(70))
     assert bool(slot_bytes(cache, lease.working_slots[0]).isnan().all())
     assert plans.record_event()()
     assert runner.log == ["copies", "event"]
