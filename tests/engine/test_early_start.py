@@ -1,15 +1,20 @@
 """A request decodes behind the layer barrier while its prompt lands: same tokens, sooner, and
-nothing left of a step that was for nothing."""
+nothing left of a step that was for nothing. Whichever way a step goes, its ids are kept until its
+stream has been waited for: what the host gave up may still run on the device."""
 
 import statistics
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
+from tasuki.engine.handover.early_step import EarlySteps
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -21,6 +26,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tests.harness.engine_pair import (
     LONG,
     EnginePair,
+    Room,
     StoppedHead,
     broken_head,
     engine_pair,
@@ -28,7 +34,7 @@ from tests.harness.engine_pair import (
     with_early_head,
 )
 from tests.harness.engines import TINY, alone, prompt, submit, tiny_parts
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 NAME = "r"
 
@@ -286,3 +292,134 @@ def test_a_step_that_was_held_up_is_not_believed_for_ever(pair: EnginePair) -> N
         pair.decode.run()
         assert declined < 40
     assert pair.early.counters["unneeded"] > 1
+
+
+@dataclass
+class BusyStream:
+    """A device whose work goes on after the calls that launched it have returned."""
+
+    did: list[str] = field(default_factory=list)
+    waiting: threading.Event = field(default_factory=threading.Event)
+    go: threading.Event = field(default_factory=threading.Event)
+    breaks: bool = False
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        self.did.append("entered")
+        try:
+            yield
+        finally:
+            self.did.append("left")
+
+    def synchronize(self) -> None:
+        self.waiting.set()
+        assert self.go.wait(30)
+        self.did.append("waited")
+        if self.breaks:
+            raise RuntimeError("the device is gone")
+
+
+@contextmanager
+def pair_with(
+    stream: BusyStream, *, broken: bool = False, hold: bool = False
+) -> Iterator[EnginePair]:
+    """hold: the tenth window does not land."""
+    parts = tiny_parts()
+    if broken:
+        parts = with_early_head(parts, broken_head)
+    fault = Fault.HOLD if hold else Fault.NONE
+    with engine_pair(
+        tiny_parts(), parts, lambda index: fault if index == 9 else Fault.NONE
+    ) as pair:
+        steps: EarlySteps = pair.early._steps
+        steps._stream = lambda: stream
+        try:
+            yield pair
+        finally:
+            stream.go.set()
+        if not stream.breaks:
+            pair.decode.assert_at_rest()
+
+
+def lose(pair: EnginePair, room: Room) -> None:
+    pair.decode.post(m.HandoverLost(room.ticket.room, "the sender is gone"))
+
+
+def abort(pair: EnginePair, room: Room) -> None:
+    pair.decode.post(m.Abort(m.RequestId(NAME)))
+
+
+Give = Callable[[EnginePair, Room], None]
+
+
+@pytest.mark.parametrize("give_up", [lose, abort])
+@pytest.mark.parametrize("how", ["shut", "broke", "drew"])
+def test_ids_are_kept_until_the_stream_was_waited_for(how: str, give_up: Give) -> None:
+    stream = BusyStream()
+    with pair_with(stream, broken=how == "broke", hold=how == "shut") as pair:
+        room = pair.begin(submit(NAME, prompt(150), 5))
+        if how == "shut":
+            until(lambda: bool(pair.fabric.held), "waited in vain")
+            give_up(pair, room)
+        assert stream.waiting.wait(30)
+        if how != "shut":
+            give_up(pair, room)
+        pair.decode.post(m.WriterFenced(room.ticket.room))
+        assert stream.did == ["entered", "left"]
+        held = pair.decode.stats()
+        assert held.slots["quarantined"] == 2 and held.pages["quarantined"] > 0
+        assert pair.said_by_steps.empty(), "the engine was told before the stream was waited for"
+        stream.go.set()
+        pair.step_ended()
+        assert stream.did == ["entered", "left", "waited"]
+        assert pair.decode.stats().slots["quarantined"] == 0
+        pair.decode.run()
+        if give_up is lose:
+            assert pair.decode.tokens(NAME) == alone(prompt(150), 5)
+
+
+def test_a_step_joins_only_behind_its_stream() -> None:
+    stream = BusyStream()
+    with pair_with(stream) as pair:
+        room = pair.begin(submit(NAME, prompt(90), 4))
+        assert stream.waiting.wait(30)
+        pair.done(room)
+        assert not pair.decode.step() and len(pair.decode.tokens(NAME)) == 1
+        stream.go.set()
+        pair.step_ended()
+        pair.decode.run()
+        assert pair.decode.tokens(NAME) == alone(prompt(90), 4)
+
+
+def test_a_stream_that_cannot_be_waited_for_keeps_its_ids_for_good() -> None:
+    stream = BusyStream(breaks=True)
+    with pair_with(stream) as pair:
+        room = pair.begin(submit(NAME, prompt(150), 5))
+        assert stream.waiting.wait(30)
+        lose(pair, room)
+        pair.decode.post(m.WriterFenced(room.ticket.room))
+        stream.go.set()
+        pair.step_ended()
+        assert pair.decode.stats().slots["quarantined"] == 2
+        pair.decode.run()
+        assert pair.decode.tokens(NAME) == alone(prompt(150), 5), "others are served without them"
+
+
+def test_the_end_of_an_earlier_step_joins_no_room_whose_own_step_still_runs() -> None:
+    """The word of a step's end may come after the next step has begun."""
+    first, second = BusyStream(), BusyStream()
+    first.go.set()
+    streams = iter((first, second))
+    with pair_with(second) as pair:
+        pair.early._steps._stream = lambda: next(streams)
+        one = pair.begin(submit("one", prompt(90), 4))
+        ended = pair.said_by_steps.get(timeout=HANG_SECONDS)
+        two = pair.begin(submit("two", prompt(91, 1), 4))
+        assert second.waiting.wait(30)
+        pair.done(two)
+        pair.decode.post(ended)
+        assert len(pair.decode.tokens("two")) == 1, "joined while its step ran"
+        second.go.set()
+        pair.join(one)
+        assert pair.decode.tokens("one") == alone(prompt(90), 4)
+        assert pair.decode.tokens("two") == alone(prompt(91, 1), 4)

@@ -50,12 +50,14 @@ def test_no_change_of_logits_below_half_the_margin_changes_the_draw() -> None:
 def test_same_seed_and_position_same_token_whatever_the_batch() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(8, 50, generator=generator)
-    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(8)]
+    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(7)]
+    params.append(SamplingParams())
     positions = list(range(100, 108))
     together = sample(logits, params, positions)
     for row in reversed(range(8)):
         (alone,) = sample(logits[row : row + 1], [params[row]], [positions[row]])
         assert alone.token == together[row].token
+    assert together[7].token == int(logits[7].argmax()), "greedy among drawn ones"
 
 
 def mixed(word: int) -> int:
@@ -89,22 +91,6 @@ def test_the_likeliest_alone_is_what_top_k_1_leaves_whatever_top_p() -> None:
     for top_p in (1.0, 0.999):
         params = SamplingParams(temperature=5.0, top_k=1, top_p=top_p)
         assert set(draw_many(params, 50, flat)) == {1}
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        *({"top_k": -1}, {"top_k": 2**31}, {"max_new_tokens": 0}, {"top_p": 0.0}),
-        *({"top_p": 1.0001}, {"top_p": math.nan}, {"temperature": -1.0}),
-        *({"temperature": math.nan}, {"temperature": 101.0}, {"temperature": 1e-6}),
-    ],
-    ids=str,
-)
-def test_what_no_draw_can_mean_is_refused_by_its_name(field: dict[str, float]) -> None:
-    (name,) = field
-    with pytest.raises(ValueError, match=f"^{name} must be"):
-        SamplingParams(**field)  # type: ignore[arg-type]
-    SamplingParams(max_new_tokens=1, top_k=2**31 - 1, top_p=1.0, temperature=100.0)
 
 
 def test_seed_and_position_both_matter() -> None:
@@ -151,7 +137,7 @@ def test_a_token_at_which_the_mass_is_reached_exactly_is_the_last_kept(
         {"temperature": math.nan},
         {"top_p": 0.0},
         {"top_p": 1e-7},
-        {"top_p": 1.1},
+        {"top_p": 1.0001},
         {"top_p": math.nan},
         {"max_new_tokens": 0},
     ],
@@ -161,6 +147,7 @@ def test_what_no_row_could_hold_is_no_request(bounds: dict[str, float]) -> None:
     (name,) = bounds
     with pytest.raises(ValueError, match=f"^{name} must be "):
         SamplingParams(**bounds)  # type: ignore[arg-type]
+    SamplingParams(max_new_tokens=1, top_k=2**31 - 1, top_p=1.0, temperature=100.0)
 
 
 def test_ties_are_cut_in_order_of_ids() -> None:
@@ -179,13 +166,6 @@ def test_frequencies_follow_the_softmax(temperature: float) -> None:
     chi_square = sum((counts[i] - float(expected[i])) ** 2 / float(expected[i]) for i in kept)
     # The 99.9% point for five degrees of freedom; the draws are fixed by the seed.
     assert chi_square < 20.5
-
-
-def test_greedy_and_sampled_rows_mix() -> None:
-    logits = LOGITS.expand(2, -1)
-    drawn = sample(logits, [SamplingParams(), SamplingParams(temperature=1.0, seed=3)], [5, 5])
-    assert drawn[0].token == 0
-    assert drawn[1] == sample(LOGITS, [SamplingParams(temperature=1.0, seed=3)], [5])[0]
 
 
 def test_vocabulary_of_one() -> None:

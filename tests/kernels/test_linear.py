@@ -1,8 +1,10 @@
-"""Products of few rows against their twins, with shapes that fill no block."""
+"""Products of few rows, and of up to 16, against torch's and their twins, with shapes that fill no
+block."""
 
 import pytest
 import torch
 from tasuki.model.ops.linear.gemv import Stream, gemv, norm_gemv, norm_gemv_swiglu
+from tasuki.model.ops.linear.small_batch import Tile, is_one_round, small_batch
 from tasuki.model.ops.norm.reference import rms_norm
 from torch import Tensor
 from torch.nn import functional
@@ -77,3 +79,26 @@ def test_swiglu_of_a_norm(
         torch.testing.assert_close(got.cpu(), want, atol=2.0, rtol=5e-2)
     else:
         torch.testing.assert_close(got.cpu(), want, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16])
+@pytest.mark.parametrize(("rows", "columns"), [(32, 64), (50, 192), (7, 32)])
+def test_product_of_up_to_16_rows(
+    rows: int, columns: int, batch: int, device: torch.device
+) -> None:
+    x, weight = noise(1, batch, columns).bfloat16(), noise(2, rows, columns).bfloat16()
+    got = small_batch(x.to(device), weight.to(device), Tile(16, 32, 2, 2)).cpu()
+    want = functional.linear(x.float(), weight.float())
+    torch.testing.assert_close(got.float(), want, atol=0.1, rtol=2e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the size is for one")
+@pytest.mark.parametrize("batch", [2, 13, 16])
+def test_the_size_it_is_for(batch: int, device: torch.device) -> None:
+    x = noise(3, batch, 12288).bfloat16().to(device)
+    rows = 32 * torch.cuda.get_device_properties(device).multi_processor_count - 96
+    weight = noise(4, rows, 12288).bfloat16().to(device) / 100
+    assert is_one_round(weight)
+    assert not is_one_round(weight[: rows // 2]) and not is_one_round(weight.float())
+    got, want = small_batch(x, weight), functional.linear(x.float(), weight.float())
+    torch.testing.assert_close(got.float(), want, atol=0.05, rtol=1e-2)
