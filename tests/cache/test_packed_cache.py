@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ def lives(tree: HybridTree, rounds: int) -> Iterator[None]:
 
 def plain(packed: type, source: object) -> object:
     """A packed value that has, field by field, what the C++ one has."""
-    values = {field.name: getattr(source, field.name) for field in fields(packed)}
+    values = {name: getattr(source, name) for name in packed.__annotations__}
     for name, value in values.items():
         if isinstance(value, CheckpointKind):
             values[name] = value.value

@@ -13,40 +13,27 @@ from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.request import Decoding, Finished, IllegalMove, Request, Waiting
 from tasuki.model.ops.sampling.params import SamplingParams
 
-from tests.harness.engines import alone, prompt, submit, tiny_engine
+from tests.harness.engine_cuts import EngineCuts
+from tests.harness.engines import TINY, Lone, alone, prompt, submit, tiny_engine
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65, 200])
-def test_prompts_of_every_length_finish_and_leave_nothing(length: int) -> None:
-    engine = tiny_engine(prefill_chunk_tokens=64)
-    assert engine.ask("r", prompt(length), 8) == alone(prompt(length), 8)
-    done, hit = engine.finished("r"), engine.hit("r")
-    assert done.reason is m.FinishReason.LENGTH
-    assert done.usage.completion_tokens == 8
-    assert hit.usable_tokens + sum(hit.causes.values()) == length
-    engine.assert_at_rest()
+class CpuEngines:
+    vocabulary = TINY["vocab_size"]
+
+    def cold(self, chunk: int = 512, max_batch: int = 64) -> Lone:
+        return tiny_engine(arena_mib=24, prefill_chunk_tokens=chunk, max_batch=max_batch)
+
+    def oracle(self) -> Lone:
+        return tiny_engine(arena_mib=24, prefill_chunk_tokens=4096)
 
 
-def test_a_batch_answers_as_each_request_alone() -> None:
-    engine = tiny_engine(prefill_chunk_tokens=128)
-    prompts = {f"r{i}": prompt(20 + 37 * i, seed=i) for i in range(8)}
-    for name, tokens in prompts.items():
-        engine.post(submit(name, tokens, 6))
-    engine.run()
-    for name, tokens in prompts.items():
-        assert engine.tokens(name) == alone(tokens, 6), name
-    engine.assert_at_rest()
+@pytest.fixture
+def engines() -> CpuEngines:
+    return CpuEngines()
 
 
-def test_the_next_turn_resumes_at_the_exact_end_of_the_last() -> None:
-    engine = tiny_engine()
-    first = prompt(100)
-    second = first + engine.ask("t1", first, 10) + prompt(30, seed=3)
-    assert engine.ask("t2", second, 10) == alone(second, 10)
-    hit = engine.hit("t2")
-    # The last sampled token was never forwarded: the state stands one before it.
-    assert (hit.usable_tokens, hit.checkpoint_source) == (109, "turn_end")
-    engine.assert_at_rest()
+class TestCutsOnTheCpu(EngineCuts):
+    pass
 
 
 def test_a_prompt_is_admitted_with_the_slots_that_it_works_in_and_no_other() -> None:
@@ -91,16 +78,6 @@ def test_an_abort_in_any_step_frees_everything_and_spares_the_others() -> None:
         assert engine.finished("gone").reason is m.FinishReason.ABORT
         assert engine.tokens("stays") == expected
         engine.assert_at_rest()
-
-
-def test_stop_tokens_end_an_answer_and_eos_is_ignored_on_request() -> None:
-    answer = alone(prompt(50), 8)
-    engine = tiny_engine()
-    sampling = SamplingParams(max_new_tokens=8, stop_token_ids=(answer[3],))
-    assert (
-        engine.ask("r", prompt(50), 8, sampling=sampling) == (answer[: answer.index(answer[3]) + 1])
-    )
-    assert engine.finished("r").reason is m.FinishReason.STOP
 
 
 def test_what_can_never_be_served_is_refused_at_submit_with_the_number_that_fits() -> None:

@@ -17,17 +17,10 @@ from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS
 
 SOON = 0.05
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def request(name: str) -> Request:
@@ -35,7 +28,7 @@ def request(name: str) -> Request:
 
 
 def test_who_waits_too_long_is_due_once_and_in_order() -> None:
-    clock = Clock()
+    clock = ManualClock()
     limit = QueueLimit(60.0, clock)
     assert limit.idle_seconds is None
     first, second = request("first"), request("second")
@@ -54,7 +47,7 @@ def test_who_waits_too_long_is_due_once_and_in_order() -> None:
 
 
 def test_who_was_begun_once_waits_as_long_as_it_takes() -> None:
-    clock = Clock()
+    clock = ManualClock()
     limit = QueueLimit(60.0, clock)
     begun, answered = request("begun"), request("answered")
     begun.started = (clock.now, 0)
@@ -66,7 +59,7 @@ def test_who_was_begun_once_waits_as_long_as_it_takes() -> None:
 
 
 def test_who_comes_back_from_another_nodes_queue_waits_anew() -> None:
-    clock = Clock()
+    clock = ManualClock()
     limit = QueueLimit(60.0, clock)
     waiting = request("back")
     limit.entered(waiting)
