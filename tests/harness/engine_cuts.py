@@ -1,5 +1,5 @@
-"""Equal tokens however an engine's work is cut, batched or cached. One body for every device: a test
-file gives the fixture `engines`, of its own device and shapes, and a subclass of EngineCuts.
+"""Equal tokens however an engine's work is cut, batched or cached. One body for every device: a
+test file gives the fixture `engines`, of its own device and shapes, and a subclass of EngineCuts.
 """
 
 from typing import Protocol

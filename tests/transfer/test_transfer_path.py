@@ -32,6 +32,7 @@ from tests.harness.loopback_pair import (
     GENERATION,
     POISON,
     ROOM,
+    Pair,
     cells_in_use,
     destination,
     loopback_pair,
@@ -181,17 +182,30 @@ def test_duplicates_are_harmless() -> None:
         until(lambda: pair.receiver.counters.duplicate == windows, "waited in vain")
 
 
+def assert_broke(pair: Pair, reason: str) -> Drain:
+    """How the room was drained."""
+    end = pair.ends.wait(ROOM)
+    assert isinstance(end, RoomBroke) and reason in end.reason, end
+    return end.drain
+
+
 @pytest.mark.parametrize(
-    ("fault", "drain"),
-    # What broke on its way may have landed in part, or still may: that is no drain.
-    [(Fault.REFUSE, Drain.DRAINED), (Fault.BREAK, Drain.FORCED)],
+    ("fault", "reason", "drain"),
+    [
+        (Fault.REFUSE, "loopback", Drain.DRAINED),
+        # What broke on its way may have landed in part, or still may: that is no drain.
+        (Fault.BREAK, "loopback", Drain.FORCED),
+        # It stalls, and its drain takes too long.
+        (Fault.HOLD, "flushed", Drain.FORCED),
+    ],
 )
-def test_a_failed_post_ends_the_room_with_its_reason(fault: Fault, drain: Drain) -> None:
-    with loopback_pair(faults=only(2, fault)) as pair:
+def test_a_failed_post_ends_the_room_with_its_reason(
+    fault: Fault, reason: str, drain: Drain
+) -> None:
+    quick = SenderSettings(stall_seconds=0.2, drain_seconds=0.1)
+    with loopback_pair(faults=only(2, fault), settings=quick) as pair:
         pair.hand_over()
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and end.drain is drain
-        assert "loopback" in end.reason
+        assert assert_broke(pair, reason) is drain
         assert pair.sender.abort(ROOM).result(1) is drain
 
 
@@ -223,21 +237,11 @@ def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
         assert pair.sender.abort(ROOM).result(5) is Drain.FORCED, "a retry must not say drained"
 
 
-def test_a_room_that_stalls_breaks_and_is_given_up() -> None:
-    quick = SenderSettings(stall_seconds=0.2, drain_seconds=0.1)
-    with loopback_pair(faults=only(3, Fault.HOLD), settings=quick) as pair:
-        pair.hand_over()
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and "flushed" in end.reason
-        assert end.drain is Drain.FORCED
-
-
 def test_posting_stops_when_the_receiver_does_not_renew_and_never_resumes() -> None:
     with loopback_pair(settings=SenderSettings(lease_seconds=0.15)) as pair:
         opened = pair.open(2)
         pair.sender.plan_forward(ROOM, plans(opened.pages, opened.slot, 2)[0](pair.steps.value))
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and "renewed" in end.reason
+        assert_broke(pair, "renewed")
         pair.sender.renew("peer", time.monotonic())
         pair.tick()
         time.sleep(0.05)
@@ -325,8 +329,7 @@ def test_a_plan_that_does_not_fit_ends_the_room(
         pair.open(2)
         local, _ = random_ids(pair.source.layout, 8, pages, np.random.default_rng(1))
         pair.sender.plan_forward(ROOM, FinishedLayers(0, first, local, state))
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and named in end.reason
+        assert_broke(pair, named)
 
 
 def test_pages_are_planned_once() -> None:
@@ -335,8 +338,7 @@ def test_pages_are_planned_once() -> None:
         repeated = plans((pair.source.layout.blocks_per_slab,), 0, 1)[0](0)
         pair.sender.plan_forward(ROOM, replace(repeated, state_slot=None))
         pair.sender.plan_forward(ROOM, repeated)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and "each once" in end.reason
+        assert_broke(pair, "each once")
 
 
 def test_notifications_of_no_room_or_an_old_generation_change_nothing() -> None:
