@@ -14,7 +14,15 @@ from tasuki.model.batch import Batch
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.harness.engines import Lone, alone, poison, prompt, submit, tiny_engine, tiny_parts
+from tests.harness.engines import (
+    Lone,
+    assert_answered_as_alone,
+    poison,
+    prompt,
+    submit,
+    tiny_engine,
+    tiny_parts,
+)
 from tests.harness.trees import joined, keep_value, slot_bytes, take_from, text
 
 
@@ -117,8 +125,7 @@ def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
         node.step()
         if all(len(node.tokens(name)) == 70 for name in answers):
             break
-    for name, tokens in answers.items():
-        assert node.tokens(name) == alone(tokens, 70), name
+    assert_answered_as_alone(node, answers, 70)
     assert rooms and min(seen.values()) > 0
 
 

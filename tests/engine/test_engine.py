@@ -14,7 +14,15 @@ from tasuki.engine.request import Decoding, Finished, IllegalMove, Request, Wait
 from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.harness.engine_cuts import EngineCuts
-from tests.harness.engines import TINY, Lone, alone, prompt, submit, tiny_engine
+from tests.harness.engines import (
+    TINY,
+    Lone,
+    alone,
+    assert_answered_as_alone,
+    prompt,
+    submit,
+    tiny_engine,
+)
 
 
 class CpuEngines:
@@ -55,11 +63,8 @@ def test_salts_share_nothing() -> None:
 def test_more_requests_than_the_arena_holds_all_finish_with_the_right_tokens() -> None:
     engine = tiny_engine(arena_mib=0.3, prefill_chunk_tokens=64)
     prompts = {f"r{i}": prompt(150, seed=i) for i in range(8)}
-    for name, tokens in prompts.items():
-        engine.post(submit(name, tokens, 200))
-    engine.run()
-    for name, tokens in prompts.items():
-        assert engine.tokens(name) == alone(tokens, 200), name
+    engine.ask_all(prompts, 200)
+    assert_answered_as_alone(engine, prompts, 200)
     leases = engine.stats().tree["leased_requests"]
     assert leases > len(prompts), "no request was retracted: the arena is too large for this test"
     engine.assert_at_rest()

@@ -13,7 +13,15 @@ from tasuki.engine.role import Role
 from tasuki.model.batch import Batch
 
 from tests.harness.engine_pair import engine_pair, with_early_head
-from tests.harness.engines import Lone, alone, prompt, submit, tiny_engine, tiny_parts
+from tests.harness.engines import (
+    Lone,
+    alone,
+    assert_answered_as_alone,
+    prompt,
+    submit,
+    tiny_engine,
+    tiny_parts,
+)
 
 POISON = 127
 GOOD = {f"good-{n}": [t % POISON for t in prompt(40 + 37 * n, n)] for n in range(3)}
@@ -30,8 +38,7 @@ def run_among_others(engine: Lone, bad: m.Submit, tokens: int) -> None:
     engine.run()
     assert engine.rejected(bad.request_id).kind is m.ErrorKind.INTERNAL
     assert len(engine.tokens(bad.request_id)) == tokens
-    for name, asked in GOOD.items():
-        assert engine.tokens(name) == alone(asked, 30), name
+    assert_answered_as_alone(engine, GOOD, 30)
     engine.assert_at_rest()
 
 
@@ -83,12 +90,9 @@ def test_a_fault_that_passes_costs_time_only() -> None:
     engine = tiny_engine(prefill_chunk_tokens=256)
     fails = [True]
     break_where(engine, lambda batch: len(batch.context_lens) > 1 and bool(fails) and fails.pop())
-    for name, tokens in GOOD.items():
-        engine.post(submit(name, tokens, 12))
-    engine.run()
+    engine.ask_all(GOOD, 12)
     assert not fails
-    for name, tokens in GOOD.items():
-        assert engine.tokens(name) == alone(tokens, 12)
+    assert_answered_as_alone(engine, GOOD, 12)
     engine.assert_at_rest()
 
 

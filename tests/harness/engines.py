@@ -1,6 +1,6 @@
 """Engines for tests: tiny models, poisoned memory, a loop that runs without threads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -111,6 +111,12 @@ class Lone:
         self.post(submit(request_id, prompt, max_new_tokens, **changes))
         self.run()
         return self.tokens(request_id)
+
+    def ask_all(self, prompts: Mapping[str, Sequence[int]], max_new_tokens: int) -> None:
+        """All of them at once, until nothing can run."""
+        for name, prompt in prompts.items():
+            self.post(submit(name, prompt, max_new_tokens))
+        self.run()
 
     def all_said(self, kind: type[Kind]) -> list[Kind]:
         return [item for item in self.said if isinstance(item, kind)]
@@ -224,3 +230,10 @@ def tiny_engine(
 def alone(tokens: Sequence[int], max_new_tokens: int, **changes: object) -> list[int]:
     """The oracle: the request by itself in a fresh engine, whole prompt in one chunk."""
     return tiny_engine(prefill_chunk_tokens=4096).ask("r", tokens, max_new_tokens, **changes)
+
+
+def assert_answered_as_alone(
+    engine: Lone, prompts: Mapping[str, Sequence[int]], max_new_tokens: int
+) -> None:
+    for name, tokens in prompts.items():
+        assert engine.tokens(name) == alone(tokens, max_new_tokens), name

@@ -190,20 +190,20 @@ def assert_broke(pair: Pair, reason: str) -> Drain:
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason", "drain"),
+    ("fault", "settings", "reason", "drain"),
     [
-        (Fault.REFUSE, "loopback", Drain.DRAINED),
+        (Fault.REFUSE, None, "loopback", Drain.DRAINED),
         # What broke on its way may have landed in part, or still may: that is no drain.
-        (Fault.BREAK, "loopback", Drain.FORCED),
+        (Fault.BREAK, None, "loopback", Drain.FORCED),
         # It stalls, and its drain takes too long.
-        (Fault.HOLD, "flushed", Drain.FORCED),
+        (Fault.HOLD, SenderSettings(stall_seconds=0.2, drain_seconds=0.1), "flushed", Drain.FORCED),
     ],
+    ids=["refused", "broken", "stalled"],
 )
 def test_a_failed_post_ends_the_room_with_its_reason(
-    fault: Fault, reason: str, drain: Drain
+    fault: Fault, settings: SenderSettings | None, reason: str, drain: Drain
 ) -> None:
-    quick = SenderSettings(stall_seconds=0.2, drain_seconds=0.1)
-    with loopback_pair(faults=only(2, fault), settings=quick) as pair:
+    with loopback_pair(faults=only(2, fault), settings=settings) as pair:
         pair.hand_over()
         assert assert_broke(pair, reason) is drain
         assert pair.sender.abort(ROOM).result(1) is drain
