@@ -96,21 +96,21 @@ def test_recency_takes_a_state_on_probation_before_an_older_one_until_it_is_used
         tree.check_integrity()
 
 
-def test_value_keeps_what_is_used_often_where_recency_loses_it() -> None:
-    """A prefix comes back every fourth request; between, strangers pass that never return."""
-    saved = {}
-    for policy in ("lru", "value"):
+def test_value_keeps_what_is_used_often_where_recency_loses_it_and_auto_follows() -> None:
+    """A prefix comes back every eighth request; between, strangers pass that never return."""
+    saved, followed = dict.fromkeys(POLICIES, 0), {}
+    for policy in POLICIES:
         tree = tree_of(policy, slabs=8)
-        total = 0
-        for step in range(400):
+        for step in range(600):
             tree.advance_to(step * 1000)
             if step % 8 == 0:
-                total += serve(tree, prompt(1, 2, 3), 3 * PAGE_TOKENS)
+                saved[policy] += serve(tree, prompt(1, 2, 3), 3 * PAGE_TOKENS)
             else:
                 serve(tree, prompt(1000 + step, 5000 + step), 2 * PAGE_TOKENS)
-        saved[policy] = total
+        followed[policy] = tree.policy
     assert saved["lru"] == 0
-    assert saved["value"] > 30 * 3 * PAGE_TOKENS
+    assert saved["value"] > 45 * 3 * PAGE_TOKENS
+    assert followed["auto"] == "value"
 
 
 def one_size_returns(tree: HybridTree, back: int, pages: int) -> int:
@@ -140,15 +140,6 @@ def test_auto_follows_recency_where_that_saves_more(slabs: int, back: int) -> No
     assert saved["lru"] > 2 * saved["value"]
     assert followed["auto"] == "lru"
     assert saved["auto"] > 0.8 * saved["lru"]
-
-
-def test_auto_stays_with_value_where_that_saves_more() -> None:
-    tree = tree_of("auto", slabs=8)
-    for step in range(600):
-        tree.advance_to(step * 1000)
-        again = step % 8 == 0
-        serve(tree, prompt(*([1, 2, 3] if again else [1000 + step, 5000 + step])), 2 * PAGE_TOKENS)
-    assert tree.policy == "value"
 
 
 def ask_document(tree: HybridTree, name: int, question: int) -> Lease:
