@@ -1,7 +1,7 @@
 """Prompts whose pages hash alike are still different prompts: tokens are compared behind every
 hash, and where only names are known they choose a route and no state."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import combinations, islice, pairwise, permutations
 
 import numpy as np
@@ -10,12 +10,8 @@ from tasuki.client import prefix_index
 from tasuki.client.answer import Answer
 from tasuki.client.prefix_index import PrefixIndex
 from tasuki.client.prompt import Prompt
-from tasuki.pycache._cpp_cache import (
-    CacheEvent,
-    EventBatch,
-    HybridTree,
-    prefix_hashes,
-)
+from tasuki.pycache._cpp_cache import HybridTree, prefix_hashes
+from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.cache.colliding_pages import colliding_pages
@@ -60,36 +56,6 @@ def test_under_pressure_what_is_left_of_the_colliding_is_still_told_apart() -> N
     assert 0 < len(standing) < len(prompts) and set(standing) == {128}
 
 
-@dataclass(frozen=True)
-class Renamed:
-    """An event whose names are cut so short that all collide."""
-
-    event: CacheEvent
-
-    @property
-    def kind(self) -> str:
-        return self.event.kind
-
-    @property
-    def tokens(self) -> int:
-        return self.event.tokens
-
-    @property
-    def prefix(self) -> bytes | None:
-        return None if self.event.prefix is None else b""
-
-    parent = prefix
-
-
-class Renaming(list[Renamed]):
-    """A batch of such events."""
-
-    def __init__(self, batch: EventBatch) -> None:
-        super().__init__(map(Renamed, batch))
-        self.sequence = batch.sequence
-        self.is_snapshot = batch.is_snapshot
-
-
 def test_names_that_collide_cost_a_router_its_estimate_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,12 +64,14 @@ def test_names_that_collide_cost_a_router_its_estimate_and_no_more(
     one, other = pages[0], joined(pages[1], 1)
     tree, index = tree_of(8), PrefixIndex()
     serve(tree, one)
-    index.apply(Renaming(tree.drain_events(tree.watch("usable"))))
+    events = pack_events(tree.drain_events(tree.watch("usable")))
+    index.apply(replace(events, names=bytes(len(events.names))))
     assert index.usable_tokens(other) == 0
+    # A name has sixteen bytes.
     monkeypatch.setattr(
         prefix_index,
         "prefix_hashes",
-        lambda tokens, salt: [b"" for _ in prefix_hashes(tokens, salt)],
+        lambda tokens, salt: [bytes(16) for _ in prefix_hashes(tokens, salt)],
     )
     assert index.usable_tokens(other) == 64, "the router expects a hit that is none"
     assert tree.match(other).kv_tokens == 0 and serve(tree, other) == 0

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tasuki.transfer.fencing.evidence import (
@@ -21,6 +22,7 @@ from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.windows.send_report import Drain
 
+from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS
 
 CHILD = """
@@ -32,8 +34,11 @@ sys.stdin.read()
 """
 
 
+Writer = tuple["subprocess.Popen[str]", ProcessIdentity]
+
+
 @pytest.fixture
-def writer() -> Iterator[tuple["subprocess.Popen[str]", ProcessIdentity]]:
+def writer() -> Iterator[Writer]:
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -52,9 +57,7 @@ def test_a_fence_without_evidence_stays_closed() -> None:
     assert fence.wait(0) is FenceReason.DRAIN_ACKNOWLEDGED
 
 
-def test_death_is_proven_even_of_a_zombie(
-    writer: tuple["subprocess.Popen[str]", ProcessIdentity],
-) -> None:
+def test_death_is_proven_even_of_a_zombie(writer: Writer) -> None:
     process, identity = writer
     dead = WriterDead.watch(identity, settle=0.1)
     assert dead is not None
@@ -69,27 +72,24 @@ def test_death_is_proven_even_of_a_zombie(
     assert fence.reason() is FenceReason.WRITER_DEAD
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"boot_id": "another"}, {"pid_namespace": 1}, {"start_ticks": 1}, {"pid": 2**22 + 1}],
+    ids=str,
+)
 def test_another_host_or_another_process_of_the_pid_is_not_watched(
-    writer: tuple["subprocess.Popen[str]", ProcessIdentity],
+    writer: Writer, other: dict[str, Any]
 ) -> None:
-    _, identity = writer
-    assert WriterDead.watch(replace(identity, boot_id="another"), 0) is None
-    assert WriterDead.watch(replace(identity, pid_namespace=1), 0) is None
-    assert WriterDead.watch(replace(identity, start_ticks=1), 0) is None
-    assert WriterDead.watch(replace(identity, pid=2**22 + 1), 0) is None
+    assert WriterDead.watch(replace(writer[1], **other), 0) is None
 
 
 def test_a_lease_expires_only_after_renewals_stopped() -> None:
-    now, renewed = [100.0], [None]
-    expired = LeaseExpired(lambda: renewed[0], margin=3.0, clock=lambda: now[0])
-    now[0] = 1000.0
+    clock, renewed = ManualClock(1000.0), [None]
+    expired = LeaseExpired(lambda: renewed[0], margin=3.0, clock=clock)
     assert not expired.holds(), "still renewing"
     renewed[0] = 998.0
-    assert not expired.holds()
-    now[0] = 1001.0
-    assert not expired.holds()
-    now[0] = 1001.1
-    assert expired.holds()
+    for clock.now, held in ((1000.0, False), (1001.0, False), (1001.1, True)):
+        assert expired.holds() is held
 
 
 def test_a_writer_that_can_be_watched_has_two_ways_to_be_known_gone() -> None:
