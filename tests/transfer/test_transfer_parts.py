@@ -23,12 +23,13 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader, cut
 
 from tests.harness.loopback_pair import small_layout
+from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS
 
 
 def test_steps_wake_waiters_and_remember_times() -> None:
-    now = [10.0]
-    steps = StepCounter(clock=lambda: now[0])
+    clock = ManualClock(10.0)
+    steps = StepCounter(clock=clock)
     heard: list[int] = []
     steps.subscribe(lambda: heard.append(steps.value))
     assert steps.wait_for(0, timeout=0)
@@ -36,7 +37,7 @@ def test_steps_wake_waiters_and_remember_times() -> None:
     waiter = threading.Thread(target=lambda: heard.append(-steps.wait_for(2, timeout=HANG_SECONDS)))
     waiter.start()
     steps.tick()
-    now[0] = 11.0
+    clock.now = 11.0
     steps.tick()
     waiter.join()
     assert sorted(heard) == [-1, 1, 2]
@@ -216,8 +217,8 @@ def test_contract_names_every_difference() -> None:
 
 
 def test_rendezvous_meets_in_either_order_and_expires() -> None:
-    now = [0.0]
-    meeting: Rendezvous[str] = Rendezvous(patience=5, clock=lambda: now[0])
+    clock = ManualClock(0.0)
+    meeting: Rendezvous[str] = Rendezvous(patience=5, clock=clock)
     for first, second in ((Side.LOCAL, Side.REMOTE), (Side.REMOTE, Side.LOCAL)):
         assert meeting.arrive(1, first, "first") is None
         with pytest.raises(DuplicateRoom):
@@ -226,9 +227,9 @@ def test_rendezvous_meets_in_either_order_and_expires() -> None:
     meeting.arrive(2, Side.LOCAL, "late")
     meeting.arrive(3, Side.LOCAL, "aborted")
     meeting.withdraw(3)
-    now[0] = 4.9
+    clock.now = 4.9
     assert meeting.expire() == []
-    now[0] = 5.0
+    clock.now = 5.0
     with pytest.raises(DuplicateRoom, match="expired"):
         meeting.arrive(2, Side.REMOTE, "too late")
     assert [waiting.what for waiting in meeting.expire()] == ["late"]
@@ -258,15 +259,15 @@ def test_what_leaves_while_a_layers_rest_is_computed_is_hidden(
 
 
 def test_a_forwards_end_is_known_once_it_is_told() -> None:
-    now = [1.0]
-    steps = StepCounter(clock=lambda: now[0])
+    clock = ManualClock(1.0)
+    steps = StepCounter(clock=clock)
     assert steps.end_of(1) == -math.inf, "nothing ticked"
     steps.tick()
     assert steps.end_of(1) == 1.0, "nobody tells of ends"
-    now[0] = 2.0
+    clock.now = 2.0
     steps.end_forward()
     steps.tick()
     assert (steps.end_of(1), steps.end_of(2)) == (2.0, math.inf)
-    now[0] = 3.0
+    clock.now = 3.0
     steps.end_forward()
     assert (steps.end_of(1), steps.end_of(2)) == (2.0, 3.0)
