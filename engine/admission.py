@@ -17,8 +17,8 @@ class Admission:
         self._handover = handover
 
     def admit(self, request: Request) -> bool:
-        """Whether the request no longer waits for a lease here or a prefill node. One that can
-        never be served is rejected."""
+        """Whether the request no longer waits for an allocation here or a prefill node. One that
+        can never be served is rejected."""
         answer_depends_on = (self._cache.room_version, self._handover.prefill_available)
         if request.refused_at == answer_depends_on:
             return False

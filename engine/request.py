@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache._cpp_cache import CheckpointKind, Lease
+from tasuki.pycache._cpp_cache import CheckpointKind, Allocation
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .messages import (
@@ -27,7 +27,7 @@ from .messages import (
     RouteReport,
     Ticket,
     Tokens,
-    ToldRoom,
+    GatewayRoom,
     TransferReport,
     marked,
 )
@@ -69,19 +69,19 @@ class Pulling:
 
 @dataclass(frozen=True)
 class Receiving:
-    """(decode) The lease's own pages and slots are granted to the sender."""
+    """(decode) The allocation's own pages and slots are granted to the sender."""
 
     phase: ClassVar[RequestPhase] = RequestPhase.RECEIVING
     room: RoomId
-    lease: Lease
+    allocation: Allocation
 
 
 @dataclass(frozen=True)
 class AwaitingGrant:
-    """(prefill) The lease is held; the receiver's ids are not known yet."""
+    """(prefill) The allocation is held; the receiver's ids are not known yet."""
 
     phase: ClassVar[RequestPhase] = RequestPhase.AWAITING_GRANT
-    lease: Lease
+    allocation: Allocation
 
 
 @dataclass
@@ -121,13 +121,13 @@ class Active:
 
     phase: ClassVar[RequestPhase]
 
-    lease: Lease
+    allocation: Allocation
     progress: Progress
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """The lease's working slots."""
-        return tuple(self.lease.working_slots)
+        """The allocation's working slots."""
+        return tuple(self.allocation.working_slots)
 
     @property
     def state_slot(self) -> int:
@@ -168,16 +168,16 @@ class Decoding(Active):
 
 @dataclass(frozen=True)
 class HandingOver:
-    """(prefill) The first token is out; windows may still be read from the lease's pages and
+    """(prefill) The first token is out; windows may still be read from the allocation's pages and
     slot."""
 
     phase: ClassVar[RequestPhase] = RequestPhase.HANDING_OVER
-    lease: Lease
+    allocation: Allocation
 
 
 @dataclass(frozen=True)
 class Retracted:
-    """Gave its lease back for others to progress; goes to the head of the queue."""
+    """Gave its allocation back for others to progress; goes to the head of the queue."""
 
     phase: ClassVar[RequestPhase] = RequestPhase.RETRACTED
 
@@ -236,7 +236,7 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     ticket: Ticket | None = None
-    told: ToldRoom | None = None
+    told: GatewayRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: HitBreakdown | None = None
@@ -245,7 +245,9 @@ class Request:
     pull_tried: bool = False
     route: RouteReport | None = None
     asked_at: float | None = None  # of a prefill node
-    started: tuple[float, int] | None = None  # when it was leased to be computed, from which token
+    started: tuple[float, int] | None = (
+        None  # when it was allocated to be computed, from which token
+    )
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
@@ -284,7 +286,7 @@ class Request:
 
     @property
     def next_capacity(self) -> int:
-        """Tokens to lease pages for now: all there are, a page ahead, never past the end."""
+        """Tokens to allocation pages for now: all there are, a page ahead, never past the end."""
         length = self.expected_length
         return max(length, min(length + PAGE_TOKENS, self.final_length))
 

@@ -3,13 +3,13 @@
 Thread rule: the engine loop alone calls it. It moves no byte: what must be copied waits in a list,
 in the order in which it was decided, until take_copies().
 Invariants:
-1. A working slot that leaves lease() is to be forked from a checkpoint or zeroed, never neither;
-   one that leaves lease_receive() is written by the sender.
+1. A working slot that leaves allocate() is to be forked from a checkpoint or zeroed, never neither;
+   one that leaves allocate_to_receive() is written by the sender.
 2. Whoever reads or writes ids that a call here returned, a forward or another node, does so after
    the copies that waited when that call returned. So they are taken and run before the next forward
    is launched, and before the event is recorded behind which another node may write or read
-   (engine/plan_stream.py). Copies for a lease that is released meanwhile still run: in the list's
-   order they come before whatever its ids are used for next.
+   (engine/plan_stream.py). Copies for an allocation that is released meanwhile still run: in the
+   list's order they come before whatever its ids are used for next.
 """
 
 import time
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ._cpp_cache import (
     CheckpointKind,
     Eviction,
-    HybridTree,
-    Lease,
+    PrefixCache,
+    Allocation,
     Match,
     TreeConfig,
     TreeStats,
@@ -72,7 +72,7 @@ class HybridPrefixCache:
         self._on_fresh = on_fresh
         self._clock = clock
         self._copies: list[CopyOp] = []
-        self._tree = HybridTree(
+        self._tree = PrefixCache(
             TreeConfig(
                 slabs=slabs,
                 blocks_per_slab=layout.blocks_per_slab,
@@ -113,13 +113,13 @@ class HybridPrefixCache:
 
     @property
     def room_version(self) -> int:
-        """While it stands still, a lease that was refused would be refused again."""
+        """While it stands still, an allocation that was refused would be refused again."""
         return self._tree.room_version
 
     def capacity_tokens(self, working_slots: int) -> int:
         return self._tree.capacity_tokens(working_slots)
 
-    def lease(
+    def allocate(
         self,
         tokens: NDArray[np.int32],
         *,
@@ -127,11 +127,11 @@ class HybridPrefixCache:
         capacity_tokens: int,
         working_slots: int,
         cursor: int | None,
-    ) -> Lease | None:
-        """Lease to compute: working_slots[0] holds the state after cached_tokens tokens once the
-        copies that wait on return have run."""
+    ) -> Allocation | None:
+        """Allocation to compute: working_slots[0] holds the state after cached_tokens tokens once
+        the copies that wait on return have run."""
         self._tree.advance_to(self._clock())
-        lease = self._tree.lease(
+        allocation = self._tree.allocate(
             tokens,
             salt=salt,
             capacity_tokens=capacity_tokens,
@@ -139,19 +139,19 @@ class HybridPrefixCache:
             cursor=cursor,
         )
         self._follow_moves()
-        if lease is None:
+        if allocation is None:
             return None
-        self._hand_out(lease.pages[lease.shared_pages :], lease.working_slots)
-        first = lease.working_slots[0]
-        if lease.cow_source_slot is None:
+        self._hand_out(allocation.pages[allocation.shared_pages :], allocation.working_slots)
+        first = allocation.working_slots[0]
+        if allocation.cow_source_slot is None:
             self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))
         else:
-            self._copies.append(CopyOp(CopyKind.SLOT, lease.cow_source_slot, first))
-        if lease.tail_copy is not None:
-            self._copies.append(CopyOp(CopyKind.PAGE, *lease.tail_copy))
-        return lease
+            self._copies.append(CopyOp(CopyKind.SLOT, allocation.cow_source_slot, first))
+        if allocation.tail_copy is not None:
+            self._copies.append(CopyOp(CopyKind.PAGE, *allocation.tail_copy))
+        return allocation
 
-    def lease_receive(
+    def allocate_to_receive(
         self,
         tokens: NDArray[np.int32],
         *,
@@ -159,10 +159,10 @@ class HybridPrefixCache:
         capacity_tokens: int,
         working_slots: int,
         cursor: int | None,
-    ) -> Lease | None:
-        """Lease to be written by a sender; granted at once, so that its ids cannot be released by
-        mistake."""
-        lease = self._tree.lease_receive(
+    ) -> Allocation | None:
+        """Allocation to be written by a sender; granted at once, so that its ids cannot be released
+        by mistake."""
+        allocation = self._tree.allocate_to_receive(
             tokens,
             salt=salt,
             capacity_tokens=capacity_tokens,
@@ -170,54 +170,54 @@ class HybridPrefixCache:
             cursor=cursor,
         )
         self._follow_moves()
-        if lease is None:
+        if allocation is None:
             return None
-        self._hand_out(lease.pages[lease.shared_pages :], lease.working_slots)
-        self._tree.grant(lease)
-        return lease
+        self._hand_out(allocation.pages[allocation.shared_pages :], allocation.working_slots)
+        self._tree.grant(allocation)
+        return allocation
 
-    def lease_to_send(self, tokens: NDArray[np.int32], *, salt: bytes) -> Lease | None:
-        """Lease to be read by a sender: what is usable of the prompt is pinned, nothing is
+    def allocate_to_send(self, tokens: NDArray[np.int32], *, salt: bytes) -> Allocation | None:
+        """Allocation to be read by a sender: what is usable of the prompt is pinned, nothing is
         taken."""
-        return self._tree.lease_to_send(tokens, salt=salt)
+        return self._tree.allocate_to_send(tokens, salt=salt)
 
-    def extend(self, lease: Lease, capacity_tokens: int) -> bool:
-        held = len(lease.pages)
-        extended = self._tree.extend(lease, capacity_tokens)
+    def extend(self, allocation: Allocation, capacity_tokens: int) -> bool:
+        held = len(allocation.pages)
+        extended = self._tree.extend(allocation, capacity_tokens)
         self._follow_moves()
         if not extended:
             return False
-        self._hand_out(lease.pages[held:], ())
+        self._hand_out(allocation.pages[held:], ())
         return True
 
-    def append(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
-        self._tree.append(lease, tokens)
+    def append(self, allocation: Allocation, tokens: NDArray[np.int32]) -> None:
+        self._tree.append(allocation, tokens)
 
-    def take_checkpoint_slot(self, lease: Lease) -> int | None:
-        slot = self._tree.take_checkpoint_slot(lease)
+    def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
+        slot = self._tree.take_checkpoint_slot(allocation)
         self._follow_moves()
         if slot is not None:
             self._hand_out(_NO_PAGES, (slot,))
         return slot
 
-    def publish(
+    def insert(
         self,
-        lease: Lease,
+        allocation: Allocation,
         boundary: int,
         slot: int | None,
         kind: CheckpointKind,
         hint: str = "unknown",
     ) -> None:
-        self._tree.publish(lease, boundary, slot, kind, hint)
+        self._tree.insert(allocation, boundary, slot, kind, hint)
 
-    def release(self, lease: Lease) -> None:
-        self._tree.release(lease)
+    def release(self, allocation: Allocation) -> None:
+        self._tree.release(allocation)
 
-    def settle(self, lease: Lease) -> None:
-        self._tree.settle(lease)
+    def accept_received(self, allocation: Allocation) -> None:
+        self._tree.accept_received(allocation)
 
-    def quarantine(self, lease: Lease) -> int:
-        return self._tree.quarantine(lease)
+    def quarantine(self, allocation: Allocation) -> int:
+        return self._tree.quarantine(allocation)
 
     def free_quarantined(self, quarantine: int) -> None:
         self._tree.free_quarantined(quarantine)
@@ -242,7 +242,7 @@ class HybridPrefixCache:
         self._tree.unwatch(watch)
 
     def view(self, limit: int, under: tuple[int, int] | None = None) -> PackedTree | None:
-        """What stands, in `limit` nodes; None where `under` is gone (HybridTree.view)."""
+        """What stands, in `limit` nodes; None where `under` is gone (PrefixCache.view)."""
         view = self._tree.view(limit, under)
         return None if view is None else pack_tree(view)
 

@@ -1,6 +1,6 @@
 """docs/errors.md, written from the errors themselves: python -m tasuki.server.error_reference
 
-Pure functions. Lists every FrontError that its imports define.
+Pure functions. Lists every ServerError that its imports define.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tasuki.engine.messages import ErrorKind, RequestError
 from tasuki.server.http.errors import error_body, error_status
 
-from .errors import FrontError, RateLimited, RequestRejected, Retry
+from .errors import ServerError, RateLimited, RequestRejected, Retry
 
 _REJECTED = {
     ErrorKind.INVALID: "The engine refused the request: its prompt is empty or no prompt.",
@@ -91,8 +91,8 @@ def page() -> str:
     return _HEAD + "".join(lines) + _TAIL
 
 
-def _errors() -> Iterator[tuple[FrontError, str]]:
-    for kind_of in _subclasses(FrontError):
+def _errors() -> Iterator[tuple[ServerError, str]]:
+    for kind_of in _subclasses(ServerError):
         if "kind" in vars(kind_of):
             blank = RateLimited("", 0) if kind_of is RateLimited else kind_of("")
             yield blank, " ".join((kind_of.__doc__ or "").split())
@@ -100,7 +100,7 @@ def _errors() -> Iterator[tuple[FrontError, str]]:
         yield RequestRejected(RequestError(kind, "")), meaning
 
 
-def _subclasses(base: type[FrontError]) -> Iterator[type[FrontError]]:
+def _subclasses(base: type[ServerError]) -> Iterator[type[ServerError]]:
     for kind_of in base.__subclasses__():
         yield kind_of
         yield from _subclasses(kind_of)

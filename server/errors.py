@@ -49,7 +49,7 @@ RETRY_OF = {
 }
 
 
-class FrontError(Exception):
+class ServerError(Exception):
     """Ends one call. The message names the field and the mend."""
 
     status = grpc.StatusCode.INTERNAL
@@ -57,21 +57,21 @@ class FrontError(Exception):
     retry = Retry.NEVER
 
 
-class InvalidApiKey(FrontError):
+class InvalidApiKey(ServerError):
     """The API key is missing or wrong."""
 
     status = grpc.StatusCode.UNAUTHENTICATED
     kind = "invalid_api_key"
 
 
-class PermissionDenied(FrontError):
+class PermissionDenied(ServerError):
     """The API key lacks the scope that the call needs."""
 
     status = grpc.StatusCode.PERMISSION_DENIED
     kind = "permission_denied"
 
 
-class InvalidRequest(FrontError):
+class InvalidRequest(ServerError):
     """A field is missing, malformed or beyond its bounds."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
@@ -92,7 +92,7 @@ class PromptTooLong(InvalidRequest):
     kind = "too_long"
 
 
-class RequestRejected(FrontError):
+class RequestRejected(ServerError):
     """The engine refused the request or could not finish it."""
 
     def __init__(self, error: RequestError) -> None:
@@ -103,7 +103,7 @@ class RequestRejected(FrontError):
         self.retry = RETRY_OF[error.kind]
 
 
-class UnknownSession(FrontError):
+class UnknownSession(ServerError):
     """The session was closed, gave way to others, or was on a node that restarted."""
 
     status = grpc.StatusCode.NOT_FOUND
@@ -111,35 +111,35 @@ class UnknownSession(FrontError):
     retry = Retry.REOPEN
 
 
-class UnknownRequest(FrontError):
+class UnknownRequest(ServerError):
     """The node does not remember how a request of that id ended."""
 
     status = grpc.StatusCode.NOT_FOUND
     kind = "unknown_request"
 
 
-class UnknownNode(FrontError):
+class UnknownNode(ServerError):
     """The tree no longer holds the node or prefix of the question."""
 
     status = grpc.StatusCode.NOT_FOUND
     kind = "unknown_node"
 
 
-class SessionBusy(FrontError):
+class SessionBusy(ServerError):
     """A turn of the session runs: wait for its end."""
 
     status = grpc.StatusCode.FAILED_PRECONDITION
     kind = "session_busy"
 
 
-class RoleFixed(FrontError):
+class RoleFixed(ServerError):
     """The node cannot take another role, or not now."""
 
     status = grpc.StatusCode.FAILED_PRECONDITION
     kind = "role_fixed"
 
 
-class NotServedHere(FrontError):
+class NotServedHere(ServerError):
     """The node does not serve that: a prefill node answers no clients, decode nodes do."""
 
     status = grpc.StatusCode.UNIMPLEMENTED
@@ -147,7 +147,7 @@ class NotServedHere(FrontError):
     retry = Retry.ELSEWHERE
 
 
-class SessionLimit(FrontError):
+class SessionLimit(ServerError):
     """As many sessions are open as the node allows, or as it allows to one API key, and none is
     idle."""
 
@@ -156,7 +156,7 @@ class SessionLimit(FrontError):
     retry = Retry.LATER
 
 
-class RequestLimit(FrontError):
+class RequestLimit(ServerError):
     """The caller has as many requests in flight as one API key may have."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -164,7 +164,7 @@ class RequestLimit(FrontError):
     retry = Retry.LATER
 
 
-class WatcherLimit(FrontError):
+class WatcherLimit(ServerError):
     """As many watch the node as it allows, or as it allows to one API key."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -172,14 +172,14 @@ class WatcherLimit(FrontError):
     retry = Retry.LATER
 
 
-class DuplicateRequest(FrontError):
+class DuplicateRequest(ServerError):
     """A request of that id is in flight."""
 
     status = grpc.StatusCode.ALREADY_EXISTS
     kind = "duplicate_request"
 
 
-class LoopBehind(FrontError):
+class LoopBehind(ServerError):
     """The node is so far behind with other callers' work that it did not take the call up."""
 
     status = grpc.StatusCode.UNAVAILABLE
@@ -187,14 +187,14 @@ class LoopBehind(FrontError):
     retry = Retry.ELSEWHERE
 
 
-class SlowReader(FrontError):
+class SlowReader(ServerError):
     """The client does not read its answer as fast as it is made."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     kind = "slow_reader"
 
 
-class RateLimited(FrontError):
+class RateLimited(ServerError):
     """The caller has used what it may ask for in a minute."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -207,7 +207,7 @@ class RateLimited(FrontError):
         self.retry_after = retry_after
 
 
-class Busy(FrontError):
+class Busy(ServerError):
     """As many prompts wait to be read as the node allows."""
 
     status = grpc.StatusCode.UNAVAILABLE
@@ -215,14 +215,14 @@ class Busy(FrontError):
     retry = Retry.LATER
 
 
-class RequestAborted(FrontError):
+class RequestAborted(ServerError):
     """Somebody else ended the request, and the API has no finish reason for it."""
 
     status = grpc.StatusCode.ABORTED
     kind = "aborted"
 
 
-def _trailer(error: FrontError) -> tuple[tuple[str, str], ...]:
+def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:
     hints = ((ERROR_KIND_KEY, error.kind), (RETRY_KEY, error.retry.value))
     if not isinstance(error, RateLimited):
         return hints
@@ -231,8 +231,8 @@ def _trailer(error: FrontError) -> tuple[tuple[str, str], ...]:
 
 @asynccontextmanager
 async def refusals(context: CallContext) -> AsyncIterator[None]:
-    """Ends the call with the error's status where the body raises a FrontError."""
+    """Ends the call with the error's status where the body raises a ServerError."""
     try:
         yield
-    except FrontError as error:
+    except ServerError as error:
         await context.abort(error.status, str(error), _trailer(error))

@@ -29,7 +29,7 @@ from .evictions import (
     CAUSES,
     EVICTION_KINDS,
     Eviction,
-    LostState,
+    EvictedCheckpoint,
 )
 from .handover import (
     EarlyStepEnded,
@@ -38,7 +38,7 @@ from .handover import (
     HandoverCancelled,
     HandoverDeclined,
     HandoverGranted,
-    HandoverLost,
+    HandoverFailed,
     HandoverWanted,
     PeersChanged,
     PrefillAccepted,
@@ -91,7 +91,7 @@ from .requests import (
     Rejected,
     Submit,
     TokenOut,
-    ToldRoom,
+    GatewayRoom,
     Undrain,
 )
 from .types import (
@@ -132,7 +132,7 @@ DecodeInbox = (
     | RemoteReady
     | RemoteDone
     | EarlyStepEnded
-    | HandoverLost
+    | HandoverFailed
     | WriterFenced
     | PullAsked
     | PullEnd
@@ -198,13 +198,13 @@ __all__ = [
     "HandoverCancelled",
     "HandoverDeclined",
     "HandoverGranted",
-    "HandoverLost",
+    "HandoverFailed",
     "HandoverWanted",
     "HitBreakdown",
     "Inbox",
     "LifeMark",
     "LossCause",
-    "LostState",
+    "EvictedCheckpoint",
     "NodeName",
     "OpenCursor",
     "Outbox",
@@ -248,7 +248,7 @@ __all__ = [
     "TimeSpread",
     "TokenOut",
     "Tokens",
-    "ToldRoom",
+    "GatewayRoom",
     "TransferReport",
     "TreeQuery",
     "TreeReply",

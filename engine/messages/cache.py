@@ -48,7 +48,7 @@ class FlushCache:
 @dataclass(frozen=True)
 class WatchCache:
     """Report changes of the cache from now on. `stream`: all, usable or spelled
-    (HybridTree.watch)."""
+    (PrefixCache.watch)."""
 
     query_id: int
     stream: str

@@ -33,7 +33,7 @@ class Eviction:
 
 
 @dataclass(frozen=True)
-class LostState:
+class EvictedCheckpoint:
     """The deepest state of a prompt that was evicted.
 
     tokens: that it covered, whether or not all of them were lost with it. slabs_since: freed by

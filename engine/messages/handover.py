@@ -71,7 +71,7 @@ class PeersChanged:
 
 @dataclass(frozen=True)
 class GrantWanted:
-    """(decode) The prefill node is about to start: lease and answer HandoverGranted or
+    """(decode) The prefill node is about to start: allocation and answer HandoverGranted or
     HandoverDeclined."""
 
     room: RoomId
@@ -110,7 +110,7 @@ class EarlyStepEnded:
 
 
 @dataclass(frozen=True)
-class HandoverLost:
+class HandoverFailed:
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
 
@@ -148,7 +148,7 @@ class PrefillQueued:
 
 @dataclass(frozen=True)
 class PrefillAccepted:
-    """About to start: the lease is held, the grant is awaited."""
+    """About to start: the allocation is held, the grant is awaited."""
 
     room: RoomId
 

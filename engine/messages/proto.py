@@ -10,7 +10,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .evictions import Eviction, LostState
+from .evictions import Eviction, EvictedCheckpoint
 from .reports import HitBreakdown, PullReport, RouteReport, TransferReport, Usage
 from .requests import Finished
 from .types import FinishReason
@@ -47,7 +47,7 @@ def eviction_from_proto(eviction: report_pb2.Eviction) -> Eviction:
     )
 
 
-def lost_state_to_proto(lost: LostState) -> report_pb2.LostState:
+def evicted_checkpoint_to_proto(lost: EvictedCheckpoint) -> report_pb2.LostState:
     return report_pb2.LostState(
         tokens=lost.tokens,
         slabs_since=lost.slabs_since,
@@ -55,9 +55,9 @@ def lost_state_to_proto(lost: LostState) -> report_pb2.LostState:
     )
 
 
-def lost_state_from_proto(lost: report_pb2.LostState) -> LostState:
+def evicted_checkpoint_from_proto(lost: report_pb2.LostState) -> EvictedCheckpoint:
     eviction = eviction_from_proto(lost.eviction) if lost.HasField("eviction") else None
-    return LostState(lost.tokens, lost.slabs_since, eviction)
+    return EvictedCheckpoint(lost.tokens, lost.slabs_since, eviction)
 
 
 def hit_to_proto(hit: HitBreakdown) -> report_pb2.HitBreakdown:
@@ -67,7 +67,7 @@ def hit_to_proto(hit: HitBreakdown) -> report_pb2.HitBreakdown:
         usable_tokens=hit.usable_tokens,
         causes=hit.causes,
         checkpoint_source=hit.checkpoint_source,
-        lost=None if hit.lost is None else lost_state_to_proto(hit.lost),
+        lost=None if hit.lost is None else evicted_checkpoint_to_proto(hit.lost),
         in_pages=None if hit.in_pages is None else hit_to_proto(hit.in_pages),
     )
 
@@ -85,7 +85,7 @@ def _plain_hit_from_proto(hit: report_pb2.HitBreakdown) -> HitBreakdown:
         hit.usable_tokens,
         dict(hit.causes),
         hit.checkpoint_source if hit.HasField("checkpoint_source") else None,
-        lost_state_from_proto(hit.lost) if hit.HasField("lost") else None,
+        evicted_checkpoint_from_proto(hit.lost) if hit.HasField("lost") else None,
     )
 
 

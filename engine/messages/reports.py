@@ -5,7 +5,7 @@ from enum import Enum
 
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .evictions import LostState
+from .evictions import EvictedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class HitBreakdown:
     usable_tokens: int
     causes: dict[str, int]
     checkpoint_source: str | None
-    lost: LostState | None = None
+    lost: EvictedCheckpoint | None = None
     in_pages: "HitBreakdown | None" = None
 
 

@@ -10,7 +10,7 @@ from .types import FinishReason, RequestError, RequestId, RoomId, Tokens
 
 
 @dataclass(frozen=True)
-class ToldRoom:
+class GatewayRoom:
     """A room that a gateway made, of which both nodes get a call. sender: HOST:PORT of the prefill
     node's gRPC server."""
 
@@ -34,7 +34,7 @@ class Submit:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     session: str | None = None
-    told: ToldRoom | None = None
+    told: GatewayRoom | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine.engine import Engine
 from tasuki.engine.messages import (
-    HandoverLost,
+    HandoverFailed,
     Inbox,
     Outbox,
     PeersChanged,
@@ -30,7 +30,7 @@ from tasuki.engine.messages import (
 )
 from tasuki.engine.thread import EngineThread
 from tasuki.server.bind import BindError
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import UnknownNode
 from tasuki.server.grpc.cache_messages import read_node_name
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
 _OBSERVED_INBOX = (
-    HandoverLost,
+    HandoverFailed,
     WriterFenced,
     PeersChanged,
     PullCommitted,
@@ -73,7 +73,7 @@ class Node:
     def __init__(
         self,
         engine: Engine,
-        config: FrontConfig,
+        config: ServerConfig,
         services: Callable[[EngineClient], Sequence[Service]],
         handover: Callable[[Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] | None = None,

@@ -12,7 +12,7 @@ from tasuki.server.auth.caller import OWNER, Caller
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
 from tasuki.server.auth.tenant import TENANT_KEY, WatchScope, tenant_of, watch_scope
-from tasuki.server.errors import CallContext, FrontError, InvalidApiKey, NotServedHere, refusals
+from tasuki.server.errors import CallContext, ServerError, InvalidApiKey, NotServedHere, refusals
 
 _AUTHORIZATION = "authorization"
 
@@ -39,7 +39,7 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         refusal = None if handler is None else self._refusal(handler_call_details)
         return handler if refusal is None else _refusing(refusal)
 
-    def _refusal(self, details: grpc.HandlerCallDetails) -> FrontError | None:
+    def _refusal(self, details: grpc.HandlerCallDetails) -> ServerError | None:
         method = details.method
         caller = grpc_caller(self._keys, details.invocation_metadata)
         needs = GRPC.get(method, Unscoped.ANY_KEY)
@@ -56,7 +56,7 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return None
 
 
-def _refusing(error: FrontError) -> Any:
+def _refusing(error: ServerError) -> Any:
     async def refuse(request: Any, context: CallContext) -> None:
         async with refusals(context):
             raise error

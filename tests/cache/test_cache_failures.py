@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from tasuki.pycache._cpp_cache import HybridTree
+from tasuki.pycache._cpp_cache import PrefixCache
 
 from tests.harness.trees import END, joined, keep, take, take_receive, text, tree_of, usable
 
 
-def pinned(tree: HybridTree) -> tuple[int, int]:
+def pinned(tree: PrefixCache) -> tuple[int, int]:
     stats = tree.stats()
     return stats.pages.pinned, stats.slots.pinned
 
@@ -18,7 +18,7 @@ def test_slot_exhausted_at_each_allocation_point_waits_and_leaks_nothing() -> No
     tree = tree_of(slabs=4)
     held = take(tree, text(64), slots=2)
     version = tree.room_version
-    assert tree.lease(text(64, 1), capacity_tokens=64, working_slots=2) is None
+    assert tree.allocate(text(64, 1), capacity_tokens=64, working_slots=2) is None
     assert tree.take_checkpoint_slot(held) is not None
     assert tree.take_checkpoint_slot(held) is None
     assert tree.extend(held, 64 * 4) is False
@@ -33,9 +33,9 @@ def test_a_match_that_is_then_aborted_returns_its_slot_and_locks() -> None:
     keep(tree, text(200))
     before = tree.stats().slabs_free
     for _ in range(50):
-        lease = take(tree, joined(text(200), text(30, 1)))
-        assert lease.cached_tokens == 200
-        tree.release(lease)
+        allocation = take(tree, joined(text(200), text(30, 1)))
+        assert allocation.cached_tokens == 200
+        tree.release(allocation)
         tree.check_integrity()
     assert tree.stats().slabs_free == before and pinned(tree) == (0, 0)
 
@@ -65,38 +65,38 @@ def test_a_split_neither_moves_nor_duplicates_a_state(cut: int) -> None:
     assert (usable(tree, whole), usable(tree, branch)) == (256, cut + 64)
     third = tree.match(joined(whole[:cut], text(128, 2)))
     assert (third.usable_tokens, third.branch_tokens) == (0, cut)
-    assert third.causes.never_checkpointed == cut
+    assert third.miss_reasons.never_checkpointed == cut
     tree.check_integrity()
 
 
 def test_publishing_an_existing_state_frees_exactly_the_duplicate() -> None:
     tree = tree_of()
-    leases = [take(tree, text(192)), take(tree, text(192))]
-    pages = [lease.pages.tolist() for lease in leases]
-    for lease in leases:
-        tree.publish(lease, 192, lease.working_slots[0], END)
+    allocations = [take(tree, text(192)), take(tree, text(192))]
+    pages = [allocation.pages.tolist() for allocation in allocations]
+    for allocation in allocations:
+        tree.insert(allocation, 192, allocation.working_slots[0], END)
         tree.check_integrity()
-    assert [lease.pages.tolist() for lease in leases] == pages
-    assert [lease.shared_pages for lease in leases] == [3, 0]
+    assert [allocation.pages.tolist() for allocation in allocations] == pages
+    assert [allocation.shared_pages for allocation in allocations] == [3, 0]
     stats = tree.stats()
     assert (stats.pages.tree, stats.pages.working) == (3, 3)
     assert (stats.checkpoints, stats.slots.tree, stats.slots.working) == (1, 1, 0)
-    for lease in leases:
-        tree.release(lease)
+    for allocation in allocations:
+        tree.release(allocation)
         tree.check_integrity()
     assert (tree.stats().pages.tree, tree.stats().pages.working) == (3, 0)
 
 
 def test_a_published_slot_is_never_a_later_destination() -> None:
     tree = tree_of()
-    lease = take(tree, text(256))
+    allocation = take(tree, text(256))
     published = set()
     for end in (64, 128, 192):
-        slot = tree.take_checkpoint_slot(lease)
-        assert slot is not None and slot not in published | set(lease.working_slots)
-        tree.publish(lease, end, slot, END)
+        slot = tree.take_checkpoint_slot(allocation)
+        assert slot is not None and slot not in published | set(allocation.working_slots)
+        tree.insert(allocation, end, slot, END)
         published.add(slot)
-    tree.release(lease)
+    tree.release(allocation)
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 640, 641, 700])
@@ -113,9 +113,9 @@ def test_under_pressure_the_hot_conversation_keeps_its_state() -> None:
     keep(tree, hot)
     for cold in range(40):
         keep(tree, text(192, cold))
-        lease = take(tree, joined(hot, cold))
-        assert lease.cached_tokens == 192, f"lost after {cold} cold conversations"
-        tree.release(lease)
+        allocation = take(tree, joined(hot, cold))
+        assert allocation.cached_tokens == 192, f"lost after {cold} cold conversations"
+        tree.release(allocation)
     tree.check_integrity()
 
 
@@ -126,7 +126,7 @@ def test_namespaces_never_cross_even_in_causes() -> None:
         tree.flush()
         keep(tree, text(200), salt=mine)
         other = tree.match(text(201), theirs)
-        assert (other.kv_tokens, other.usable_tokens, other.causes.new) == (0, 0, 201)
+        assert (other.kv_tokens, other.usable_tokens, other.miss_reasons.new) == (0, 0, 201)
 
 
 @pytest.mark.parametrize("policy", ["lru", "value", "auto"])
@@ -139,10 +139,12 @@ def test_two_instances_fed_the_same_calls_choose_the_same_ids_and_victims(policy
             tree.watch("all")
         for step in range(300):
             tree.advance_to(step * 900)
-            lease = take(tree, text(100 + step % 7 * 40, step % 11))
-            ids.append((lease.pages.tolist(), lease.working_slots, lease.cached_tokens))
-            tree.publish(lease, lease.tokens, lease.working_slots[0], END)
-            tree.release(lease)
+            allocation = take(tree, text(100 + step % 7 * 40, step % 11))
+            ids.append(
+                (allocation.pages.tolist(), allocation.working_slots, allocation.cached_tokens)
+            )
+            tree.insert(allocation, allocation.tokens, allocation.working_slots[0], END)
+            tree.release(allocation)
         stats = tree.stats()
         lives.append((ids, stats.evicted_pages, stats.evicted_checkpoints))
     assert lives[0] == lives[1] == lives[2]
@@ -152,7 +154,7 @@ def test_two_instances_fed_the_same_calls_choose_the_same_ids_and_victims(policy
 def test_a_blocked_request_is_told_when_to_try_again_and_not_before() -> None:
     tree = tree_of(slabs=6)
     running = take(tree, text(64 * 9))
-    assert tree.lease(text(64 * 9, 1), capacity_tokens=64 * 9, working_slots=1) is None
+    assert tree.allocate(text(64 * 9, 1), capacity_tokens=64 * 9, working_slots=1) is None
     version = tree.room_version
     for token in range(32):
         tree.append(running, np.array([token], np.int32))
@@ -169,9 +171,9 @@ def test_counters_are_not_inflated_by_matches_and_refused_retries() -> None:
     before = tree.stats()
     for _ in range(10):
         tree.match(text(300, 1))
-        assert tree.lease(text(64 * 9, 1), capacity_tokens=64 * 9, working_slots=1) is None
+        assert tree.allocate(text(64 * 9, 1), capacity_tokens=64 * 9, working_slots=1) is None
     after = tree.stats()
-    assert (after.leased_requests, after.prompt_tokens) == (1, 576)
+    assert (after.allocated_requests, after.prompt_tokens) == (1, 576)
     assert after.lost.as_dict() == before.lost.as_dict()
     tree.release(running)
 
@@ -188,9 +190,9 @@ def test_a_pruned_branch_leaves_no_candidate_behind() -> None:
 
 def test_a_request_too_large_for_the_shadows_of_auto_is_still_released() -> None:
     tree = tree_of(slabs=4, policy="auto")
-    lease = take(tree, text(64 * 9), slots=0)
-    tree.publish(lease, 64 * 9, tree.take_checkpoint_slot(lease), END)
-    tree.append(lease, text(100, 1))
-    tree.release(lease)
+    allocation = take(tree, text(64 * 9), slots=0)
+    tree.insert(allocation, 64 * 9, tree.take_checkpoint_slot(allocation), END)
+    tree.append(allocation, text(100, 1))
+    tree.release(allocation)
     tree.check_integrity()
-    assert tree.stats().leases == 0 and tree.stats().checkpoints == 1
+    assert tree.stats().allocations == 0 and tree.stats().checkpoints == 1

@@ -35,17 +35,17 @@ def test_malformed_calls_are_refused_and_change_nothing(fuzz: Any, seed: int) ->
 @pytest.mark.parametrize("number", [-(2**63), -(2**31), -1, 2**31, 2**48, 2**63 - 1])
 def test_lengths_and_indices_out_of_range_raise_a_typed_error(number: int) -> None:
     tree, tokens = tree_of(4), np.zeros(100, np.int32)
-    lease = take(tree, tokens)
+    allocation = take(tree, tokens)
     for call in (
-        lambda: tree.lease(tokens, capacity_tokens=number, working_slots=1),
-        lambda: tree.lease(tokens, capacity_tokens=100, working_slots=number),
-        lambda: tree.publish(lease, number, None, CheckpointKind.MARK),
+        lambda: tree.allocate(tokens, capacity_tokens=number, working_slots=1),
+        lambda: tree.allocate(tokens, capacity_tokens=100, working_slots=number),
+        lambda: tree.insert(allocation, number, None, CheckpointKind.MARK),
         lambda: tree.match(tokens, b"", number),
         lambda: tree.free_quarantined(number),
     ):
         with pytest.raises(CacheError):
             call()
     with pytest.raises((CacheError, TypeError)):
-        tree.publish(lease, 64, number, CheckpointKind.MARK)
+        tree.insert(allocation, 64, number, CheckpointKind.MARK)
     tree.check_integrity()
-    assert tree.stats().leases == 1
+    assert tree.stats().allocations == 1

@@ -10,7 +10,7 @@ from tasuki.client import prefix_index
 from tasuki.client.answer import Answer
 from tasuki.client.prefix_index import PrefixIndex
 from tasuki.client.prompt import Prompt
-from tasuki.pycache._cpp_cache import HybridTree, prefix_hashes
+from tasuki.pycache._cpp_cache import PrefixCache, prefix_hashes
 from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.transports.nixl.transport import installed_package
 
@@ -20,7 +20,7 @@ from tests.harness.trees import Tokens, joined, keep, take, tree_of, usable
 from tests.harness.waiting import until
 
 
-def serve(tree: HybridTree, tokens: Tokens) -> int:
+def serve(tree: PrefixCache, tokens: Tokens) -> int:
     """A request that leaves its state behind; how many of its tokens were cached."""
     return keep(tree, tokens).match.usable_tokens
 
@@ -37,10 +37,10 @@ def test_sixteen_pages_of_one_hash_are_sixteen_prompts(before: int) -> None:
         serve(tree, prompt)
     held = [take(tree, joined(prompt, 1), capacity=256) for prompt in prompts]
     own = set()
-    for lease, prompt in zip(held, prompts, strict=True):
-        assert lease.cached_tokens == len(prompt)
-        own.add(lease.pages[before])
-        tree.release(lease)
+    for allocation, prompt in zip(held, prompts, strict=True):
+        assert allocation.cached_tokens == len(prompt)
+        own.add(allocation.pages[before])
+        tree.release(allocation)
     assert len(own) == len(prompts), "each has a page of its own"
     tree.flush()
     tree.check_integrity()

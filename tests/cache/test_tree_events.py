@@ -9,7 +9,7 @@ from tasuki.client.prefix_index import MissedEvents, PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CacheEvent,
-    HybridTree,
+    PrefixCache,
     InvalidArgument,
     prefix_hashes,
 )
@@ -18,14 +18,14 @@ from tests.cache.siphash import siphash_2_4_128
 from tests.harness.trees import END, Tokens, joined, keep, take, text, tree_of
 
 
-def watched(tree: HybridTree, stream: str = "all") -> int:
+def watched(tree: PrefixCache, stream: str = "all") -> int:
     """A watch that has been given its first snapshot."""
     watch = tree.watch(stream)
     assert tree.drain_events(watch).is_snapshot
     return watch
 
 
-def told(tree: HybridTree, watch: int) -> list[tuple[str, int]]:
+def told(tree: PrefixCache, watch: int) -> list[tuple[str, int]]:
     batch = tree.drain_events(watch)
     assert not batch.is_snapshot
     return [(event.kind, event.tokens) for event in batch]
@@ -89,11 +89,11 @@ def test_a_turn_is_told_in_order_with_parents() -> None:
 def test_the_usable_stream_tells_only_prefixes_with_a_state() -> None:
     tree = tree_of()
     watch = watched(tree, "usable")
-    lease = take(tree, text(192))
-    tree.publish(lease, 128, None, END)
+    allocation = take(tree, text(192))
+    tree.insert(allocation, 128, None, END)
     assert told(tree, watch) == [], "KV without a state saves no prefill"
-    tree.publish(lease, 192, lease.working_slots[0], END)
-    tree.release(lease)
+    tree.insert(allocation, 192, allocation.working_slots[0], END)
+    tree.release(allocation)
     assert told(tree, watch) == [("checkpoint_stored", 192)]
 
 
@@ -103,9 +103,9 @@ def test_a_duplicate_a_hit_and_a_split_are_no_events() -> None:
     watch = watched(tree)
     keep(tree, text(256))
     tree.match(text(300))
-    lease = take(tree, text(300)[:260])
-    assert lease.cached_tokens == 256
-    tree.release(lease)
+    allocation = take(tree, text(300)[:260])
+    assert allocation.cached_tokens == 256
+    tree.release(allocation)
     assert told(tree, watch) == []
     keep(tree, joined(text(256)[:128], text(64, 1)))
     assert told(tree, watch) == [("page_stored", 192), ("checkpoint_stored", 192)]
@@ -153,20 +153,20 @@ def test_cleared_is_told_once_and_only_where_all_goes() -> None:
     tree.flush()
     assert told(tree, watch) == [("cleared", 0)]
     keep(tree, text(128))
-    lease = take(tree, text(130))
+    allocation = take(tree, text(130))
     keep(tree, text(64, 5))
     tree.drain_events(watch)
     tree.flush()
     assert told(tree, watch) == [("checkpoint_removed", 64), ("page_removed", 64)]
-    tree.release(lease)
+    tree.release(allocation)
 
 
 def test_a_moved_page_keeps_its_name() -> None:
     tree = tree_of(slabs=4)
     for seed in range(2):  # one page left in each of two slabs
-        lease = take(tree, text(64, seed), capacity=3 * 64, slots=0)
-        tree.publish(lease, 64, None, END)
-        tree.release(lease)
+        allocation = take(tree, text(64, seed), capacity=3 * 64, slots=0)
+        tree.insert(allocation, 64, None, END)
+        tree.release(allocation)
     watch = watched(tree)
     take(tree, text(1, 8), slots=3)
     assert len(tree.drain_moves()) == 1

@@ -10,9 +10,9 @@ from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CheckpointKind,
-    HybridTree,
+    PrefixCache,
     InvalidArgument,
-    Lease,
+    Allocation,
     TreeConfig,
 )
 from tasuki.pycache.arena import Arena
@@ -26,7 +26,7 @@ from tests.harness.trees import END, keep, take, take_from, text
 POLICIES = ("lru", "value", "auto")
 
 
-def tree_of(policy: str, slabs: int = 12, **config: object) -> HybridTree:
+def tree_of(policy: str, slabs: int = 12, **config: object) -> PrefixCache:
     return trees.tree_of(slabs, policy=policy, **({"attention_cost": 1e-3} | config))
 
 
@@ -36,7 +36,7 @@ def prompt(*pages: int, partial: int = 1) -> np.ndarray:
     )
 
 
-def serve(tree: HybridTree, tokens: np.ndarray, end: int) -> int:
+def serve(tree: PrefixCache, tokens: np.ndarray, end: int) -> int:
     """How much of it could be used."""
     return keep(tree, tokens, end).match.usable_tokens
 
@@ -73,10 +73,10 @@ def test_requests_near_the_pool_size_progress_over_a_full_cache(policy: str) -> 
 def test_recency_takes_a_state_on_probation_before_an_older_one_until_it_is_used() -> None:
     """A slab holds one slot: three states fill the arena with the page of each in the fourth."""
 
-    def leave(tree: HybridTree, page: int, kind: CheckpointKind) -> None:
+    def leave(tree: PrefixCache, page: int, kind: CheckpointKind) -> None:
         keep(tree, prompt(page, page), 2 * PAGE_TOKENS, kind=kind)
 
-    def known(tree: HybridTree, page: int) -> int:
+    def known(tree: PrefixCache, page: int) -> int:
         return tree.match(prompt(page, page)).usable_tokens
 
     for used in (False, True):
@@ -113,7 +113,7 @@ def test_value_keeps_what_is_used_often_where_recency_loses_it_and_auto_follows(
     assert followed["auto"] == "value"
 
 
-def one_size_returns(tree: HybridTree, back: int, pages: int) -> int:
+def one_size_returns(tree: PrefixCache, back: int, pages: int) -> int:
     """Short prompts come twice, `back` requests apart; every fifth is a long one that never
     returns, of the same class but worth more a page as long as nothing else is known."""
     saved = 0
@@ -142,17 +142,17 @@ def test_auto_follows_recency_where_that_saves_more(slabs: int, back: int) -> No
     assert saved["auto"] > 0.8 * saved["lru"]
 
 
-def ask_document(tree: HybridTree, name: int, question: int) -> Lease:
+def ask_document(tree: PrefixCache, name: int, question: int) -> Allocation:
     """Twelve pages of a document, two of a question; leaves every state that the tree advises."""
     tokens = prompt(*range(name, name + 12), question, question + 1)
-    lease = take(tree, tokens)
-    planned = plan_checkpoints(len(tokens), lease.cached_tokens, lease.match, ())
+    allocation = take(tree, tokens)
+    planned = plan_checkpoints(len(tokens), allocation.cached_tokens, allocation.match, ())
     for each in planned:
-        slot = tree.take_checkpoint_slot(lease)
+        slot = tree.take_checkpoint_slot(allocation)
         if slot is not None:
-            tree.publish(lease, each.position, slot, each.kind)
-    tree.release(lease)
-    return lease
+            tree.insert(allocation, each.position, slot, each.kind)
+    tree.release(allocation)
+    return allocation
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -177,18 +177,18 @@ def test_a_document_is_kept_inside_once_it_is_known_where_documents_are_left(pol
 def test_no_interior_state_is_proposed_where_none_would_have_been_used() -> None:
     tree = tree_of("value", slabs=60)
     for document in range(60):
-        lease = ask_document(tree, 1000 * (document + 1), 90_000)
-        assert lease.match.interior_tokens == []
+        allocation = ask_document(tree, 1000 * (document + 1), 90_000)
+        assert allocation.match.interior_tokens == []
 
 
 def test_an_unknown_policy_and_an_unknown_hint_are_named() -> None:
     with pytest.raises(InvalidArgument, match=r"policy must be .* not fifo"):
         TreeConfig(slabs=4, blocks_per_slab=5, pages_per_slab=3, policy="fifo")
     tree = tree_of("value")
-    lease = take(tree, prompt(1))
+    allocation = take(tree, prompt(1))
     with pytest.raises(InvalidArgument, match=r"hint must be .* not soon"):
-        tree.publish(lease, 64, lease.working_slots[0], END, "soon")
-    tree.release(lease)
+        tree.insert(allocation, 64, allocation.working_slots[0], END, "soon")
+    tree.release(allocation)
 
 
 def test_the_kv_of_a_moved_page_moves_with_it() -> None:
@@ -197,7 +197,7 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     arena = Arena(layout, 9)
     cache = HybridPrefixCache(arena, on_fresh=fill_with_nan)
 
-    def lease(tokens: np.ndarray, slots: int) -> Lease:
+    def allocate(tokens: np.ndarray, slots: int) -> Allocation:
         taken = take_from(cache, tokens, slots)
         run_copies(arena, cache.take_copies())
         return taken
@@ -205,17 +205,17 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     # A slab of its own each, one page of which is free again at release: four gaps, one slab free.
     homes = {}
     for first in (1, 2, 3, 4):
-        held = lease(prompt(first, first + 10), 1)
+        held = allocation(prompt(first, first + 10), 1)
         homes[first] = held.pages.tolist()[:2]
         for place, page in enumerate(homes[first]):
             arena.kv[0][page].fill_(10 * first + place)
-        cache.publish(held, 128, held.working_slots[0], END)
+        cache.insert(held, 128, held.working_slots[0], END)
         cache.release(held)
-    cache.release(lease(prompt(7, partial=0), 2))
+    cache.release(allocation(prompt(7, partial=0), 2))
     assert cache.stats().evicted_pages == 0
     found = {}
     for first in (1, 2, 3, 4):
-        held = lease(prompt(first, first + 10), 1)
+        held = allocation(prompt(first, first + 10), 1)
         found[first] = held.pages.tolist()[: held.shared_pages]
         for place, page in enumerate(found[first]):
             assert torch.all(arena.kv[0][page] == 10 * first + place)

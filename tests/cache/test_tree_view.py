@@ -7,7 +7,7 @@ from tasuki.engine.messages import Tokens
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache._cpp_cache import (
     CheckpointKind,
-    HybridTree,
+    PrefixCache,
     InvalidArgument,
     ViewedNode,
 )
@@ -21,11 +21,13 @@ ALL = 100_000
 Sums = tuple[int, int, int]
 
 
-def keep_from_there(tree: HybridTree, tokens: Tokens, end: int, salt: bytes) -> None:
+def keep_from_there(tree: PrefixCache, tokens: Tokens, end: int, salt: bytes) -> None:
     """A request that leaves a state at `end`, or where it began if that is later."""
-    lease = take(tree, tokens, salt=salt)
-    tree.publish(lease, max(end, lease.cached_tokens + 1), lease.working_slots[0], END)
-    tree.release(lease)
+    allocation = take(tree, tokens, salt=salt)
+    tree.insert(
+        allocation, max(end, allocation.cached_tokens + 1), allocation.working_slots[0], END
+    )
+    tree.release(allocation)
 
 
 def conversation(generator: np.random.Generator) -> Tokens:
@@ -34,7 +36,7 @@ def conversation(generator: np.random.Generator) -> Tokens:
     return np.concatenate(pages)[: int(generator.integers(2, 384))]
 
 
-def nodes_of(tree: HybridTree, limit: int = ALL, **where: tuple[int, int]) -> list[ViewedNode]:
+def nodes_of(tree: PrefixCache, limit: int = ALL, **where: tuple[int, int]) -> list[ViewedNode]:
     view = tree.view(limit, **where)
     assert view is not None
     return list(view)
@@ -126,10 +128,10 @@ def test_pins_are_told_and_a_gone_node_is_none() -> None:
     tree = tree_of(48)
     tokens = np.arange(129, dtype=np.int32)
     keep(tree, tokens, 128)
-    lease = take(tree, tokens, capacity=192)
+    allocation = take(tree, tokens, capacity=192)
     leaf = nodes_of(tree)[-1]
-    assert leaf.is_protected and leaf.leases == leaf.state_pins == 1
-    tree.release(lease)
+    assert leaf.is_protected and leaf.allocations == leaf.state_pins == 1
+    tree.release(allocation)
     assert not nodes_of(tree)[-1].is_protected
     tree.flush()
     assert tree.view(9, leaf.name) is None

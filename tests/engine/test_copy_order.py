@@ -30,11 +30,11 @@ def test_an_allocation_moves_no_byte() -> None:
     cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena)
     keep_value(cache, text(70, 7), 7.0)
     before = cache.arena.bytes.clone()
-    lease = take_from(cache, joined(text(70, 7), 1))
-    assert lease.cached_tokens == 70 and lease.tail_copy is not None
+    allocation = take_from(cache, joined(text(70, 7), 1))
+    assert allocation.cached_tokens == 70 and allocation.tail_copy is not None
     assert torch.equal(cache.arena.bytes, before)
     run_copies(cache.arena, cache.take_copies())
-    assert bool((slot_bytes(cache, lease.working_slots[0]) == 7.0).all())
+    assert bool((slot_bytes(cache, allocation.working_slots[0]) == 7.0).all())
     assert cache.take_copies() == ()
 
 
@@ -49,9 +49,9 @@ def test_copies_of_a_lease_that_is_released_meanwhile_harm_nobody(released: int)
     held = {seed: take_from(cache, text(70, seed)) for seed in (8, 9, 7)}
     run_copies(cache.arena, cache.take_copies())
     for seed, value in ((7, 7.0), (8, 8.0), (9, 0.0)):
-        lease = held[seed]
-        assert (lease.cached_tokens == 64) == (value > 0)
-        assert bool((slot_bytes(cache, lease.working_slots[0]) == value).all()), seed
+        allocation = held[seed]
+        assert (allocation.cached_tokens == 64) == (value > 0)
+        assert bool((slot_bytes(cache, allocation.working_slots[0]) == value).all()), seed
 
 
 class Watching(CpuRunner):
@@ -74,11 +74,11 @@ def test_an_event_is_behind_the_copies_that_waited() -> None:
     node = tiny_engine()
     cache, runner = node.engine._cache, Watching(node)
     plans = PlanStream(runner, cache)
-    lease = take_from(cache, text(70))
-    assert bool(slot_bytes(cache, lease.working_slots[0]).isnan().all())
+    allocation = take_from(cache, text(70))
+    assert bool(slot_bytes(cache, allocation.working_slots[0]).isnan().all())
     assert plans.record_event()()
     assert runner.log == ["copies", "event"]
-    assert bool((slot_bytes(cache, lease.working_slots[0]) == 0).all())
+    assert bool((slot_bytes(cache, allocation.working_slots[0]) == 0).all())
     plans.record_event()
     assert runner.log == ["copies", "event", "event"]
 

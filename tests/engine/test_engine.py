@@ -65,8 +65,10 @@ def test_more_requests_than_the_arena_holds_all_finish_with_the_right_tokens() -
     prompts = {f"r{i}": prompt(150, seed=i) for i in range(8)}
     engine.ask_all(prompts, 200)
     assert_answered_as_alone(engine, prompts, 200)
-    leases = engine.stats().tree["leased_requests"]
-    assert leases > len(prompts), "no request was retracted: the arena is too large for this test"
+    allocations = engine.stats().tree["leased_requests"]
+    assert allocations > len(prompts), (
+        "no request was retracted: the arena is too large for this test"
+    )
     engine.assert_at_rest()
 
 

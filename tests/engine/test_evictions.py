@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.handover.room_names import RoomNames
-from tasuki.engine.messages import Eviction, LostState
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree
+from tasuki.engine.messages import Eviction, EvictedCheckpoint
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache
 
 from tests.harness import trees
 from tests.harness.engines import Lone, engine_config, tiny_parts
@@ -15,7 +15,7 @@ from tests.harness.trees import Tokens, keep, text
 END = 8 * 64
 
 
-def tree(policy: str, slabs: int = 8) -> HybridTree:
+def tree(policy: str, slabs: int = 8) -> PrefixCache:
     return trees.tree_of(slabs, blocks_per_slab=4, pages_per_slab=4, policy=policy)
 
 
@@ -24,8 +24,8 @@ def prompt(seed: int) -> Tokens:
     return text(END + 1, seed)
 
 
-def serve(cache: HybridTree, seed: int) -> int:
-    """A request that leaves its state at its last page; its lease's id."""
+def serve(cache: PrefixCache, seed: int) -> int:
+    """A request that leaves its state at its last page; its allocation's id."""
     return keep(cache, prompt(seed), END, kind=CheckpointKind.PROMPT_END).id
 
 
@@ -37,7 +37,7 @@ def test_an_eviction_names_its_lease_and_what_a_prompt_lost_to_it() -> None:
     takers = {serve(cache, seed) for seed in range(2, 6)}
     evictions = cache.drain_evictions()
     assert [eviction.sequence for eviction in evictions] == list(range(1, len(evictions) + 1))
-    assert {eviction.lease for eviction in evictions} <= takers
+    assert {eviction.allocation for eviction in evictions} <= takers
     states = [eviction for eviction in evictions if eviction.kind == "checkpoint"]
     assert states[0].boundary == END
     assert states[0].checkpoint_kind is CheckpointKind.PROMPT_END
@@ -75,7 +75,7 @@ def test_a_flush_takes_for_nobody() -> None:
     serve(cache, 1)
     cache.flush()
     evictions = cache.drain_evictions()
-    assert evictions and all(eviction.lease is None for eviction in evictions)
+    assert evictions and all(eviction.allocation is None for eviction in evictions)
 
 
 def test_auto_tells_what_its_shadows_would_have_saved() -> None:
@@ -109,7 +109,7 @@ def test_a_room_is_told_by_its_request() -> None:
     names.note(m.RoomId(7), m.RequestId("mine"))
 
     def told(taken_by: str | None) -> str | None:
-        lost = LostState(64, 1.0, Eviction(1, "checkpoint", None, 64, 1.0, None, taken_by))
+        lost = EvictedCheckpoint(64, 1.0, Eviction(1, "checkpoint", None, 64, 1.0, None, taken_by))
         hit = names.told_here(m.HitBreakdown(100, 0, 0, {"new": 100}, None, lost))
         assert hit.lost is not None and hit.lost.eviction is not None
         return hit.lost.eviction.taken_by

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, TreeConfig
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Lease, TreeConfig
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -11,10 +11,10 @@ Tokens = NDArray[np.int32]
 END = CheckpointKind.TURN_END
 
 
-def tree_of(slabs: int = 16, **config: object) -> HybridTree:
+def tree_of(slabs: int = 16, **config: object) -> PrefixCache:
     """Three pages a slab, and room that no page fills."""
     shape: dict[str, object] = {"blocks_per_slab": 8, "pages_per_slab": 3}
-    return HybridTree(TreeConfig(slabs=slabs, **(shape | config)))  # type: ignore[arg-type]
+    return PrefixCache(TreeConfig(slabs=slabs, **(shape | config)))  # type: ignore[arg-type]
 
 
 def text(length: int, seed: int = 0, vocabulary: int = 1000) -> Tokens:
@@ -27,13 +27,13 @@ def joined(*parts: Tokens | int) -> Tokens:
 
 
 def take(
-    tree: HybridTree,
+    tree: PrefixCache,
     tokens: Tokens,
     capacity: int | None = None,
     slots: int = 1,
     salt: bytes = b"",
 ) -> Lease:
-    lease = tree.lease(
+    lease = tree.allocate(
         tokens, salt=salt, capacity_tokens=capacity or len(tokens), working_slots=slots
     )
     assert lease is not None
@@ -41,15 +41,17 @@ def take(
 
 
 def take_receive(
-    tree: HybridTree, tokens: Tokens, capacity: int | None = None, slots: int = 1
+    tree: PrefixCache, tokens: Tokens, capacity: int | None = None, slots: int = 1
 ) -> Lease:
-    lease = tree.lease_receive(tokens, capacity_tokens=capacity or len(tokens), working_slots=slots)
+    lease = tree.allocate_to_receive(
+        tokens, capacity_tokens=capacity or len(tokens), working_slots=slots
+    )
     assert lease is not None
     return lease
 
 
 def keep(
-    tree: HybridTree,
+    tree: PrefixCache,
     tokens: Tokens,
     *ends: int,
     salt: bytes = b"",
@@ -62,29 +64,29 @@ def keep(
     for end in inside:
         slot = tree.take_checkpoint_slot(lease)
         assert slot is not None
-        tree.publish(lease, end, slot, kind)
-    tree.publish(lease, last, lease.working_slots[0], kind)
+        tree.insert(lease, end, slot, kind)
+    tree.insert(lease, last, lease.working_slots[0], kind)
     tree.release(lease)
     tree.check_integrity()
     return lease
 
 
-def keep_kv(tree: HybridTree, tokens: Tokens) -> None:
+def keep_kv(tree: PrefixCache, tokens: Tokens) -> None:
     """A request that leaves its whole pages and no state."""
     lease = take(tree, tokens)
-    tree.publish(lease, len(tokens) // 64 * 64, None, END)
+    tree.insert(lease, len(tokens) // 64 * 64, None, END)
     tree.release(lease)
     tree.check_integrity()
 
 
-def usable(tree: HybridTree, tokens: Tokens) -> int:
+def usable(tree: PrefixCache, tokens: Tokens) -> int:
     """Of a prompt that goes on behind these tokens."""
     return tree.match(joined(tokens, 5)).usable_tokens
 
 
 def take_from(cache: HybridPrefixCache, tokens: Tokens, slots: int = 1) -> Lease:
     """Its copies wait."""
-    lease = cache.lease(
+    lease = cache.allocate(
         tokens, salt=b"", capacity_tokens=len(tokens), working_slots=slots, cursor=None
     )
     assert lease is not None
@@ -103,5 +105,5 @@ def keep_value(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:
     lease = take_from(cache, tokens)
     run_copies(cache.arena, cache.take_copies())
     slot_bytes(cache, lease.working_slots[0]).fill_(value)
-    cache.publish(lease, len(tokens), lease.working_slots[0], END)
+    cache.insert(lease, len(tokens), lease.working_slots[0], END)
     cache.release(lease)
