@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache._cpp_cache import CheckpointKind, Allocation
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .messages import (
+    GatewayRoom,
     Grant,
     HitBreakdown,
     LifeMark,
@@ -27,7 +28,6 @@ from .messages import (
     RouteReport,
     Ticket,
     Tokens,
-    GatewayRoom,
     TransferReport,
     marked,
 )
@@ -236,7 +236,7 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     ticket: Ticket | None = None
-    told: GatewayRoom | None = None
+    gateway_room: GatewayRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: HitBreakdown | None = None

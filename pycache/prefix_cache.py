@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._cpp_cache import (
+    Allocation,
     CheckpointKind,
     Eviction,
-    PrefixCache,
-    Allocation,
     Match,
+    PrefixCache,
     TreeConfig,
     TreeStats,
 )

@@ -62,10 +62,10 @@ from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
 
 from .errors import (
     DuplicateRequest,
-    ServerError,
     RequestAborted,
     RequestLimit,
     RequestRejected,
+    ServerError,
     SlowReader,
     UnknownRequest,
     WatcherLimit,
@@ -296,7 +296,7 @@ class EngineClient:
         """The engine refuses new requests from now on; returns when everything in flight has
         ended. Raises RequestAborted where undrain() came first."""
         if not (await self._query(Drained, Drain)).at_rest:
-            raise RequestAborted("this node was told to take requests again: drain it once more")
+            raise RequestAborted("this node takes requests again: drain it once more")
 
     def undrain(self) -> None:
         """The engine takes requests again. Raises RequestRejected once the node retires."""

@@ -13,7 +13,7 @@ from itertools import count
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Pulling, Request, Waiting
-from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Allocation
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, ImpossibleRequest
 
 from .at_rest import AtRestQueue
 from .base import HandoverContext

@@ -80,8 +80,8 @@ class GrantWanted:
 @dataclass(frozen=True)
 class RemoteReady:
     """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
-    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
-    tell."""
+    tail_seconds: until every window is flushed, as the sender expects; None where it has
+    no estimate."""
 
     room: RoomId
     token: int
@@ -174,7 +174,7 @@ class PrefillToken:
 
 @dataclass(frozen=True)
 class HandoverWanted:
-    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has told
+    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
     it of the room."""
 
     request_id: RequestId

@@ -10,9 +10,9 @@ from .evictions import EvictedCheckpoint
 
 @dataclass(frozen=True)
 class HitBreakdown:
-    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
-    it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
-    knew whole pages only (PageMatch); None where only this much was sent."""
+    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that
+    computed it. lost: the evicted state that would have served it best. in_pages: the same as if
+    the cache knew whole pages only (PageMatch); None where only this much was sent."""
 
     prompt_tokens: int
     kv_tokens: int

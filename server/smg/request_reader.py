@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
-from tasuki.engine.messages import RoomId, Submit, Tokens, GatewayRoom
+from tasuki.engine.messages import GatewayRoom, RoomId, Submit, Tokens
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.asked_sampling import asked_sampling
 from tasuki.server.auth.tenant import salt_of
@@ -67,7 +67,7 @@ def read_gateway_request(
             prompt=prompt,
             sampling=_sampling(wanted, model, model.max_tokens - len(prompt)),
             salt=salt_of(tenant, b""),
-            told=_room(request),
+            gateway_room=_room(request),
         ),
         stops=_stops(wanted),
         streams=request.stream,

@@ -9,8 +9,8 @@ from tasuki.client.prefix_index import MissedEvents, PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CacheEvent,
-    PrefixCache,
     InvalidArgument,
+    PrefixCache,
     prefix_hashes,
 )
 

@@ -9,10 +9,10 @@ import torch
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
-    CheckpointKind,
-    PrefixCache,
-    InvalidArgument,
     Allocation,
+    CheckpointKind,
+    InvalidArgument,
+    PrefixCache,
     TreeConfig,
 )
 from tasuki.pycache.arena import Arena
@@ -205,17 +205,17 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     # A slab of its own each, one page of which is free again at release: four gaps, one slab free.
     homes = {}
     for first in (1, 2, 3, 4):
-        held = allocation(prompt(first, first + 10), 1)
+        held = allocate(prompt(first, first + 10), 1)
         homes[first] = held.pages.tolist()[:2]
         for place, page in enumerate(homes[first]):
             arena.kv[0][page].fill_(10 * first + place)
         cache.insert(held, 128, held.working_slots[0], END)
         cache.release(held)
-    cache.release(allocation(prompt(7, partial=0), 2))
+    cache.release(allocate(prompt(7, partial=0), 2))
     assert cache.stats().evicted_pages == 0
     found = {}
     for first in (1, 2, 3, 4):
-        held = allocation(prompt(first, first + 10), 1)
+        held = allocate(prompt(first, first + 10), 1)
         found[first] = held.pages.tolist()[: held.shared_pages]
         for place, page in enumerate(found[first]):
             assert torch.all(arena.kv[0][page] == 10 * first + place)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import PAGE_TOKENS, PrefixCache, Allocation, Match
+from tasuki.pycache._cpp_cache import PAGE_TOKENS, Allocation, Match, PrefixCache
 
 Prefix = tuple[int, ...]
 Place = tuple[bytes, Prefix]  # salt, tokens from the start

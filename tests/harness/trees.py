@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Lease, TreeConfig
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -17,8 +17,8 @@ def tree_of(slabs: int = 16, **config: object) -> PrefixCache:
     return PrefixCache(TreeConfig(slabs=slabs, **(shape | config)))  # type: ignore[arg-type]
 
 
-def text(length: int, seed: int = 0, vocabulary: int = 1000) -> Tokens:
-    return np.random.default_rng(seed).integers(0, vocabulary, length, dtype=np.int32)
+def text(length: int, seed: int = 0) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
 
 
 def joined(*parts: Tokens | int) -> Tokens:
@@ -32,22 +32,22 @@ def take(
     capacity: int | None = None,
     slots: int = 1,
     salt: bytes = b"",
-) -> Lease:
-    lease = tree.allocate(
+) -> Allocation:
+    allocation = tree.allocate(
         tokens, salt=salt, capacity_tokens=capacity or len(tokens), working_slots=slots
     )
-    assert lease is not None
-    return lease
+    assert allocation is not None
+    return allocation
 
 
 def take_receive(
     tree: PrefixCache, tokens: Tokens, capacity: int | None = None, slots: int = 1
-) -> Lease:
-    lease = tree.allocate_to_receive(
+) -> Allocation:
+    allocation = tree.allocate_to_receive(
         tokens, capacity_tokens=capacity or len(tokens), working_slots=slots
     )
-    assert lease is not None
-    return lease
+    assert allocation is not None
+    return allocation
 
 
 def keep(
@@ -56,26 +56,26 @@ def keep(
     *ends: int,
     salt: bytes = b"",
     kind: CheckpointKind = END,
-) -> Lease:
+) -> Allocation:
     """A whole request that leaves a state at each of `ends`, by default at its own; released. The
     last is the one that it worked in."""
-    lease = take(tree, tokens, salt=salt)
+    allocation = take(tree, tokens, salt=salt)
     *inside, last = ends or (len(tokens),)
     for end in inside:
-        slot = tree.take_checkpoint_slot(lease)
+        slot = tree.take_checkpoint_slot(allocation)
         assert slot is not None
-        tree.insert(lease, end, slot, kind)
-    tree.insert(lease, last, lease.working_slots[0], kind)
-    tree.release(lease)
+        tree.insert(allocation, end, slot, kind)
+    tree.insert(allocation, last, allocation.working_slots[0], kind)
+    tree.release(allocation)
     tree.check_integrity()
-    return lease
+    return allocation
 
 
 def keep_kv(tree: PrefixCache, tokens: Tokens) -> None:
     """A request that leaves its whole pages and no state."""
-    lease = take(tree, tokens)
-    tree.insert(lease, len(tokens) // 64 * 64, None, END)
-    tree.release(lease)
+    allocation = take(tree, tokens)
+    tree.insert(allocation, len(tokens) // 64 * 64, None, END)
+    tree.release(allocation)
     tree.check_integrity()
 
 
@@ -84,13 +84,13 @@ def usable(tree: PrefixCache, tokens: Tokens) -> int:
     return tree.match(joined(tokens, 5)).usable_tokens
 
 
-def take_from(cache: HybridPrefixCache, tokens: Tokens, slots: int = 1) -> Lease:
+def take_from(cache: HybridPrefixCache, tokens: Tokens, slots: int = 1) -> Allocation:
     """Its copies wait."""
-    lease = cache.allocate(
+    allocation = cache.allocate(
         tokens, salt=b"", capacity_tokens=len(tokens), working_slots=slots, cursor=None
     )
-    assert lease is not None
-    return lease
+    assert allocation is not None
+    return allocation
 
 
 def slot_bytes(cache: HybridPrefixCache, slot: int) -> torch.Tensor:
@@ -102,8 +102,8 @@ def slot_bytes(cache: HybridPrefixCache, slot: int) -> torch.Tensor:
 
 def keep_value(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:
     """A request whose state is full of that value."""
-    lease = take_from(cache, tokens)
+    allocation = take_from(cache, tokens)
     run_copies(cache.arena, cache.take_copies())
-    slot_bytes(cache, lease.working_slots[0]).fill_(value)
-    cache.insert(lease, len(tokens), lease.working_slots[0], END)
-    cache.release(lease)
+    slot_bytes(cache, allocation.working_slots[0]).fill_(value)
+    cache.insert(allocation, len(tokens), allocation.working_slots[0], END)
+    cache.release(allocation)
