@@ -135,11 +135,13 @@ def test_two_instances_fed_the_same_calls_choose_the_same_ids_and_victims(policy
     lives = []
     for watching in (False, False, True):
         tree, ids = tree_of(slabs=10, policy=policy, attention_cost=1e-3), []
+        generator = np.random.default_rng(3)
         if watching:
             tree.watch("all")
         for step in range(300):
             tree.advance_to(step * 900)
-            allocation = take(tree, text(100 + step % 7 * 40, step % 11))
+            seed, longer = generator.integers(0, (6, 7)).tolist()
+            allocation = take(tree, text(100 + 40 * longer, seed))
             ids.append(
                 (allocation.pages.tolist(), allocation.working_slots, allocation.cached_tokens)
             )

@@ -36,7 +36,7 @@ def test_a_shared_prefix_of_640_serves_every_sharer(
     found = [requests.usable(shared + text(1920, 10 + i), marks=marks) for i in range(len(seen))]
     assert found == seen
     assert requests.hits[seen.index(640)].checkpoint_source == source
-    missed = requests.hits[seen.index(640) - 1].miss_reasons["never_checkpointed"]
+    missed = requests.hits[seen.index(640) - 1].causes["never_checkpointed"]
     assert missed == (640 if source == "branch" else 0), "where nobody had left a state yet"
 
 

@@ -41,7 +41,7 @@ def test_the_engine_tells_the_cache_of_a_tool_call(
 ) -> None:
     """The same answer, once with a vocabulary in which its first token opens a tool call."""
     told: list[str] = []
-    publish = HybridPrefixCache.publish
+    insert = HybridPrefixCache.insert
 
     def listen(
         cache: HybridPrefixCache,
@@ -53,7 +53,7 @@ def test_the_engine_tells_the_cache_of_a_tool_call(
     ) -> None:
         if kind is CheckpointKind.TURN_END:
             told.append(hint)
-        publish(cache, allocation, boundary, slot, kind, hint)
+        insert(cache, allocation, boundary, slot, kind, hint)
 
     monkeypatch.setattr(HybridPrefixCache, "insert", listen)
     parts = tiny_parts()
