@@ -112,7 +112,7 @@ FOUR_EQUAL, FORTY_EQUAL = torch.zeros(1, 4), torch.zeros(1, 40)
         (FLAT, {"temperature": 5.0, "top_k": 1}, {1}),
         (FLAT, {"temperature": 5.0, "top_k": 1, "top_p": 0.999}, {1}),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ids=lambda value: str(value) if isinstance(value, dict | set) else None,
 )
 def test_a_cut_keeps_exactly_these_tokens(
     logits: torch.Tensor, cuts: dict[str, float], kept: set[int]

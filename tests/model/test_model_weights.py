@@ -222,8 +222,8 @@ def test_every_file_is_opened_once_and_closed_at_the_end(
     with pytest.raises(WeightsError, match="wants"):
         load(tmp_path, replace(DENSE, vocab=DENSE.vocab + 1))
     assert sorted(closed) == sorted(opened)
-    (tmp_path / "9.safetensors").write_bytes(b"")
-    with pytest.raises(WeightsError, match=r"9\.safetensors: is truncated"):
+    (tmp_path / "model-9.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"model-9\.safetensors: is truncated"):
         load(tmp_path, DENSE)
     assert len(closed) == len(opened) - 1 == 9
 
