@@ -17,9 +17,8 @@ from tasuki.transfer.transports.loopback import Fault
 
 from tests.handover.test_handover_services import quiet
 from tests.harness.handover_nodes import PAGES, SLABS, Nodes, grant_of, nodes, on_both_wires
-from tests.harness.loopback_pair import random_ids
+from tests.harness.loopback_pair import expected_page, expected_slot, random_ids
 from tests.harness.waiting import HANG_SECONDS
-from tests.transfer.test_encoded_wire import expected_page, expected_slot
 
 ROOM = 5
 PULL_GENERATION = 70
