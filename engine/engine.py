@@ -27,6 +27,7 @@ from . import messages as m
 from .admission import Admission
 from .cache_queries import CacheQueries, CacheQuery
 from .config import EngineConfig
+from .forward_plan import PlanError
 from .intake import Intake, PromptLimits
 from .plan_stream import LaunchedForward, PlanStream
 from .request import Request
@@ -101,7 +102,8 @@ class Engine:
         return taken
 
     def step(self) -> bool:
-        """Launch a forward and land the one before; False when there was neither."""
+        """Launch a forward and land the one before; False when there was neither. Raises PlanError,
+        after which nothing may be stepped: this engine and its runner no longer agree."""
         began = time.perf_counter()
         self._end_overdue()
         self._handover.advance()
@@ -113,6 +115,9 @@ class Engine:
         try:
             if work:
                 self._flight = self._plans.launch(work)
+        except PlanError:
+            # Engine and runner disagree, which is no request's fault: the loop ends.
+            raise
         except Exception as error:
             self._land(before, follows)
             self._fail(work, error)
@@ -148,6 +153,8 @@ class Engine:
             return
         try:
             sampled = flight.result()
+        except PlanError:
+            raise
         except Exception as error:
             self._fail(flight.scheduled, error)
         else:

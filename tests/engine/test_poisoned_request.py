@@ -2,11 +2,14 @@
 that is none never reaches the model."""
 
 from collections.abc import Callable
+from queue import SimpleQueue
 
 import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.forward_plan import PlanGap
 from tasuki.engine.role import Role
+from tasuki.engine.thread import EngineThread
 from tasuki.model.batch import Batch
 
 from tests.engine.test_engine import alone, lone, prompt
@@ -85,6 +88,20 @@ def test_a_fault_that_passes_costs_time_only() -> None:
     for name, tokens in PROMPTS.items():
         assert engine.tokens(name) == alone(tokens, 12)
     engine.assert_at_rest()
+
+
+def test_a_plan_that_the_runner_refuses_ends_the_loop_and_no_single_request() -> None:
+    engine = lone()
+    engine.engine._plans._planner._number += 1
+    said: list[m.Outbox] = []
+    died: SimpleQueue[str] = SimpleQueue()
+    thread = EngineThread(engine.engine, said.extend, died.put)
+    thread.start()
+    for name, tokens in PROMPTS.items():
+        thread.post(submit(name, tokens, 4))
+    assert PlanGap.__name__ in died.get(timeout=30)
+    thread.stop()
+    assert not said
 
 
 @pytest.mark.parametrize("token", [-1, 128, 2**31 - 1])
