@@ -132,7 +132,7 @@ def test_a_close_that_fails_for_a_moment_is_tried_again(
     status: grpc.StatusCode, kind: str | None, calls: int
 ) -> None:
     refusal = ClientError("no", status, kind)
-    steps = SessionLife(Conversation(), FAST, "s").close()
+    steps = SessionLife(Conversation(b""), FAST, "s").close()
     asked, outcome = 0, None
     try:
         while not isinstance(step := advance(steps, outcome), Over):
@@ -147,7 +147,7 @@ def test_a_close_that_fails_for_a_moment_is_tried_again(
 
 
 def test_a_close_that_is_let_in_later_is_over() -> None:
-    steps = SessionLife(Conversation(), FAST, "s").close()
+    steps = SessionLife(Conversation(b""), FAST, "s").close()
     limit = ClientError("many", grpc.StatusCode.RESOURCE_EXHAUSTED, "request_limit")
     assert isinstance(advance(steps, None), Call)
     assert isinstance(advance(steps, limit), Pause)

@@ -167,35 +167,15 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
+    stream = {"LINE": 32, "BLOCK": _BLOCK, "STAGES": _STAGES, "AHEAD": 32768, "DEPENDENT": True}
     return [
-        KernelSpec(
-            name="gdn_decode",
-            kernel=_kernel,
-            signature={
-                "z": "*bf16",
-                "projected_stride": "i32:16",
-                "mixed": "*bf16",
-                "scalars": "*fp32",
-                "norm": "*fp32",
-                "ssm": "*fp32",
-                "ssm_stride": "i32:16",
-                "read_slots": "*i32",
-                "write_slots": "*i32",
-                "rows": "*i32",
-                "output": "*bf16",
-                "eps": "fp32",
-            },
-            constants={
-                "KEY_HEADS": 16,
-                "VALUE_HEADS": 32,
-                "KEY_DIM": 128,
-                "VALUE_DIM": 128,
-                "LINE": 32,
-                "BLOCK": _BLOCK,
-                "STAGES": _STAGES,
-                "AHEAD": 32768,
-                "DEPENDENT": True,
-            },
-            num_warps=_WARPS,
+        KernelSpec.of(
+            "gdn_decode",
+            _kernel,
+            heads | stream,
+            _WARPS,
+            fp32="scalars norm ssm",
+            i32="read_slots write_slots rows",
         )
     ]

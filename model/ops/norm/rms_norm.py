@@ -118,17 +118,9 @@ def _add_norm_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
-    constants: dict[str, object] = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
-    norm = {"x": "*bf16", "x_stride": "i32:16", "weight": "*fp32", "normed": "*bf16", "eps": "fp32"}
-    add = {
-        "branch": "*bf16",
-        "branch_stride": "i32:16",
-        "residual": "*bf16",
-        "weight": "*fp32",
-        "normed": "*bf16",
-        "eps": "fp32",
-    }
+    sizes = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
+    alone, summed = _warps(4096, _ALONE), _warps(4096, _WITH_SUM)
     return [
-        KernelSpec("rms_norm", _norm_kernel, norm, constants, _warps(4096, _ALONE)),
-        KernelSpec("add_rms_norm", _add_norm_kernel, add, constants, _warps(4096, _WITH_SUM)),
+        KernelSpec.of("rms_norm", _norm_kernel, sizes, alone, fp32="weight"),
+        KernelSpec.of("add_rms_norm", _add_norm_kernel, sizes, summed, fp32="weight"),
     ]
