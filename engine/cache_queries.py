@@ -9,6 +9,7 @@ from tasuki.engine.accounting.stats import stats_reply, tree_reply
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover
 from tasuki.pycache._cpp_cache import IntegrityError
+from tasuki.pycache.packed_events import pack_events
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
@@ -65,7 +66,7 @@ class CacheQueries:
             case m.WatchCache(query_id, stream):
                 self._emit(m.WatchOpened(query_id, cache.watch(stream)))
             case m.ReadEvents(query_id, watch):
-                self._emit(m.EventsReply(query_id, cache.drain_events(watch)))
+                self._emit(m.EventsReply(query_id, pack_events(cache.drain_events(watch))))
             case m.EndWatch(watch):
                 cache.unwatch(watch)
             case m.TreeQuery():

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from tasuki.engine.messages import StatsReply, StepReport, TreeQuery, TreeReply
 from tasuki.engine.request import Request
 from tasuki.pycache._cpp_cache import PoolCounts
+from tasuki.pycache.packed_tree import pack_tree
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 
@@ -16,7 +17,8 @@ def tree_reply(cache: HybridPrefixCache, query: TreeQuery) -> TreeReply:
         under = cache.node_at(query.prefix, query.salt)
         if under is None:
             return TreeReply(query.query_id, None)
-    return TreeReply(query.query_id, cache.view(query.limit, under))
+    view = cache.view(query.limit, under)
+    return TreeReply(query.query_id, None if view is None else pack_tree(view))
 
 
 def _pool(counts: PoolCounts) -> dict[str, int]:
