@@ -17,19 +17,6 @@ from . import messages as m
 # Checking walks the tree, about 12 us a node: who asks often must not stop the loop for it.
 _NODES_CHECKED_AT_ONCE = 256
 
-CacheQuery = (
-    m.OpenCursor
-    | m.ForkCursor
-    | m.CloseCursor
-    | m.StatsQuery
-    | m.CountersQuery
-    | m.FlushCache
-    | m.WatchCache
-    | m.ReadEvents
-    | m.EndWatch
-    | m.TreeQuery
-)
-
 
 class CacheQueries:
     def __init__(
@@ -45,7 +32,7 @@ class CacheQueries:
         self._emit = emit
         self._integrity = "ok"
 
-    def handle(self, message: CacheQuery) -> None:
+    def handle(self, message: m.CacheQuery) -> None:
         cache = self._cache
         match message:
             case m.OpenCursor(query_id, salt):

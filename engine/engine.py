@@ -20,12 +20,12 @@ from tasuki.engine.scheduling.queue_limit import QueueLimit
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 
 from . import messages as m
-from .admission import Admission
-from .cache_queries import CacheQueries, CacheQuery
+from .cache_queries import CacheQueries
 from .config import EngineConfig
 from .forward_plan import PlanError
 from .intake import Intake, PromptLimits
@@ -74,7 +74,6 @@ class Engine:
                 emit,
             )
         )
-        self._admission = Admission(cache, self._handover)
         self._queries = CacheQueries(cache, self._handover, self._times, emit)
 
     def prepare(self) -> None:
@@ -88,7 +87,7 @@ class Engine:
 
     def handle(self, message: m.Inbox) -> None:
         """Raises ValueError for a message that an engine of another role takes."""
-        if isinstance(message, CacheQuery):
+        if isinstance(message, m.CacheQuery):
             self._queries.handle(message)
         elif isinstance(message, m.Drain | m.Undrain):
             self._intake.handle(message)
@@ -145,21 +144,33 @@ class Engine:
             self._handover.reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
     def _admit(self, request: Request) -> bool:
-        return self._admission.admit(request)
+        """Whether the request no longer waits for a lease here or a prefill node. One that can
+        never be served is rejected. A refusal is remembered: a blocked request costs a step nothing
+        until something happened that might change the answer."""
+        answer_depends_on = (self._cache.room_version, self._handover.prefill_available)
+        if request.refused_at == answer_depends_on:
+            return False
+        try:
+            admitted = self._handover.admit(request)
+        except ImpossibleRequest as error:
+            self._handover.reject(request, m.RequestError(m.ErrorKind.TOO_LONG, str(error)))
+            return False
+        request.refused_at = None if admitted else answer_depends_on
+        return admitted
 
     def _land(self, flight: LaunchedForward | None, follows: bool) -> None:
         """follows: it was launched before the one before had landed."""
         if flight is None:
             return
         try:
-            sampled = flight.result()
+            sampled = flight.in_flight.result()
         except PlanError:
             raise
         except Exception as error:
             self._fail(flight.scheduled, error)
         else:
             if follows:
-                self._times.idle.add(flight.idle_seconds)
+                self._times.idle.add(flight.in_flight.idle_seconds)
             self._commit(flight.scheduled, sampled)
 
     def _commit(

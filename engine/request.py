@@ -248,7 +248,7 @@ class Request:
     started: tuple[float, int] | None = None  # when it was leased to be computed, from which token
     prefilled_on: str = "local"
     handover_lost: bool = False
-    refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
+    refused_at: tuple[int, bool] | None = None  # what the last refusal depended on
     suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
     queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock

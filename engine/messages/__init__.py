@@ -7,6 +7,7 @@ room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill eng
 """
 
 from .cache import (
+    CacheQuery,
     CloseCursor,
     CountersQuery,
     CursorOpened,
@@ -105,22 +106,7 @@ from .types import (
     Tokens,
 )
 
-FrontInbox = (
-    Submit
-    | Abort
-    | OpenCursor
-    | ForkCursor
-    | CloseCursor
-    | StatsQuery
-    | CountersQuery
-    | FlushCache
-    | WatchCache
-    | ReadEvents
-    | EndWatch
-    | TreeQuery
-    | Drain
-    | Undrain
-)
+FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain
 """From a front, to an engine of any role."""
 
 PrefillInbox = PrefillReserve | PrefillStart | PrefillEnd | PullCommitted | PullLost | PullFenced
@@ -165,97 +151,3 @@ DecodeOutbox = (
 )
 Inbox = FrontInbox | PrefillInbox | DecodeInbox
 Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox
-
-__all__ = [
-    "CAUSES",
-    "ESTIMATES",
-    "EVICTION_KINDS",
-    "KEPT_MARKS",
-    "Abort",
-    "Choice",
-    "CloseCursor",
-    "CountersQuery",
-    "CursorOpened",
-    "DecodeInbox",
-    "DecodeOutbox",
-    "Drain",
-    "Drained",
-    "EarlyStepEnded",
-    "EndWatch",
-    "ErrorKind",
-    "EventsReply",
-    "Evicted",
-    "Eviction",
-    "FinishReason",
-    "Finished",
-    "FlushCache",
-    "FlushReply",
-    "ForkCursor",
-    "FrontInbox",
-    "FrontOutbox",
-    "Grant",
-    "GrantWanted",
-    "HandoverCancelled",
-    "HandoverDeclined",
-    "HandoverGranted",
-    "HandoverLost",
-    "HandoverWanted",
-    "HitBreakdown",
-    "Inbox",
-    "LifeMark",
-    "LossCause",
-    "LostState",
-    "NodeName",
-    "OpenCursor",
-    "Outbox",
-    "PeersChanged",
-    "PrefillAccepted",
-    "PrefillEnd",
-    "PrefillInbox",
-    "PrefillOutbox",
-    "PrefillQueued",
-    "PrefillRefused",
-    "PrefillReserve",
-    "PrefillStart",
-    "PrefillToken",
-    "PullAsked",
-    "PullCommitted",
-    "PullEnd",
-    "PullFenced",
-    "PullGrant",
-    "PullLost",
-    "PullPinned",
-    "PullRefused",
-    "PullReport",
-    "PullSource",
-    "PullWanted",
-    "ReadEvents",
-    "Rejected",
-    "RemoteDone",
-    "RemoteReady",
-    "RequestError",
-    "RequestId",
-    "RequestPhase",
-    "RoomEnded",
-    "RoomId",
-    "RouteReport",
-    "Stage",
-    "StatsQuery",
-    "StatsReply",
-    "StepReport",
-    "Submit",
-    "Ticket",
-    "TimeSpread",
-    "TokenOut",
-    "Tokens",
-    "ToldRoom",
-    "TransferReport",
-    "TreeQuery",
-    "TreeReply",
-    "Undrain",
-    "Usage",
-    "WatchCache",
-    "WatchOpened",
-    "WriterFenced",
-    "marked",
-]

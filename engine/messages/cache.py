@@ -79,6 +79,20 @@ class TreeQuery:
     salt: bytes = b""
 
 
+CacheQuery = (
+    OpenCursor
+    | ForkCursor
+    | CloseCursor
+    | StatsQuery
+    | CountersQuery
+    | FlushCache
+    | WatchCache
+    | ReadEvents
+    | EndWatch
+    | TreeQuery
+)
+
+
 @dataclass(frozen=True)
 class CursorOpened:
     query_id: int

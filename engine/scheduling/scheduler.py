@@ -28,7 +28,7 @@ Admit = Callable[[Request], bool]
 
 
 class Scheduler:
-    """`admit(request)` moves a waiting request on and says whether it could; see admission.py."""
+    """`admit(request)` moves a waiting request on and says whether it could (Engine._admit)."""
 
     def __init__(
         self,
