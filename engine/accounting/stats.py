@@ -2,11 +2,11 @@
 the cache's tree by one call, whose cost its limit bounds."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tasuki.engine.messages import StatsReply, StepReport, TreeQuery, TreeReply
 from tasuki.engine.request import Request
-from tasuki.pycache._cpp_cache import PoolCounts
+from tasuki.pycache._cpp_cache import PoolCounts, TreeStats
 from tasuki.pycache.packed_tree import pack_tree
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -21,16 +21,16 @@ def tree_reply(cache: HybridPrefixCache, query: TreeQuery) -> TreeReply:
     return TreeReply(query.query_id, None if view is None else pack_tree(view))
 
 
-def _pool(counts: PoolCounts) -> dict[str, int]:
-    return {
-        "free": counts.free,
-        "working": counts.working,
-        "tree": counts.tree,
-        "granted": counts.granted,
-        "quarantined": counts.quarantined,
-        "total": counts.total,
-        "pinned": counts.pinned,
-    }
+_POOL = ("free", "working", "tree", "granted", "quarantined", "total", "pinned")
+_TREE = (
+    *("nodes", "ghost_nodes", "checkpoints", "leases", "cursors"),
+    *("evicted_pages", "evicted_checkpoints"),
+    *("leased_requests", "prompt_tokens", "usable_tokens"),
+)
+
+
+def _counts(holder: PoolCounts | TreeStats, names: Sequence[str]) -> dict[str, int]:
+    return {name: getattr(holder, name) for name in names}
 
 
 def stats_reply(
@@ -44,26 +44,15 @@ def stats_reply(
     stats = cache.stats()
     return StatsReply(
         query_id=query_id,
-        pages=_pool(stats.pages),
-        slots=_pool(stats.slots),
+        pages=_counts(stats.pages, _POOL),
+        slots=_counts(stats.slots, _POOL),
         slabs={
             "free": stats.slabs_free,
             "pages": stats.slabs_of_pages,
             "slots": stats.slabs_of_slots,
             "total": stats.slabs_total,
         },
-        tree={
-            "nodes": stats.nodes,
-            "ghost_nodes": stats.ghost_nodes,
-            "checkpoints": stats.checkpoints,
-            "leases": stats.leases,
-            "cursors": stats.cursors,
-            "evicted_pages": stats.evicted_pages,
-            "evicted_checkpoints": stats.evicted_checkpoints,
-            "leased_requests": stats.leased_requests,
-            "prompt_tokens": stats.prompt_tokens,
-            "usable_tokens": stats.usable_tokens,
-        },
+        tree=_counts(stats, _TREE),
         lost=stats.lost.as_dict(),
         requests=dict(Counter(request.state.phase for request in requests)),
         integrity=integrity,

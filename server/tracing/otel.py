@@ -30,6 +30,8 @@ from tasuki.engine.messages import (
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.utils.version import package_version
 
+from .tracing import Tracing
+
 _NANOSECONDS = 10**9
 _CLOSE_MILLISECONDS = 5000
 _SPAN_OF = {
@@ -45,7 +47,7 @@ _SPAN_OF = {
 """Other phases last no time."""
 
 
-class OtelTracing:
+class OtelTracing(Tracing):
     def __init__(self, endpoint: str, node: str, role: str) -> None:
         """endpoint: of a collector, http://HOST:PORT; https: by TLS. node: this one's name."""
         resource = Resource.create(

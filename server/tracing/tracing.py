@@ -16,36 +16,26 @@ class Tracing(Protocol):
     def begin(self, request: RequestId, request_context: RequestContext) -> None:
         """Begin the span of an admitted request; the message that ends the request ends the
         span."""
+        return
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
         """Begin the span of a prompt that another node handed to this one. traceparent: the span of
         that node's request."""
+        return
 
     def header(self, request: RequestId) -> str:
         """The traceparent of a live request's span, to send with its hand-over; empty where the
         request is not traced. From any thread."""
-
-    def observe(self, message: ObservedMessage) -> None:
-        """End the spans whose request or room this message ends."""
-
-    def close(self) -> None:
-        """Send the spans not sent yet. May block for seconds."""
-
-
-class NoTracing:
-    """Traces nothing."""
-
-    def begin(self, request: RequestId, request_context: RequestContext) -> None:
-        return None
-
-    def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
-        return None
-
-    def header(self, request: RequestId) -> str:
         return ""
 
     def observe(self, message: ObservedMessage) -> None:
-        return None
+        """End the spans whose request or room this message ends."""
+        return
 
     def close(self) -> None:
-        return None
+        """Send the spans not sent yet. May block for seconds."""
+        return
+
+
+class NoTracing(Tracing):
+    """Traces nothing."""
