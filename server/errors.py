@@ -1,9 +1,10 @@
 """The errors with which a server refuses or ends a call, and the gRPC status of each.
 
-server/error_reference.py writes docs/errors.md from the classes below: a class's docstring is the
-cause, `retry` what the caller may do. Over gRPC the trailing metadata `tasuki-error-kind` and
-`tasuki-retry` carry both for programs; RateLimited adds gRPC's own `grpc-retry-pushback-ms`, the
-milliseconds to wait. server/http/errors.py has the status of each over HTTP.
+server/error_reference.py writes the table of docs/errors.md from the classes below: a class's
+docstring is the cause, `retry` what the caller may do. Over gRPC the trailing metadata
+`tasuki-error-kind` and `tasuki-retry` carry both for programs; RateLimited adds gRPC's own
+`grpc-retry-pushback-ms`, the milliseconds to wait. server/http/errors.py has the status of each
+over HTTP.
 """
 
 import math
