@@ -26,7 +26,7 @@ from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines
 from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.loops.loop_thread import LoopThread
-from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.progress import progress_bar
 from tasuki.utils.tls import ClientTls
 
 from .config import DecodeConfig

@@ -30,7 +30,7 @@ from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
 from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.utils.loops.loop_thread import LoopThread
-from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.progress import progress_bar
 
 from .config import PrefillConfig
 from .gateway_answers import GatewayAnswers

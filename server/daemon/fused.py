@@ -15,7 +15,7 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.tracing.export import open_tracing
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
-from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.progress import progress_bar
 
 from .dry_run import DryRunConfig, dry_run
 from .lifecycle import StopRequest, announce_ready, spare_collections

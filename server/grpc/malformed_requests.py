@@ -10,7 +10,13 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from tasuki.server.errors import CallContext, InvalidRequest, NotServedHere, refusals
+from tasuki.server.errors import (
+    CallContext,
+    FrontError,
+    InvalidRequest,
+    NotServedHere,
+    refusals,
+)
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -46,6 +52,16 @@ class _Malformed:
 
     def __init__(self, reason: str) -> None:
         self.error = InvalidRequest(f"the request is not the expected message: {reason}")
+
+
+def refusing(error: FrontError) -> Any:
+    """A handler that ends every call with the error; its messages stay bytes, and unread."""
+
+    async def refuse(request: Any, context: CallContext) -> None:
+        async with refusals(context):
+            raise error
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def method_of(handler: Any) -> tuple[Any, Any]:
