@@ -16,21 +16,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind, Lease
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .messages import (
-    Grant,
-    HitBreakdown,
-    LifeMark,
-    PullReport,
-    RequestId,
-    RequestPhase,
-    RoomId,
-    RouteReport,
-    Ticket,
-    Tokens,
-    ToldRoom,
-    TransferReport,
-    marked,
-)
+from . import messages as m
 
 
 @dataclass(frozen=True)
@@ -49,30 +35,30 @@ class IllegalMove(Exception):
 class Waiting:
     """Holds nothing."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.WAITING
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.WAITING
 
 
 @dataclass(frozen=True)
 class AwaitingPrefill:
     """(decode) A prefill node has the prompt; holds nothing here."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.AWAITING_PREFILL
-    room: RoomId
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.AWAITING_PREFILL
+    room: m.RoomId
 
 
 @dataclass(frozen=True)
 class Pulling:
     """(prefill) What the receiver offered is on its way here; the request itself holds nothing."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.PULLING
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.PULLING
 
 
 @dataclass(frozen=True)
 class Receiving:
     """(decode) The lease's own pages and slots are granted to the sender."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.RECEIVING
-    room: RoomId
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.RECEIVING
+    room: m.RoomId
     lease: Lease
 
 
@@ -80,7 +66,7 @@ class Receiving:
 class AwaitingGrant:
     """(prefill) The lease is held; the receiver's ids are not known yet."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.AWAITING_GRANT
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.AWAITING_GRANT
     lease: Lease
 
 
@@ -119,7 +105,7 @@ class Progress:
 class Active:
     """Runs in forwards."""
 
-    phase: ClassVar[RequestPhase]
+    phase: ClassVar[m.RequestPhase]
 
     lease: Lease
     progress: Progress
@@ -149,9 +135,9 @@ class Active:
 class Prefilling(Active):
     """More than one token is still to be forwarded before the next one is sampled."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.PREFILLING
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.PREFILLING
     checkpoints: list[PlannedCheckpoint] = field(default_factory=list)
-    grant: Grant | None = None
+    grant: m.Grant | None = None
     pages_sent: int = 0
 
     @property
@@ -163,7 +149,7 @@ class Prefilling(Active):
 class Decoding(Active):
     """One token a step."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.DECODING
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.DECODING
 
 
 @dataclass(frozen=True)
@@ -171,7 +157,7 @@ class HandingOver:
     """(prefill) The first token is out; windows may still be read from the lease's pages and
     slot."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.HANDING_OVER
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.HANDING_OVER
     lease: Lease
 
 
@@ -179,21 +165,21 @@ class HandingOver:
 class Retracted:
     """Gave its lease back for others to progress; goes to the head of the queue."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.RETRACTED
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.RETRACTED
 
 
 @dataclass(frozen=True)
 class Finished:
     """Holds nothing."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.FINISHED
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.FINISHED
 
 
 @dataclass(frozen=True)
 class Aborted:
     """Holds nothing."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.ABORTED
+    phase: ClassVar[m.RequestPhase] = m.RequestPhase.ABORTED
 
 
 State = (
@@ -229,21 +215,21 @@ MOVES: dict[type, tuple[type, ...]] = {
 class Request:
     """What the engine knows of one request. `tokens` is the prompt and every sampled token."""
 
-    id: RequestId
-    prompt: Tokens
+    id: m.RequestId
+    prompt: m.Tokens
     sampling: SamplingParams
     salt: bytes = b""
     cursor: int | None = None
     marks: tuple[int, ...] = ()
-    ticket: Ticket | None = None
-    told: ToldRoom | None = None
+    ticket: m.Ticket | None = None
+    told: m.ToldRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
-    hit: HitBreakdown | None = None
-    transfer: TransferReport | None = None
-    pulled: PullReport | None = None
+    hit: m.HitBreakdown | None = None
+    transfer: m.TransferReport | None = None
+    pulled: m.PullReport | None = None
     pull_tried: bool = False
-    route: RouteReport | None = None
+    route: m.RouteReport | None = None
     asked_at: float | None = None  # of a prefill node
     started: tuple[float, int] | None = None  # when it was leased to be computed, from which token
     prefilled_on: str = "local"
@@ -253,13 +239,13 @@ class Request:
     created: float = field(default_factory=time.monotonic)
     queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock
     first_token_at: float | None = None
-    life: list[LifeMark] = field(default_factory=list)
+    life: list[m.LifeMark] = field(default_factory=list)
 
     def move(self, state: State) -> None:
         if type(state) not in MOVES[type(self.state)]:
             raise IllegalMove(f"request {self.id}: {self.state.phase} -> {state.phase}")
         self.state = state
-        marked(self.life, LifeMark(state.phase, time.monotonic() - self.created))
+        m.marked(self.life, m.LifeMark(state.phase, time.monotonic() - self.created))
 
     @property
     def begun(self) -> bool:
@@ -288,7 +274,7 @@ class Request:
         length = self.expected_length
         return max(length, min(length + PAGE_TOKENS, self.final_length))
 
-    def tokens(self) -> Tokens:
+    def tokens(self) -> m.Tokens:
         if not self.output:
             return self.prompt
         return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tasuki.engine.messages import RequestId, Tokens
 from tasuki.server.text.text_codec import TextCodec
 
-from .errors import InvalidRequest, PromptTooLong
+from .errors import InvalidField, InvalidRequest, PromptTooLong
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -32,6 +32,16 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
             "answer: "
             "send less"
         )
+
+
+def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
+    """The strings that end an answer. Raises InvalidField."""
+    if len(stops) > MAX_STOPS:
+        raise InvalidField(field, f"may hold at most {MAX_STOPS} strings")
+    texts = tuple(text for text in stops if isinstance(text, str))
+    if len(texts) < len(stops) or not all(0 < len(text) <= MAX_STOP_CHARACTERS for text in texts):
+        raise InvalidField(field, f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
+    return texts
 
 
 def to_tokens(field: str, ids: Sequence[object]) -> Tokens:

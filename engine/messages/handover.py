@@ -7,7 +7,7 @@ from tasuki.transfer.timeline import HandoverTimeline
 
 from .life import LifeMark
 from .reports import HitBreakdown, PullReport, RouteReport, TransferReport
-from .types import LossCause, RequestError, RequestId, RoomId, Tokens
+from .types import LossCause, OfRoom, RequestError, RequestId, RoomId, Tokens
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,9 @@ class PeersChanged:
     prefill_available: bool
 
 
-@dataclass(frozen=True)
-class GrantWanted:
+class GrantWanted(OfRoom):
     """(decode) The prefill node is about to start: lease and answer HandoverGranted or
     HandoverDeclined."""
-
-    room: RoomId
 
 
 @dataclass(frozen=True)
@@ -120,11 +117,8 @@ class HandoverLost:
     cause: LossCause = LossCause.STREAM
 
 
-@dataclass(frozen=True)
-class WriterFenced:
+class WriterFenced(OfRoom):
     """(decode) The room's writer can write no more: quarantined ids of the room are free."""
-
-    room: RoomId
 
 
 @dataclass(frozen=True)
@@ -146,11 +140,8 @@ class PrefillQueued:
     position: int
 
 
-@dataclass(frozen=True)
-class PrefillAccepted:
+class PrefillAccepted(OfRoom):
     """About to start: the lease is held, the grant is awaited."""
-
-    room: RoomId
 
 
 @dataclass(frozen=True)
@@ -188,16 +179,10 @@ class HandoverGranted:
     grant: Grant
 
 
-@dataclass(frozen=True)
-class HandoverDeclined:
+class HandoverDeclined(OfRoom):
     """(decode) No room for the grant now: abort the room; the request goes on without it."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class HandoverCancelled:
+class HandoverCancelled(OfRoom):
     """(decode) The request was aborted: abort the room; ids granted stay quarantined until
     WriterFenced."""
-
-    room: RoomId

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .reports import PullReport
-from .types import RoomId
+from .types import OfRoom, RoomId
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,13 @@ class PullCommitted:
     report: PullReport
 
 
-@dataclass(frozen=True)
-class PullLost:
+class PullLost(OfRoom):
     """(prefill) The prompt is computed without it; granted ids are quarantined until
     PullFenced."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class PullFenced:
+class PullFenced(OfRoom):
     """(prefill) The pull's writer can write no more: quarantined ids are free."""
-
-    room: RoomId
 
 
 @dataclass(frozen=True)
@@ -61,11 +55,8 @@ class PullAsked:
     first_page: int
 
 
-@dataclass(frozen=True)
-class PullEnd:
+class PullEnd(OfRoom):
     """(decode) The pull is over and its sender has drained: let go."""
-
-    room: RoomId
 
 
 @dataclass(frozen=True)

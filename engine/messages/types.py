@@ -48,3 +48,10 @@ class LossCause(Enum):
 class RequestError:
     kind: ErrorKind
     message: str
+
+
+@dataclass(frozen=True)
+class OfRoom:
+    """A message that names its room and nothing else."""
+
+    room: RoomId

@@ -17,17 +17,8 @@ from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
+from tasuki.engine import messages as m
 from tasuki.engine.engine import Engine
-from tasuki.engine.messages import (
-    HandoverLost,
-    Inbox,
-    Outbox,
-    PeersChanged,
-    PullCommitted,
-    PullFenced,
-    PullLost,
-    WriterFenced,
-)
 from tasuki.engine.thread import EngineThread
 from tasuki.server.bind import BindError
 from tasuki.server.config import FrontConfig
@@ -55,12 +46,12 @@ log = logging.getLogger(__name__)
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
 _OBSERVED_INBOX = (
-    HandoverLost,
-    WriterFenced,
-    PeersChanged,
-    PullCommitted,
-    PullLost,
-    PullFenced,
+    m.HandoverLost,
+    m.WriterFenced,
+    m.PeersChanged,
+    m.PullCommitted,
+    m.PullLost,
+    m.PullFenced,
 )
 _FUSED = {"node": "serve", "role": "fused"}
 # As many as a page can draw, each second, within a frame.
@@ -75,7 +66,7 @@ class Node:
         engine: Engine,
         config: FrontConfig,
         services: Callable[[EngineClient], Sequence[Service]],
-        handover: Callable[[Outbox], None] | None = None,
+        handover: Callable[[m.Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] | None = None,
         status: HandoverStatusSource = HandoverStatus,
         about: Mapping[str, str] = _FUSED,
@@ -134,7 +125,7 @@ class Node:
         neither the engine's nor the loop's."""
         return NodeProgress(self._thread.still_seconds, self._pulse.behind())
 
-    def post(self, message: Inbox) -> None:
+    def post(self, message: m.Inbox) -> None:
         """Post a message of the hand-over's control to the engine, from any thread."""
         if isinstance(message, _OBSERVED_INBOX):
             self._loop.call_soon_threadsafe(self._observe, message)
@@ -147,7 +138,7 @@ class Node:
         self.tracing.observe(message)
         log_ended(message)
 
-    def _deliver(self, messages: Sequence[Outbox]) -> None:
+    def _deliver(self, messages: Sequence[m.Outbox]) -> None:
         """On the engine's thread, with what a step made."""
         self.engine.deliver(messages)
 
