@@ -19,7 +19,7 @@ from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.tracing.export import open_tracing
+from tasuki.server.tracing.tracing import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines

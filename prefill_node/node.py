@@ -24,7 +24,7 @@ from tasuki.server.grpc.services import admin_service
 from tasuki.server.grpc.unimplemented import unimplemented_routes
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import gateway_of
-from tasuki.server.tracing.export import open_tracing
+from tasuki.server.tracing.tracing import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines

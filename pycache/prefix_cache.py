@@ -13,7 +13,7 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,6 @@ from .copies import CopyKind, CopyOp
 # Evicted prefixes are remembered by their tokens, a fraction of what their KV took.
 _LEAST_GHOSTS = 4096
 _GHOSTS_A_SLAB = 8
-_NO_PAGES = np.empty(0, dtype=np.int32)
-
-FreshIds = Callable[[Arena, Sequence[int], Sequence[int]], None]
-
-
-def leave_as_is(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
-    """What production does with ids that change owner: nothing, since every byte read was
-    written."""
 
 
 def monotonic_ms() -> int:
@@ -41,15 +33,12 @@ def monotonic_ms() -> int:
 
 class HybridPrefixCache(HybridTree):
     """The tree, and the copies that wait; names the arena. Below are the calls that hand out ids:
-    all others are the tree's own. `on_fresh(arena, pages, slots)` sees the ids that get a new owner
-    before anything is written to them, but for those that a waiting copy still reads: tests pass
-    one that fills them with NaN. `policy` and `attention_cost` are the tree's (TreeConfig); `clock`
-    gives it the time, ms."""
+    all others are the tree's own. `policy` and `attention_cost` are the tree's (TreeConfig);
+    `clock` gives it the time, ms."""
 
     def __init__(
         self,
         arena: Arena,
-        on_fresh: FreshIds = leave_as_is,
         *,
         policy: str = "lru",
         attention_cost: float = 0.0,
@@ -70,7 +59,6 @@ class HybridPrefixCache(HybridTree):
             )
         )
         self.arena = arena
-        self._on_fresh = on_fresh
         self._clock = clock
         self._copies: list[CopyOp] = []
 
@@ -84,18 +72,6 @@ class HybridPrefixCache(HybridTree):
         """The tree moved pages to empty a slab: their KV follows before the slab is written."""
         for source, destination in self.drain_moves():
             self._copies.append(CopyOp(CopyKind.PAGE, source, destination))
-
-    def _hand_out(self, pages: NDArray[np.int32], slots: Sequence[int]) -> None:
-        """on_fresh acts at once, a waiting copy later: the slabs' bytes that it reads must stay."""
-        blocks = self.arena.layout.blocks_per_slab
-        moved = {copy.source for copy in self._copies if copy.kind is CopyKind.PAGE}
-        forked = {copy.source for copy in self._copies if copy.kind is CopyKind.SLOT}
-        read = forked | {page // blocks for page in moved}
-        self._on_fresh(
-            self.arena,
-            [page for page in pages.tolist() if page not in moved and page // blocks not in forked],
-            [slot for slot in slots if slot not in read],
-        )
 
     def lease(
         self,
@@ -119,7 +95,6 @@ class HybridPrefixCache(HybridTree):
         self._follow_moves()
         if lease is None:
             return None
-        self._hand_out(lease.pages[lease.shared_pages :], lease.working_slots)
         first = lease.working_slots[0]
         if lease.cow_source_slot is None:
             self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))
@@ -148,24 +123,16 @@ class HybridPrefixCache(HybridTree):
             cursor=cursor,
         )
         self._follow_moves()
-        if lease is None:
-            return None
-        self._hand_out(lease.pages[lease.shared_pages :], lease.working_slots)
-        self.grant(lease)
+        if lease is not None:
+            self.grant(lease)
         return lease
 
     def extend(self, lease: Lease, capacity_tokens: int) -> bool:
-        held = len(lease.pages)
         extended = super().extend(lease, capacity_tokens)
         self._follow_moves()
-        if not extended:
-            return False
-        self._hand_out(lease.pages[held:], ())
-        return True
+        return extended
 
     def take_checkpoint_slot(self, lease: Lease) -> int | None:
         slot = super().take_checkpoint_slot(lease)
         self._follow_moves()
-        if slot is not None:
-            self._hand_out(_NO_PAGES, (slot,))
         return slot

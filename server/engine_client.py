@@ -69,15 +69,6 @@ _OWN_ALONE = _OWN - {m.HandoverCancelled}
 """A cancelled hand-over is for the record here, and for the control plane."""
 
 
-def unobserved(message: object) -> None:
-    """Nobody listens."""
-    return None
-
-
-def _unknown(request: m.RequestId, request_context: RequestContext) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Story:
     """end: how a request ended, seconds_ago; took: what the cache gave up for it, oldest first."""
@@ -94,9 +85,9 @@ class EngineClient:
         loop: asyncio.AbstractEventLoop,
         handover: Callable[[m.Outbox], None] | None = None,
         queue_limit: int = 4096,
-        observe: Callable[[Observed], None] = unobserved,
+        observe: Callable[[Observed], None] = lambda message: None,
         limits: RateLimits | None = None,
-        begin: Callable[[m.RequestId, RequestContext], None] = _unknown,
+        begin: Callable[[m.RequestId, RequestContext], None] = lambda request, context: None,
         requests: ConcurrencyCaps | None = None,
         watchers: ConcurrencyCaps | None = None,
     ) -> None:

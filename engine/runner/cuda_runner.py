@@ -16,7 +16,7 @@ from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.reference import Sampled
-from tasuki.model.ops.sampling.sample import sample, sample_kept
+from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
@@ -155,7 +155,7 @@ class CudaRunner:
         logits = self._graphs.replay(len(seated))
         if self._sampling.cuts[seated.lanes].any():
             draws = self._answers.draws(len(logits))
-            sample_kept(logits, cut(logits, draws), draws, self._answers.rows)
+            sample(logits, draws, self._answers.rows, cut(logits, draws))
             self._lanes.put(self._answers.lanes(len(logits)), draws.token)
         return _Part(numbers.tolist(), self._answers.read())
 
@@ -177,10 +177,8 @@ class CudaRunner:
             drawn = prompts.take(drawing)
             self._prompts.fill(drawn, self._sampling)
             draws = self._prompts.draws(len(drawn))
-            if self._sampling.cuts[drawn.lanes].any():
-                sample_kept(logits, cut(logits, draws), draws, self._prompts.rows)
-            else:
-                sample(logits, draws, self._prompts.rows)
+            kept = cut(logits, draws) if self._sampling.cuts[drawn.lanes].any() else None
+            sample(logits, draws, self._prompts.rows, kept)
             self._lanes.put(self._prompts.lanes(len(drawn)), draws.token)
         return _Part(numbers[drawing].tolist(), self._prompts.read())
 

@@ -28,7 +28,7 @@ from tasuki.server.grpc.cache_messages import read_node_name
 from tasuki.server.grpc.loop_bridge import Bridge
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
-from tasuki.server.http.metrics import MetricsHandler, node_report
+from tasuki.server.http.metrics import metrics_handler, node_report
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.tracing.tracing import NoTracing, Tracing
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
@@ -84,7 +84,9 @@ class Node:
         self._sampling: asyncio.Task[None] | None = None
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
-        self._thread = EngineThread(engine, self._deliver, self.lose)
+        self._thread = EngineThread(
+            engine, lambda messages: self.engine.deliver(messages), self.lose
+        )
         self.engine = EngineClient(
             self._thread.post,
             self._loop,
@@ -97,7 +99,6 @@ class Node:
         )
         self._pulse = LoopPulse(self._loop)
         self._services = services(self.engine)
-        metrics = MetricsHandler(self.engine, exposition, status)
         self._report = partial(node_report, self.engine, status)
         source = DashboardSource(
             self._recorder.history,
@@ -108,7 +109,7 @@ class Node:
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [
-            web.get("/metrics", metrics.handle),
+            web.get("/metrics", metrics_handler(self._report, exposition)),
             *dashboard.routes(),
             *(() if routes is None else routes(self.engine)),
         ]
@@ -137,10 +138,6 @@ class Node:
             self._recorder.observe(message)
         self.tracing.observe(message)
         log_ended(message)
-
-    def _deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """On the engine's thread, with what a step made."""
-        self.engine.deliver(messages)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""

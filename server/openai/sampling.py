@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.server.asked_sampling import asked_sampling
 from tasuki.server.errors import InvalidField
 from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
+    asked_sampling,
     check_stops,
     check_vocabulary,
     to_tokens,

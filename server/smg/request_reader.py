@@ -11,11 +11,11 @@ import numpy as np
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from tasuki.engine.messages import RoomId, Submit, Tokens, ToldRoom
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.server.asked_sampling import asked_sampling
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
 from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
+    asked_sampling,
     check_stops,
     check_vocabulary,
     read_request_id,

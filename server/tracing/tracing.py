@@ -1,10 +1,12 @@
-"""The traces of a node's requests, and their absence.
+"""The traces of a node's requests, and their absence: to a collector, or nowhere.
 
-Has no part in OpenTelemetry, which is server/tracing/otel.py's. Thread rule: the event loop, but
+Has no part in OpenTelemetry, which is server/tracing/otel.py's, and imported only where an endpoint
+is set. Thread rule: the event loop, but
 for header(). Invariant: spans are made after the fact, from the states that a request's end
 reports: a trace costs a request nothing while it runs.
 """
 
+import importlib.util
 from typing import Protocol
 
 from tasuki.dashboard.observed import ObservedMessage
@@ -39,3 +41,25 @@ class Tracing(Protocol):
 
 class NoTracing(Tracing):
     """Traces nothing."""
+
+
+class TracingUnavailable(RuntimeError):
+    """Traces are wanted and cannot be sent; the message has the mend."""
+
+
+def open_tracing(endpoint: str, node: str, role: str) -> Tracing:
+    """endpoint: of an OTLP collector; empty: no tracing. node, role: attributes of each span.
+    Raises TracingUnavailable."""
+    if not endpoint:
+        return NoTracing()
+    if not endpoint.startswith(("http://", "https://")):
+        raise TracingUnavailable(
+            f"otlp_endpoint {endpoint!r} is no URL: write for example http://127.0.0.1:4317"
+        )
+    if importlib.util.find_spec("opentelemetry") is None:
+        raise TracingUnavailable(
+            "otlp_endpoint needs OpenTelemetry: install it with pip install 'tasuki[otel]'"
+        )
+    from .otel import OtelTracing
+
+    return OtelTracing(endpoint, node, role)

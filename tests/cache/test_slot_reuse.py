@@ -11,7 +11,7 @@ from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.harness.engines import poison, tiny_parts
+from tests.harness.engines import PoisonedCache, tiny_parts
 
 Tokens = NDArray[np.int32]
 
@@ -28,7 +28,7 @@ def slot_bytes(cache: HybridPrefixCache, slot: int) -> torch.Tensor:
 
 @pytest.fixture
 def cache() -> HybridPrefixCache:
-    return HybridPrefixCache(tiny_parts(arena_mib=0.2).arena, poison)
+    return PoisonedCache(tiny_parts(arena_mib=0.2).arena)
 
 
 def keep(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:

@@ -1,7 +1,5 @@
 """One byte budget under every policy: nothing starves, moved KV follows, decisions repeat."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,8 @@ from tasuki.pycache._cpp_cache import (
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.layout import CacheLayout, LayerKind
-from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from tests.harness.engines import PoisonedCache
 
 POLICIES = ("lru", "value", "auto")
 
@@ -249,7 +248,7 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     )
     assert layout.pages_per_slab == 3
     arena = Arena(layout, 9)
-    cache = HybridPrefixCache(arena, on_fresh=fill_with_nan)
+    cache = PoisonedCache(arena)
 
     def lease(tokens: np.ndarray, slots: int) -> Lease:
         taken = cache.lease(
@@ -282,11 +281,3 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
             assert torch.all(arena.kv[0][page] == 10 * first + place)
         cache.release(held)
     assert sum(found[first] != homes[first] for first in homes) == 1
-
-
-def fill_with_nan(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
-    for page in pages:
-        arena.kv[0][page].fill_(torch.nan)
-    for slot in slots:
-        for state in arena.ssm:
-            state[slot].fill_(torch.nan)

@@ -11,7 +11,7 @@ from tasuki.model.ops.sampling.gumbel import gumbel, noise_key
 from tasuki.model.ops.sampling.params import MAX_TOP_K, MIN_TOP_P, SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.reference import sample as naive_sample
-from tasuki.model.ops.sampling.sample import Draws, sample, sample_kept
+from tasuki.model.ops.sampling.sample import Draws, sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 
 
@@ -129,7 +129,7 @@ def test_cuts_agree_with_the_twin(dtype: torch.dtype, runs: int, device: torch.d
     positions = list(range(len(CUTS)))
     draws = prepared(params, positions, device)
     there = logits.to(device)
-    sample_kept(there, cut(there, draws), draws, count(len(CUTS), device))
+    sample(there, draws, count(len(CUTS), device), cut(there, draws))
     assert_same(results(draws), naive_sample(logits.float(), params, positions))
 
 
@@ -163,7 +163,7 @@ def test_greedy_rows_may_be_cut(runs: int, device: torch.device) -> None:
     params = [SamplingParams(top_k=1), SamplingParams(top_p=0.1)]
     draws = prepared(params, [0, 0], device)
     there = logits.to(device)
-    sample_kept(there, cut(there, draws), draws, count(2, device))
+    sample(there, draws, count(2, device), cut(there, draws))
     assert [item.token for item in results(draws)] == logits.argmax(dim=-1).tolist()
 
 
@@ -212,7 +212,7 @@ def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary_and_say_so(
     draws = prepared(params, [4] * len(logits), device)
     there, rows = logits.to(device), count(len(logits), device)
     if cuts:
-        sample_kept(there, cut(there, draws), draws, rows)
+        sample(there, draws, rows, cut(there, draws))
     else:
         sample(there, draws, rows)
     twins = naive_sample(logits, params, [4] * len(logits))

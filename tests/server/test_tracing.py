@@ -12,8 +12,7 @@ import pytest
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.tracing import export as trace_export
-from tasuki.server.tracing.export import TracingUnavailable, open_tracing
-from tasuki.server.tracing.tracing import NoTracing
+from tasuki.server.tracing.tracing import NoTracing, TracingUnavailable, open_tracing
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import Node, flags, random_prompt

@@ -60,18 +60,10 @@ class Draws:
         )
 
 
-def sample(logits: Tensor, draws: Draws, rows: Tensor) -> None:
-    """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored."""
-    _launch(logits, None, draws, rows)
-
-
-def sample_kept(logits: Tensor, cut: Cut, draws: Draws, rows: Tensor) -> None:
-    """As `sample`, but only among the tokens that the cut of these logits (sampling_cut.py) keeps;
-    logprobs stay those of the whole distribution."""
-    _launch(logits, cut, draws, rows)
-
-
-def _launch(logits: Tensor, cut: Cut | None, draws: Draws, rows: Tensor) -> None:
+def sample(logits: Tensor, draws: Draws, rows: Tensor, cut: Cut | None = None) -> None:
+    """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored: with
+    a cut of these logits (top_k_top_p.py) only the tokens that it keeps are drawn; logprobs stay
+    those of the whole distribution."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
     best = torch.empty(3, batch, runs, dtype=torch.float32, device=logits.device)
