@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 from tasuki.utils.commands import COMMANDS, PACKAGE
-from tasuki.utils.config.config_file import ConfigFileError, Setting, file_settings
+from tasuki.utils.config.config_file import ConfigFileError, Setting, file_settings, flags_of
 from tasuki.utils.config.flags import FlagError, read_configs
 
 from .errors import InvalidRequest, RoleFixed
@@ -156,13 +156,8 @@ def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
 
 def _check(role: str, settings: Mapping[str, Setting]) -> None:
     """Raises InvalidRequest where that role would not start with these settings."""
-    flags = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in settings.items()
-        if not isinstance(value, bool)
-    ]
     try:
-        read_configs(flags, *_configs_of(role))
+        read_configs(flags_of(settings), *_configs_of(role))
     except FlagError as error:
         raise InvalidRequest(f"settings: {error}") from error
 

@@ -55,11 +55,6 @@ from .handover import (
     Ticket,
     WriterFenced,
 )
-from .life import (
-    KEPT_MARKS,
-    LifeMark,
-    marked,
-)
 from .pull import (
     PullAsked,
     PullCommitted,
@@ -83,7 +78,7 @@ from .reports import (
     TransferReport,
     Usage,
 )
-from .request_phase import RequestPhase, Stage
+from .request_phase import KEPT_MARKS, LifeMark, RequestPhase, Stage, marked
 from .requests import (
     Abort,
     Drain,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .life import LifeMark
 from .reports import HitBreakdown, PullReport, RouteReport, TransferReport
+from .request_phase import LifeMark
 from .types import LossCause, OfRoom, RequestError, RequestId, RoomId, Tokens
 
 

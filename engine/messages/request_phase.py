@@ -1,5 +1,6 @@
-"""Where a request is in its life, and how every consumer counts it."""
+"""Where a request is in its life, since when, and how every consumer counts it."""
 
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 
@@ -58,3 +59,21 @@ _STAGES = {
     RequestPhase.FINISHED: Stage.OVER,
     RequestPhase.ABORTED: Stage.OVER,
 }
+
+KEPT_MARKS = 64
+"""A request that is retracted or handed over again and again keeps its first marks and its end."""
+
+
+@dataclass(frozen=True)
+class LifeMark:
+    """The request came into `state`, `at` seconds after it arrived."""
+
+    state: RequestPhase
+    at: float
+
+
+def marked(life: list[LifeMark], mark: LifeMark) -> None:
+    """Append to `life`, in place of the last mark where it is full."""
+    if len(life) >= KEPT_MARKS:
+        life.pop()
+    life.append(mark)

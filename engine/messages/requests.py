@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from tasuki.model.ops.sampling.params import SamplingParams
 
-from .life import LifeMark
 from .reports import Usage
+from .request_phase import LifeMark
 from .types import FinishReason, RequestError, RequestId, RoomId, Tokens
 
 

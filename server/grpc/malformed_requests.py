@@ -1,6 +1,7 @@
-"""Answers bytes that are not the expected message with INVALID_ARGUMENT instead of UNKNOWN.
+"""Ends a call by the status of the FrontError that its method raises, and answers bytes that are
+not the expected message with INVALID_ARGUMENT instead of UNKNOWN.
 
-gRPC itself reports them as a crash of the method, with a traceback. Reads no message's fields.
+gRPC itself reports both as a crash of the method, with a traceback. Reads no message's fields.
 """
 
 import inspect
