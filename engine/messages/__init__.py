@@ -6,100 +6,14 @@ to the engine, `Outbox` messages come from it. A request is named by request_id 
 room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill engine only rooms.
 """
 
-from .cache import (
-    CacheQuery,
-    CloseCursor,
-    CountersQuery,
-    CursorOpened,
-    EndWatch,
-    EventsReply,
-    Evicted,
-    FlushCache,
-    FlushReply,
-    ForkCursor,
-    OpenCursor,
-    ReadEvents,
-    StatsQuery,
-    StatsReply,
-    TreeQuery,
-    TreeReply,
-    WatchCache,
-    WatchOpened,
-)
-from .evictions import (
-    CAUSES,
-    EVICTION_KINDS,
-    Eviction,
-    LostState,
-)
-from .handover import (
-    EarlyStepEnded,
-    Grant,
-    GrantWanted,
-    HandoverCancelled,
-    HandoverDeclined,
-    HandoverGranted,
-    HandoverLost,
-    HandoverWanted,
-    PeersChanged,
-    PrefillAccepted,
-    PrefillEnd,
-    PrefillQueued,
-    PrefillRefused,
-    PrefillReserve,
-    PrefillStart,
-    PrefillToken,
-    RemoteDone,
-    RemoteReady,
-    RoomEnded,
-    Ticket,
-    WriterFenced,
-)
-from .pull import (
-    PullAsked,
-    PullCommitted,
-    PullEnd,
-    PullFenced,
-    PullGrant,
-    PullLost,
-    PullPinned,
-    PullRefused,
-    PullSource,
-    PullWanted,
-)
-from .reports import (
-    ESTIMATES,
-    Choice,
-    HitBreakdown,
-    PullReport,
-    RouteReport,
-    StepReport,
-    TimeSpread,
-    TransferReport,
-    Usage,
-)
-from .request_phase import KEPT_MARKS, LifeMark, RequestPhase, Stage, marked
-from .requests import (
-    Abort,
-    Drain,
-    Drained,
-    Finished,
-    Rejected,
-    Submit,
-    TokenOut,
-    ToldRoom,
-    Undrain,
-)
-from .types import (
-    ErrorKind,
-    FinishReason,
-    LossCause,
-    NodeName,
-    RequestError,
-    RequestId,
-    RoomId,
-    Tokens,
-)
+from .cache import *
+from .evictions import *
+from .handover import *
+from .pull import *
+from .reports import *
+from .request_phase import *
+from .requests import *
+from .types import *
 
 FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain
 """From a front, to an engine of any role."""
