@@ -122,7 +122,9 @@ class Engine:
             self._fail(work, error)
         else:
             self._land(before, follows)
-        self._emit_evictions()
+        evictions = self._ledger.take_unreported()
+        if evictions:
+            self._outbox.append(m.Evicted(evictions))
         if work:
             self._times.steps.add(time.perf_counter() - began)
         if not self._handover.requests:
@@ -206,11 +208,6 @@ class Engine:
         failure = m.RequestError(m.ErrorKind.INTERNAL, f"the forward failed: {error}")
         for item in live:
             self._handover.reject(item.request, failure)
-
-    def _emit_evictions(self) -> None:
-        evictions = self._ledger.take_unreported()
-        if evictions:
-            self._outbox.append(m.Evicted(evictions))
 
     def _lessees(self) -> dict[int, m.RequestId]:
         """Who holds which lease."""

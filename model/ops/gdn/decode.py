@@ -72,7 +72,7 @@ def gdn_decode(
         VALUE_HEADS=heads,
         KEY_DIM=config.key_dim,
         VALUE_DIM=config.value_dim,
-        LINE=_line(ssm.element_size(), config.key_dim),
+        LINE=min(128 // ssm.element_size(), config.key_dim),
         BLOCK=min(_BLOCK, config.value_dim),
         STAGES=_STAGES,
         AHEAD=state_bytes // (_AHEAD_OF_FEW if batch <= _FEW_ROWS else _AHEAD_OF_MANY),
@@ -80,11 +80,6 @@ def gdn_decode(
         **dependent(projected),
     )
     return output
-
-
-def _line(element_bytes: int, key_dim: int) -> int:
-    """Elements of a 128-byte line of state."""
-    return min(128 // element_bytes, key_dim)
 
 
 @triton.jit
@@ -120,6 +115,7 @@ def _kernel(
     if row >= count:
         wait_for_inputs(DEPENDENT)
         return
+    # Of 128 bytes.
     LINES: tl.constexpr = KEY_DIM // LINE
     BLOCKS: tl.constexpr = VALUE_DIM // BLOCK
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM

@@ -28,7 +28,7 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
     """Of every row; top_k 0 and top_p 1 keep every token, equal logits go in the order of ids."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
-    digits = _digits(logits)
+    digits = 4 if logits.dtype is torch.bfloat16 else 8
     integers, floats = draws.token.new_empty, draws.logprob.new_empty
     # What a launch leaves for the next has a plane a digit: nothing is overwritten in between.
     sums = floats(2 * digits, batch, runs, 16)
@@ -56,10 +56,6 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
         _weigh_digit[(runs, batch)](*arguments, number, STEP=_STEP, **options)
     _settle[(runs, batch)](*arguments, result.keys, result.left, result.equals, **options)
     return result
-
-
-def _digits(logits: Tensor) -> int:
-    return 4 if logits.dtype is torch.bfloat16 else 8
 
 
 @triton.jit
