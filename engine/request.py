@@ -31,42 +31,43 @@ class IllegalMove(Exception):
     """A request was asked to change to a state that its state does not allow."""
 
 
-@dataclass(frozen=True)
-class Waiting:
+class State:
+    """Of a request. phase: its public name and how it is counted."""
+
+    phase: ClassVar[m.RequestPhase]
+
+    def __init_subclass__(cls, phase: m.RequestPhase | None = None) -> None:
+        if phase is not None:
+            cls.phase = phase
+
+
+class Waiting(State, phase=m.RequestPhase.WAITING):
     """Holds nothing."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.WAITING
-
 
 @dataclass(frozen=True)
-class AwaitingPrefill:
+class AwaitingPrefill(State, phase=m.RequestPhase.AWAITING_PREFILL):
     """(decode) A prefill node has the prompt; holds nothing here."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.AWAITING_PREFILL
     room: m.RoomId
 
 
-@dataclass(frozen=True)
-class Pulling:
+class Pulling(State, phase=m.RequestPhase.PULLING):
     """(prefill) What the receiver offered is on its way here; the request itself holds nothing."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.PULLING
-
 
 @dataclass(frozen=True)
-class Receiving:
+class Receiving(State, phase=m.RequestPhase.RECEIVING):
     """(decode) The lease's own pages and slots are granted to the sender."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.RECEIVING
     room: m.RoomId
     lease: Lease
 
 
 @dataclass(frozen=True)
-class AwaitingGrant:
+class AwaitingGrant(State, phase=m.RequestPhase.AWAITING_GRANT):
     """(prefill) The lease is held; the receiver's ids are not known yet."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.AWAITING_GRANT
     lease: Lease
 
 
@@ -102,10 +103,8 @@ class Progress:
 
 
 @dataclass
-class Active:
+class Active(State):
     """Runs in forwards."""
-
-    phase: ClassVar[m.RequestPhase]
 
     lease: Lease
     progress: Progress
@@ -132,10 +131,9 @@ class Active:
 
 
 @dataclass
-class Prefilling(Active):
+class Prefilling(Active, phase=m.RequestPhase.PREFILLING):
     """More than one token is still to be forwarded before the next one is sampled."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.PREFILLING
     checkpoints: list[PlannedCheckpoint] = field(default_factory=list)
     grant: m.Grant | None = None
     pages_sent: int = 0
@@ -146,55 +144,29 @@ class Prefilling(Active):
 
 
 @dataclass
-class Decoding(Active):
+class Decoding(Active, phase=m.RequestPhase.DECODING):
     """One token a step."""
-
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.DECODING
 
 
 @dataclass(frozen=True)
-class HandingOver:
+class HandingOver(State, phase=m.RequestPhase.HANDING_OVER):
     """(prefill) The first token is out; windows may still be read from the lease's pages and
     slot."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.HANDING_OVER
     lease: Lease
 
 
-@dataclass(frozen=True)
-class Retracted:
+class Retracted(State, phase=m.RequestPhase.RETRACTED):
     """Gave its lease back for others to progress; goes to the head of the queue."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.RETRACTED
 
-
-@dataclass(frozen=True)
-class Finished:
+class Finished(State, phase=m.RequestPhase.FINISHED):
     """Holds nothing."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.FINISHED
 
-
-@dataclass(frozen=True)
-class Aborted:
+class Aborted(State, phase=m.RequestPhase.ABORTED):
     """Holds nothing."""
 
-    phase: ClassVar[m.RequestPhase] = m.RequestPhase.ABORTED
-
-
-State = (
-    Waiting
-    | AwaitingPrefill
-    | Pulling
-    | Receiving
-    | AwaitingGrant
-    | Prefilling
-    | Decoding
-    | HandingOver
-    | Retracted
-    | Finished
-    | Aborted
-)
 
 MOVES: dict[type, tuple[type, ...]] = {
     Waiting: (AwaitingPrefill, AwaitingGrant, Pulling, Prefilling, Aborted, Finished),

@@ -25,24 +25,19 @@ def progress_bar(
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
     """stream: standard error where none is given. Silent unless it is a terminal."""
-    stream = stream or sys.stderr
-    return _Bar(name, stream, clock).show if stream.isatty() else no_progress
+    screen = stream or sys.stderr
+    began = shown = clock()
 
-
-class _Bar:
-    def __init__(self, name: str, stream: TextIO, clock: Callable[[], float]) -> None:
-        self._name = name
-        self._stream = stream
-        self._clock = clock
-        self._began = self._shown = clock()
-
-    def show(self, done: int, whole: int) -> None:
-        now = self._clock()
-        if done < whole and now - self._shown < _PAUSE_SECONDS:
+    def show(done: int, whole: int) -> None:
+        nonlocal shown
+        now = clock()
+        if done < whole and now - shown < _PAUSE_SECONDS:
             return
-        self._shown = now
+        shown = now
         filled = _WIDTH * done // whole
         bar = "#" * filled + "." * (_WIDTH - filled)
-        end = f" {now - self._began:.1f} s\n" if done == whole else ""
-        self._stream.write(f"\r{self._name:<14}[{bar}] {done}/{whole}{end}")
-        self._stream.flush()
+        end = f" {now - began:.1f} s\n" if done == whole else ""
+        screen.write(f"\r{name:<14}[{bar}] {done}/{whole}{end}")
+        screen.flush()
+
+    return show if screen.isatty() else no_progress
