@@ -1,17 +1,14 @@
 """A hand-over, room by room, between an engine and its half of the control plane."""
 
-from dataclasses import dataclass
-
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.timeline import HandoverTimeline
 
 from .reports import HitBreakdown, PullReport, RouteReport, TransferReport
 from .request_phase import LifeMark
-from .types import LossCause, OfRoom, RequestError, RequestId, RoomId, Tokens
+from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, Tokens
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(Message):
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
     state. offered: tokens of which it could give KV and the state at exactly their end; 0: none."""
 
@@ -24,8 +21,7 @@ class Ticket:
     offered: int = 0
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(Message):
     """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than
     the ticket said is allowed (first_page rules), so that nothing is pinned while queued."""
 
@@ -36,8 +32,7 @@ class Grant:
     slot: int
 
 
-@dataclass(frozen=True)
-class PrefillReserve:
+class PrefillReserve(Message):
     """(prefill) Queue this prompt; answered by PrefillQueued*, then PrefillAccepted or
     PrefillRefused."""
 
@@ -45,15 +40,13 @@ class PrefillReserve:
     prompt: Tokens
 
 
-@dataclass(frozen=True)
-class PrefillStart:
+class PrefillStart(Message):
     """(prefill) The receiver granted and a sender room is open: compute, tick, hand on."""
 
     grant: Grant
 
 
-@dataclass(frozen=True)
-class PrefillEnd:
+class PrefillEnd(Message):
     """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let go.
     given_up: why this node ended it; None where it did not."""
 
@@ -61,8 +54,7 @@ class PrefillEnd:
     given_up: LossCause | None = None
 
 
-@dataclass(frozen=True)
-class PeersChanged:
+class PeersChanged(Message):
     """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
     locally."""
 
@@ -74,8 +66,7 @@ class GrantWanted(OfRoom):
     HandoverDeclined."""
 
 
-@dataclass(frozen=True)
-class RemoteReady:
+class RemoteReady(Message):
     """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
     tail_seconds: until every window is flushed, as the sender expects; None where it cannot
     tell."""
@@ -91,8 +82,7 @@ class RemoteReady:
     route: RouteReport | None = None
 
 
-@dataclass(frozen=True)
-class RemoteDone:
+class RemoteDone(Message):
     """(decode) RemotePrefillDone: every window landed and every digest matched. pull: when what of
     the pull before happened; None without one."""
 
@@ -101,13 +91,11 @@ class RemoteDone:
     pull: HandoverTimeline | None = None
 
 
-@dataclass(frozen=True)
-class EarlyStepEnded:
+class EarlyStepEnded(Message):
     """(decode) A step that was begun behind the layer barrier touches nothing any more."""
 
 
-@dataclass(frozen=True)
-class HandoverLost:
+class HandoverLost(Message):
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
 
@@ -121,8 +109,7 @@ class WriterFenced(OfRoom):
     """(decode) The room's writer can write no more: quarantined ids of the room are free."""
 
 
-@dataclass(frozen=True)
-class RoomEnded:
+class RoomEnded(Message):
     """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
     handed_on: its prompt was computed to the end. given_up: as in PrefillEnd."""
 
@@ -134,8 +121,7 @@ class RoomEnded:
     given_up: LossCause | None = None
 
 
-@dataclass(frozen=True)
-class PrefillQueued:
+class PrefillQueued(Message):
     room: RoomId
     position: int
 
@@ -144,14 +130,12 @@ class PrefillAccepted(OfRoom):
     """About to start: the lease is held, the grant is awaited."""
 
 
-@dataclass(frozen=True)
-class PrefillRefused:
+class PrefillRefused(Message):
     room: RoomId
     error: RequestError
 
 
-@dataclass(frozen=True)
-class PrefillToken:
+class PrefillToken(Message):
     """The forward ended and the first token is recorded; windows may still be in flight."""
 
     room: RoomId
@@ -163,8 +147,7 @@ class PrefillToken:
     route: RouteReport | None = None
 
 
-@dataclass(frozen=True)
-class HandoverWanted:
+class HandoverWanted(Message):
     """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has told
     it of the room."""
 
@@ -174,8 +157,7 @@ class HandoverWanted:
     sender: str | None = None
 
 
-@dataclass(frozen=True)
-class HandoverGranted:
+class HandoverGranted(Message):
     grant: Grant
 
 

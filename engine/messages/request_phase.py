@@ -1,7 +1,8 @@
 """Where a request is in its life, since when, and how every consumer counts it."""
 
-from dataclasses import dataclass
 from enum import Enum, StrEnum
+
+from .types import Message
 
 
 class Stage(Enum):
@@ -20,25 +21,21 @@ class RequestPhase(StrEnum):
     """One for each state class of engine/request.py. The value is the public name: metrics' labels,
     Stats, Explain and the page show it."""
 
-    WAITING = "Waiting", Stage.QUEUED
-    AWAITING_PREFILL = "AwaitingPrefill", Stage.QUEUED
-    PULLING = "Pulling", Stage.QUEUED
-    RECEIVING = "Receiving", Stage.PREFILL
-    AWAITING_GRANT = "AwaitingGrant", Stage.QUEUED
-    PREFILLING = "Prefilling", Stage.PREFILL
-    DECODING = "Decoding", Stage.DECODE
-    HANDING_OVER = "HandingOver", Stage.HANDOVER
-    RETRACTED = "Retracted", Stage.QUEUED
-    FINISHED = "Finished", Stage.OVER
-    ABORTED = "Aborted", Stage.OVER
+    WAITING = "Waiting"
+    AWAITING_PREFILL = "AwaitingPrefill"
+    PULLING = "Pulling"
+    RECEIVING = "Receiving"
+    AWAITING_GRANT = "AwaitingGrant"
+    PREFILLING = "Prefilling"
+    DECODING = "Decoding"
+    HANDING_OVER = "HandingOver"
+    RETRACTED = "Retracted"
+    FINISHED = "Finished"
+    ABORTED = "Aborted"
 
-    stage: Stage
-
-    def __new__(cls, name: str, stage: Stage) -> "RequestPhase":
-        phase = str.__new__(cls, name)
-        phase._value_ = name
-        phase.stage = stage
-        return phase
+    @property
+    def stage(self) -> Stage:
+        return _STAGES[self]
 
     @property
     def is_queued(self) -> bool:
@@ -50,12 +47,25 @@ class RequestPhase(StrEnum):
         return self.stage in (Stage.PREFILL, Stage.DECODE, Stage.HANDOVER)
 
 
+_STAGES = {
+    RequestPhase.WAITING: Stage.QUEUED,
+    RequestPhase.AWAITING_PREFILL: Stage.QUEUED,
+    RequestPhase.PULLING: Stage.QUEUED,
+    RequestPhase.RECEIVING: Stage.PREFILL,
+    RequestPhase.AWAITING_GRANT: Stage.QUEUED,
+    RequestPhase.PREFILLING: Stage.PREFILL,
+    RequestPhase.DECODING: Stage.DECODE,
+    RequestPhase.HANDING_OVER: Stage.HANDOVER,
+    RequestPhase.RETRACTED: Stage.QUEUED,
+    RequestPhase.FINISHED: Stage.OVER,
+    RequestPhase.ABORTED: Stage.OVER,
+}
+
 KEPT_MARKS = 64
 """A request that is retracted or handed over again and again keeps its first marks and its end."""
 
 
-@dataclass(frozen=True)
-class LifeMark:
+class LifeMark(Message):
     """The request came into `state`, `at` seconds after it arrived."""
 
     state: RequestPhase

@@ -1,16 +1,13 @@
 """Requests: asked, ended, refused, and the tokens between. Also the drain of a node."""
 
-from dataclasses import dataclass
-
 from tasuki.model.ops.sampling.params import SamplingParams
 
 from .reports import Usage
 from .request_phase import LifeMark
-from .types import FinishReason, RequestError, RequestId, RoomId, Tokens
+from .types import FinishReason, Message, RequestError, RequestId, RoomId, Tokens
 
 
-@dataclass(frozen=True)
-class ToldRoom:
+class ToldRoom(Message):
     """A room that a gateway made, of which both nodes get a call. sender: HOST:PORT of the prefill
     node's gRPC server."""
 
@@ -18,8 +15,7 @@ class ToldRoom:
     sender: str
 
 
-@dataclass(frozen=True)
-class Submit:
+class Submit(Message):
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
     marks are token counts at which the client wants a checkpoint (role boundaries). session: what
@@ -37,23 +33,20 @@ class Submit:
     told: ToldRoom | None = None
 
 
-@dataclass(frozen=True)
-class Abort:
+class Abort(Message):
     """Idempotent; answered by Finished(ABORT) where the request still lived, by nothing
     otherwise."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True)
-class Drain:
+class Drain(Message):
     """Refuse new requests; answered once everything in flight has ended, or an Undrain came."""
 
     query_id: int
 
 
-@dataclass(frozen=True)
-class TokenOut:
+class TokenOut(Message):
     """margin: how far, in logits, the choice was from a tie (model/ops/sampling/reference.py)."""
 
     request_id: RequestId
@@ -63,8 +56,7 @@ class TokenOut:
     index: int
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(Message):
     """life: the states that the request went through. hint: what the answer's end shows of the next
     turn (engine/scheduling/turn_end.py)."""
 
@@ -75,19 +67,16 @@ class Finished:
     hint: str = "unknown"
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(Message):
     request_id: RequestId
     error: RequestError
 
 
-@dataclass(frozen=True)
-class Undrain:
+class Undrain(Message):
     """Take new requests again."""
 
 
-@dataclass(frozen=True)
-class Drained:
+class Drained(Message):
     """at_rest: everything in flight has ended; else an Undrain came first."""
 
     query_id: int

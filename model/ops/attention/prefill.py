@@ -207,7 +207,7 @@ def compile_specs() -> list[KernelSpec]:
     heads = {"HEADS": 16, "GROUP": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
     def spec(
-        name: str, kernel: Any, fp32: str = "", narrow: bool = True, **absent: None
+        name: str, kernel: Any, fp32: str = "", narrow: bool = True, **absent: object
     ) -> KernelSpec:
         dtype, rows, keys = ("bf16", 128, 64) if narrow else ("fp32", 16, 16)
         return KernelSpec.of(
