@@ -21,8 +21,6 @@ from tasuki.engine import messages as m
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.utils.version import package_version
 
-from .tracing import Tracing
-
 _NANOSECONDS = 10**9
 _CLOSE_MILLISECONDS = 5000
 _SPAN_OF = {
@@ -38,7 +36,7 @@ _SPAN_OF = {
 """Other phases last no time."""
 
 
-class OtelTracing(Tracing):
+class OtelTracing:
     def __init__(self, endpoint: str, node: str, role: str) -> None:
         """endpoint: of a collector, http://HOST:PORT; https: by TLS. node: this one's name."""
         resource = Resource.create(
