@@ -14,7 +14,7 @@ from tasuki.dashboard.metrics.life_spans import seconds_by_phase
 from tasuki.engine.messages import (
     Eviction,
     HitBreakdown,
-    LostState,
+    EvictedCheckpoint,
     PullReport,
     RequestPhase,
     RouteReport,
@@ -130,7 +130,7 @@ def _transfer(report: TransferReport) -> list[str]:
     ]
 
 
-def _lost(lost: LostState) -> list[str]:
+def _lost(lost: EvictedCheckpoint) -> list[str]:
     """The evicted state that the prompt needed, and the request that took its place."""
     taken = "what took it is forgotten"
     if lost.eviction is not None:

@@ -4,7 +4,7 @@ from tasuki.engine.messages import (
     Evicted,
     Finished,
     HandoverCancelled,
-    HandoverLost,
+    HandoverFailed,
     PeersChanged,
     PullCommitted,
     PullFenced,
@@ -23,7 +23,7 @@ ObservedMessage = (
     | Rejected
     | Evicted
     | RoomEnded
-    | HandoverLost
+    | HandoverFailed
     | HandoverCancelled
     | WriterFenced
     | PeersChanged

@@ -172,7 +172,7 @@ class HandoverClient:
         if chosen is None:
             self._say(
                 wanted.request_id,
-                m.HandoverLost(
+                m.HandoverFailed(
                     wanted.ticket.room,
                     self._nobody(wanted.sender),
                     cause=m.LossCause.NO_NODE,
@@ -205,15 +205,15 @@ class HandoverClient:
 
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
         """To the engine; of a loss also whether another node is left to be asked."""
-        if isinstance(message, m.HandoverLost):
+        if isinstance(message, m.HandoverFailed):
             tried = self._attempts.tried(request)
             # Of what this node has no room for, another one could not rid it.
             elsewhere = message.cause is not m.LossCause.NO_ROOM
             message = replace(message, elsewhere=elsewhere and self._choose(tried) is not None)
-        if isinstance(message, m.RemoteDone | m.HandoverLost):
+        if isinstance(message, m.RemoteDone | m.HandoverFailed):
             self._unanswered.discard(message.room)
         if isinstance(message, m.RemoteDone) or (
-            isinstance(message, m.HandoverLost) and not message.elsewhere
+            isinstance(message, m.HandoverFailed) and not message.elsewhere
         ):
             self._attempts.over(request)
         self._post(message)
@@ -248,7 +248,7 @@ class HandoverClient:
         if room in self._unanswered:
             self._unanswered.discard(room)
             self._attempts.over(request)
-            self._post(m.HandoverLost(room, reason, cause=m.LossCause.PROTOCOL))
+            self._post(m.HandoverFailed(room, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:
         self._links.end_idle(room.connection for room in self._rooms)

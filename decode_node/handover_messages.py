@@ -67,10 +67,10 @@ def abort(generation: int) -> pb.ReceiverMessage:
     return pb.ReceiverMessage(abort=pb.Abort(generation=generation))
 
 
-def refused_from_wire(room: m.RoomId, refused: pb.Refused) -> m.HandoverLost:
+def refused_from_wire(room: m.RoomId, refused: pb.Refused) -> m.HandoverFailed:
     waited = refused.kind == pb.ERROR_KIND_QUEUE_TIMEOUT
     cause = m.LossCause.QUEUE_TIMEOUT if waited else m.LossCause.REFUSED
-    return m.HandoverLost(room, f"refused: {peer_values.text(refused.reason)}", cause=cause)
+    return m.HandoverFailed(room, f"refused: {peer_values.text(refused.reason)}", cause=cause)
 
 
 def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.RemoteReady:

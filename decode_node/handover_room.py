@@ -3,7 +3,7 @@
 Owns what a hand-over adds to a receiving room (transfer/rooms/receiving_room.py): the stream, the
 place in the sender's queue, the grant, the first token, and how a drain is asked for. Thread rule:
 the event loop.
-Invariants: every room that was granted ends in exactly one of RemoteDone, or HandoverLost (not
+Invariants: every room that was granted ends in exactly one of RemoteDone, or HandoverFailed (not
 where the engine cancelled) followed by WriterFenced.
 """
 
@@ -267,7 +267,7 @@ class IncomingHandover:
         self._lose(reason, m.LossCause[kind.name])
 
     def _lose(self, reason: str, cause: m.LossCause = m.LossCause.STREAM) -> None:
-        self._post(m.HandoverLost(self.room, self._core.lose(reason), cause=cause))
+        self._post(m.HandoverFailed(self.room, self._core.lose(reason), cause=cause))
 
     def fenced(self) -> None:
         self._post(m.WriterFenced(self.room))

@@ -7,7 +7,7 @@ from pathlib import Path
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.model.weights.safetensors_folder import weights_digest
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.server.text.text_codec import TextCodec
@@ -20,25 +20,25 @@ from tasuki.utils.progress import progress_bar
 from .config import DecodeConfig
 from .node import DecodeNode
 
-CONFIGS = (EngineConfig, FrontConfig, DecodeConfig)
+CONFIGS = (EngineConfig, ServerConfig, DecodeConfig)
 
 
 def main(argv: Sequence[str]) -> int:
-    engine_config, front_config, config = parse_configs(
+    engine_config, server_config, config = parse_configs(
         "tasuki decode", "A decode node.", argv, *CONFIGS
     )
-    configure_logging(front_config.log_format, front_config.log_level)
-    wanted = asyncio.run(run(engine_config, front_config, config))
+    configure_logging(server_config.log_format, server_config.log_level)
+    wanted = asyncio.run(run(engine_config, server_config, config))
     if wanted is not None:
         become(wanted)
     return 0
 
 
 async def run(
-    engine_config: EngineConfig, front_config: FrontConfig, config: DecodeConfig
+    engine_config: EngineConfig, server_config: ServerConfig, config: DecodeConfig
 ) -> NextRole | None:
     """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
-    role_change = RoleChange("decode", (engine_config, front_config, config))
+    role_change = RoleChange("decode", (engine_config, server_config, config))
     parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
@@ -54,9 +54,9 @@ async def run(
             config.wire,
         )
         node = DecodeNode(
-            engine_config, front_config, config, parts, plane, codec, role_change=role_change
+            engine_config, server_config, config, parts, plane, codec, role_change=role_change
         )
-        async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
+        async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
             address = await node.startup()
             role_change.offer(address, node.front.http_address, stop.ask)
             spare_collections()

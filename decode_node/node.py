@@ -12,9 +12,9 @@ from functools import partial
 from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import EarlyStepEnded
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.node import Node
-from tasuki.server.grpc.services import front_services
+from tasuki.server.grpc.services import grpc_services
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import gateway_of
@@ -41,14 +41,14 @@ _STOP_SECONDS = 45.0
 _LOOP_SECONDS = 10.0
 
 
-def dialling(front_config: FrontConfig, config: DecodeConfig) -> Dialling:
+def dialling(server_config: ServerConfig, config: DecodeConfig) -> Dialling:
     """This node shows prefill nodes the certificate that it shows its clients. Raises TlsError, and
     MembershipError where a prefill node that is named by the settings must not be dialled."""
     credentials = None
     if config.prefill_ca:
-        tls = ClientTls(config.prefill_ca, front_config.tls_cert, front_config.tls_key)
+        tls = ClientTls(config.prefill_ca, server_config.tls_cert, server_config.tls_key)
         credentials = tls.grpc_credentials()
-    made = Dialling(credentials, front_config.insecure)
+    made = Dialling(credentials, server_config.insecure)
     for target in config.targets:
         made.check(target)
     return made
@@ -65,7 +65,7 @@ class DecodeNode:
     def __init__(
         self,
         engine_config: EngineConfig,
-        front_config: FrontConfig,
+        server_config: ServerConfig,
         config: DecodeConfig,
         parts: EngineParts,
         plane: DataPlane,
@@ -73,7 +73,7 @@ class DecodeNode:
         settings: HandoverSettings | None = None,
         role_change: RoleChange | None = None,
     ) -> None:
-        dials = dialling(front_config, config)
+        dials = dialling(server_config, config)
         parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
         # What is pulled from here was computed long ago: no tick is waited for.
         steps = StepCounter()
@@ -92,28 +92,28 @@ class DecodeNode:
         )
         gateway = gateway_of(
             engine_config,
-            front_config,
+            server_config,
             parts.model_config,
             engine.max_request_tokens,
             codec.tokenizer,
         )
         self.front = Node(
             engine,
-            front_config,
+            server_config,
             lambda client: (
-                *front_services(client, codec, front_config, self._status, role_change),
+                *grpc_services(client, codec, server_config, self._status, role_change),
                 *gateway(client),
             ),
             handover=lambda message: self.links.deliver(message),
             routes=partial(
                 openai_routes,
                 model=served_model(
-                    engine_config.model, front_config, engine.max_request_tokens, codec
+                    engine_config.model, server_config, engine.max_request_tokens, codec
                 ),
             ),
             status=self._status,
             about={"node": config.name, "role": "decode"},
-            tracing=open_tracing(front_config.otlp_endpoint, config.name, "decode"),
+            tracing=open_tracing(server_config.otlp_endpoint, config.name, "decode"),
         )
         self._loop = LoopThread("tasuki-handover", self.front.lose)
         self.links = HandoverClient(

@@ -14,7 +14,7 @@ from tasuki.engine.messages import (
     Choice,
     Eviction,
     HitBreakdown,
-    LostState,
+    EvictedCheckpoint,
     PullReport,
     RouteReport,
     TransferReport,
@@ -44,10 +44,10 @@ def bounded_hit(hit: HitBreakdown) -> HitBreakdown:
         )
     if hit.checkpoint_source is not None:
         peer_values.known(hit.checkpoint_source, "hit.checkpoint_source", _CHECKPOINT_KINDS)
-    return hit if hit.lost is None else replace(hit, lost=_bounded_lost_state(hit.lost))
+    return hit if hit.lost is None else replace(hit, lost=_bounded_evicted_checkpoint(hit.lost))
 
 
-def _bounded_lost_state(lost: LostState) -> LostState:
+def _bounded_evicted_checkpoint(lost: EvictedCheckpoint) -> EvictedCheckpoint:
     _tokens(lost.tokens, "lost.tokens")
     peer_values.seconds(lost.slabs_since, "lost.slabs_since", peer_values.MOST_BYTES)
     return lost if lost.eviction is None else replace(lost, eviction=_bounded(lost.eviction))

@@ -146,7 +146,7 @@ class Engine:
             self._handover.reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
     def _admit(self, request: Request) -> bool:
-        """Whether the request no longer waits for a lease here or a prefill node. One that can
+        """Whether the request no longer waits for an allocation here or a prefill node. One that can
         never be served is rejected. A refusal is remembered: a blocked request costs a step nothing
         until something happened that might change the answer."""
         answer_depends_on = (self._cache.room_version, self._handover.prefill_available)
@@ -181,7 +181,7 @@ class Engine:
         for item, sampled in zip(work, results, strict=True):
             if not item.live:
                 continue
-            request, lease = item.request, item.active.lease
+            request, allocation = item.request, item.active.allocation
             request.suspect = False
             found = (unsound(request, token) for token in sampled)
             error = next((error for error in found if error is not None), None)
@@ -190,7 +190,7 @@ class Engine:
                 continue
             item.active.progress.land(item.stop, item.write_index, item.num_sampled)
             for planned, slot in item.checkpoints:
-                self._cache.publish(lease, planned.position, slot, planned.kind)
+                self._cache.insert(allocation, planned.position, slot, planned.kind)
             for token in sampled:
                 # Of what was drawn behind the answer's end nothing counts.
                 if item.live:
@@ -210,10 +210,10 @@ class Engine:
             self._handover.reject(item.request, failure)
 
     def _lessees(self) -> dict[int, m.RequestId]:
-        """Who holds which lease."""
+        """Who holds which allocation."""
         held = {}
         for request in self._handover.requests:
-            lease = getattr(request.state, "lease", None)
-            if lease is not None:
-                held[lease.id] = request.id
+            allocation = getattr(request.state, "allocation", None)
+            if allocation is not None:
+                held[allocation.id] = request.id
         return held

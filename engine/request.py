@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache._cpp_cache import CheckpointKind, Lease
+from tasuki.pycache._cpp_cache import CheckpointKind, Allocation
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from . import messages as m
@@ -58,17 +58,17 @@ class Pulling(State, phase=m.RequestPhase.PULLING):
 
 @dataclass(frozen=True)
 class Receiving(State, phase=m.RequestPhase.RECEIVING):
-    """(decode) The lease's own pages and slots are granted to the sender."""
+    """(decode) The allocation's own pages and slots are granted to the sender."""
 
     room: m.RoomId
-    lease: Lease
+    allocation: Allocation
 
 
 @dataclass(frozen=True)
 class AwaitingGrant(State, phase=m.RequestPhase.AWAITING_GRANT):
-    """(prefill) The lease is held; the receiver's ids are not known yet."""
+    """(prefill) The allocation is held; the receiver's ids are not known yet."""
 
-    lease: Lease
+    allocation: Allocation
 
 
 @dataclass
@@ -106,13 +106,13 @@ class Progress:
 class Active(State):
     """Runs in forwards."""
 
-    lease: Lease
+    allocation: Allocation
     progress: Progress
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """The lease's working slots."""
-        return tuple(self.lease.working_slots)
+        """The allocation's working slots."""
+        return tuple(self.allocation.working_slots)
 
     @property
     def state_slot(self) -> int:
@@ -150,14 +150,14 @@ class Decoding(Active, phase=m.RequestPhase.DECODING):
 
 @dataclass(frozen=True)
 class HandingOver(State, phase=m.RequestPhase.HANDING_OVER):
-    """(prefill) The first token is out; windows may still be read from the lease's pages and
+    """(prefill) The first token is out; windows may still be read from the allocation's pages and
     slot."""
 
-    lease: Lease
+    allocation: Allocation
 
 
 class Retracted(State, phase=m.RequestPhase.RETRACTED):
-    """Gave its lease back for others to progress; goes to the head of the queue."""
+    """Gave its allocation back for others to progress; goes to the head of the queue."""
 
 
 class Finished(State, phase=m.RequestPhase.FINISHED):
@@ -194,7 +194,7 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     ticket: m.Ticket | None = None
-    told: m.ToldRoom | None = None
+    told: m.GatewayRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: m.HitBreakdown | None = None
@@ -203,7 +203,9 @@ class Request:
     pull_tried: bool = False
     route: m.RouteReport | None = None
     asked_at: float | None = None  # of a prefill node
-    started: tuple[float, int] | None = None  # when it was leased to be computed, from which token
+    started: tuple[float, int] | None = (
+        None  # when it was allocated to be computed, from which token
+    )
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: tuple[int, bool] | None = None  # what the last refusal depended on
@@ -242,7 +244,7 @@ class Request:
 
     @property
     def next_capacity(self) -> int:
-        """Tokens to lease pages for now: all there are, a page ahead, never past the end."""
+        """Tokens to allocation pages for now: all there are, a page ahead, never past the end."""
         length = self.expected_length
         return max(length, min(length + PAGE_TOKENS, self.final_length))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.model.weights.safetensors_folder import weights_digest
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.transfer.data_plane import DataPlane
@@ -18,25 +18,25 @@ from tasuki.utils.progress import progress_bar
 from .config import PrefillConfig
 from .node import PrefillNode
 
-CONFIGS = (EngineConfig, FrontConfig, PrefillConfig)
+CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 
 
 def main(argv: Sequence[str]) -> int:
-    engine_config, front_config, config = parse_configs(
+    engine_config, server_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )
-    configure_logging(front_config.log_format, front_config.log_level)
-    wanted = asyncio.run(run(engine_config, front_config, config))
+    configure_logging(server_config.log_format, server_config.log_level)
+    wanted = asyncio.run(run(engine_config, server_config, config))
     if wanted is not None:
         become(wanted)
     return 0
 
 
 async def run(
-    engine_config: EngineConfig, front_config: FrontConfig, config: PrefillConfig
+    engine_config: EngineConfig, server_config: ServerConfig, config: PrefillConfig
 ) -> NextRole | None:
     """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
-    role_change = RoleChange("prefill", (engine_config, front_config, config))
+    role_change = RoleChange("prefill", (engine_config, server_config, config))
     parts = build_parts(engine_config, progress_bar("weights"))
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
@@ -50,9 +50,9 @@ async def run(
             config.wire,
         )
         node = PrefillNode(
-            engine_config, front_config, config, parts, plane, role_change=role_change
+            engine_config, server_config, config, parts, plane, role_change=role_change
         )
-        async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
+        async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
             address = await node.startup()
             role_change.offer(address, node.front.http_address, stop.ask)
             spare_collections()

@@ -15,7 +15,7 @@ from tasuki.engine.messages import RoomId
 from tasuki.proto import handover_pb2_grpc
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError, is_loopback, parse_bind
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.node import Node
 from tasuki.server.discovery.etcd import Etcd
 from tasuki.server.discovery.registration import Registration
@@ -64,13 +64,13 @@ class PrefillNode:
     def __init__(
         self,
         engine_config: EngineConfig,
-        front_config: FrontConfig,
+        server_config: ServerConfig,
         config: PrefillConfig,
         parts: EngineParts,
         plane: DataPlane,
         role_change: RoleChange | None = None,
     ) -> None:
-        require_named_peers(config.handover_bind or front_config.bind, front_config.access)
+        require_named_peers(config.handover_bind or server_config.bind, server_config.access)
         parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
         self._ends = TransferEngine.over(
             plane, parts.steps, config.layers_per_window, config.lease_seconds
@@ -83,27 +83,27 @@ class PrefillNode:
             progress_bar("decode graphs"),
         )
         self._loop = LoopThread("tasuki-handover", lambda reason: self.front.lose(reason))
-        gateway_rooms = GatewayRooms() if front_config.gateway else None
+        gateway_rooms = GatewayRooms() if server_config.gateway else None
         told = None if gateway_rooms is None else GatewayAnswers(gateway_rooms, self._loop)
         gateway = gateway_of(
-            engine_config, front_config, parts.model_config, engine.max_request_tokens, None, told
+            engine_config, server_config, parts.model_config, engine.max_request_tokens, None, told
         )
         self.front = Node(
             engine,
-            front_config,
+            server_config,
             lambda client: (
-                admin_service(client, front_config, store=None, role_change=role_change),
+                admin_service(client, server_config, store=None, role_change=role_change),
                 *gateway(client),
             ),
             handover=lambda message: self._service.deliver(message),
             routes=lambda client: unimplemented_routes(),
             status=self._status,
             about={"node": config.name, "role": "prefill"},
-            tracing=open_tracing(front_config.otlp_endpoint, config.name, "prefill"),
+            tracing=open_tracing(server_config.otlp_endpoint, config.name, "prefill"),
         )
         self._config = config
         self._fronts_loop = asyncio.get_running_loop()
-        self._access = front_config.access
+        self._access = server_config.access
         self._server: Server | None = None
         self._registration: Registration | None = None
         self._service = HandoverService(

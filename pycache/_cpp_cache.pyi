@@ -1,8 +1,8 @@
-"""The logical side of the cache: radix tree, slabs, leases, eviction. Knows ids, never memory.
+"""The logical side of the cache: radix tree, slabs, allocations, eviction. Knows ids, never memory.
 Beside it the digests of memory, which know neither tree nor ids.
 
 Single-threaded: only the engine loop calls it; digests may be taken on any thread. Token arrays are
-one-dimensional, C-contiguous int32. What is Final here is read-only; a lease's values may change.
+one-dimensional, C-contiguous int32. What is Final here is read-only; an allocation's values may change.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class ImpossibleRequest(CacheError):
     fit."""
 
 class InvalidArgument(CacheError):
-    """A malformed argument or a call that the lease's state forbids."""
+    """A malformed argument or a call that the allocation's state forbids."""
 
 class IntegrityError(CacheError):
     """check_integrity() found a broken invariant; the message names it."""
@@ -57,7 +57,7 @@ class TreeConfig:
     policy: Final[str]
     attention_cost: Final[float]
 
-class Causes:
+class MissReasons:
     """Why prompt tokens were not usable. usable_tokens + sum of all fields == prompt_tokens."""
 
     new: Final[int]
@@ -68,7 +68,7 @@ class Causes:
     in_flight: Final[int]
     def as_dict(self) -> dict[str, int]: ...
 
-class LostState:
+class EvictedCheckpoint:
     """The deepest state of a prompt that is gone, and what took it."""
 
     eviction: Final[int]
@@ -93,7 +93,7 @@ class Eviction:
     """Freed; of a state those its slot is worth."""
     score: Final[float | None]
     """What the policy held it to be worth, a page; None of one that goes by age."""
-    lease: Final[int | None]
+    allocation: Final[int | None]
     """That needed the room; None: a flush."""
 
 class PageMatch:
@@ -121,13 +121,13 @@ class Match:
     anywhere."""
     causes: Final[Causes]
     in_pages: Final[PageMatch]
-    lost: Final[LostState | None]
+    lost: Final[EvictedCheckpoint | None]
     """The deepest state of the prompt that was evicted, where its eviction is remembered."""
     interior_tokens: Final[list[int]]
-    """Of a lease's match: where states inside a long first-seen prompt would pay."""
+    """Of an allocation's match: where states inside a long first-seen prompt would pay."""
 
-class Lease:
-    """What one request holds. Returned by lease() and lease_receive(); a handle, released exactly
+class Allocation:
+    """What one request holds. Returned by allocate() and allocate_to_receive(); a handle, released exactly
     once."""
 
     id: Final[int]
@@ -135,10 +135,10 @@ class Lease:
     """Monotone over the tree's life: ids granted under another generation have another
     owner."""
     match: Final[Match]
-    """The match this lease was cut from."""
+    """The match this allocation was cut from."""
     cached_tokens: Final[int]
-    """Tokens that need no forward: usable_tokens for lease(), KV held (page multiple) for
-    lease_receive()."""
+    """Tokens that need no forward: usable_tokens for allocate(), KV held (page multiple) for
+    allocate_to_receive()."""
     cow_source_slot: Final[int | None]
     """Checkpoint to fork into working_slots[0]; None means: zero it (or, for a receiver, await
     it)."""
@@ -154,12 +154,12 @@ class Lease:
     """Page ids in logical order: tree pages, then own. Read-only; only extend() adds some."""
     working_slots: Final[list[int]]
     tokens: Final[int]
-    """Tokens known to the lease: the prompt and what append() added."""
+    """Tokens known to the allocation: the prompt and what append() added."""
     capacity_tokens: Final[int]
 
 class PoolCounts:
     """free + working + tree + granted + quarantined == total; pinned counts tree items under a
-    lease."""
+    allocation."""
 
     free: Final[int]
     working: Final[int]
@@ -179,15 +179,15 @@ class TreeStats:
     nodes: Final[int]
     ghost_nodes: Final[int]
     checkpoints: Final[int]
-    leases: Final[int]
+    allocations: Final[int]
     cursors: Final[int]
     evicted_pages: Final[int]
     """Counter over the tree's life."""
     evicted_checkpoints: Final[int]
-    leased_requests: Final[int]
-    """Counter of leases cut by lease() (not lease_receive())."""
+    allocated_requests: Final[int]
+    """Counter of allocations cut by allocate() (not allocate_to_receive())."""
     prompt_tokens: Final[int]
-    """Sum over leases cut by lease()."""
+    """Sum over allocations cut by allocate()."""
     usable_tokens: Final[int]
     lost: Final[Causes]
     """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
@@ -262,7 +262,7 @@ class ViewedNode:
     """The checkpoint at its end."""
     tails: Final[int]
     """States inside the page that follows."""
-    leases: Final[int]
+    allocations: Final[int]
     """Requests that stand here."""
     state_pins: Final[int]
     """Requests that fork from its states."""
@@ -280,7 +280,7 @@ class TreeView:
 
     def packed(self) -> NDArray[np.uint64]:
         """The same as plain values (packed_tree.py): a row a node, of its name's two numbers,
-        above, depth, tokens, children, state, tails, leases, state_pins, is_protected, unused,
+        above, depth, tokens, children, state, tails, allocations, state_pins, is_protected, unused,
         standing's three and hidden's. Name, above and state are 1 + their value, or 0."""
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[ViewedNode]: ...
@@ -290,7 +290,7 @@ def prefix_hashes(tokens: NDArray[np.int32], salt: bytes = b"") -> list[bytes]:
     run of whole pages, and, where tokens end inside a page, of all of them. 16 bytes each, equal
     in every process."""
 
-class HybridTree:
+class PrefixCache:
     def __init__(self, config: TreeConfig) -> None: ...
     @property
     def config(self) -> TreeConfig: ...
@@ -311,7 +311,7 @@ class HybridTree:
     def stats(self) -> TreeStats: ...
     @property
     def room_version(self) -> int:
-        """While it stands still, a lease that was refused would be refused again."""
+        """While it stands still, an allocation that was refused would be refused again."""
     def check_integrity(self) -> None: ...
 
     # sessions
@@ -320,7 +320,7 @@ class HybridTree:
     def close_cursor(self, cursor: int) -> None: ...
 
     # do
-    def lease(
+    def allocate(
         self,
         tokens: NDArray[np.int32],
         *,
@@ -328,10 +328,10 @@ class HybridTree:
         capacity_tokens: int,
         working_slots: int,
         cursor: int | None = None,
-    ) -> Lease | None:
+    ) -> Allocation | None:
         """Pin the match, take own pages up to capacity_tokens and working slots, all or nothing:
         None says that it will fit once others release. Raises ImpossibleRequest."""
-    def lease_receive(
+    def allocate_to_receive(
         self,
         tokens: NDArray[np.int32],
         *,
@@ -339,24 +339,26 @@ class HybridTree:
         capacity_tokens: int,
         working_slots: int,
         cursor: int | None = None,
-    ) -> Lease | None:
-        """As lease(), for a receiver: tree KV is pinned to its last whole page at or before prompt
+    ) -> Allocation | None:
+        """As allocate(), for a receiver: tree KV is pinned to its last whole page at or before prompt
         - 1,
         whether or not a state stands there; nothing is forked: the state arrives in
         working_slots[0]."""
-    def lease_to_send(self, tokens: NDArray[np.int32], *, salt: bytes = b"") -> Lease | None:
+    def allocate_to_send(
+        self, tokens: NDArray[np.int32], *, salt: bytes = b""
+    ) -> Allocation | None:
         """Pin what is usable of the prompt, to be read by a sender: pages up to the last whole one,
         source_page and cow_source_slot. Takes no page and no slot; counts as no request. None:
         nothing is usable."""
-    def extend(self, lease: Lease, capacity_tokens: int) -> bool:
+    def extend(self, allocation: Allocation, capacity_tokens: int) -> bool:
         """More own pages, all or nothing."""
-    def append(self, lease: Lease, tokens: NDArray[np.int32]) -> None:
-        """Tell the lease which tokens follow (sampled and forwarded)."""
-    def take_checkpoint_slot(self, lease: Lease) -> int | None:
+    def append(self, allocation: Allocation, tokens: NDArray[np.int32]) -> None:
+        """Tell the allocation which tokens follow (sampled and forwarded)."""
+    def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
         """A destination slot for a snapshot, by eviction if need be; None: skip this checkpoint."""
-    def publish(
+    def insert(
         self,
-        lease: Lease,
+        allocation: Allocation,
         boundary: int,
         slot: int | None,
         kind: CheckpointKind,
@@ -365,23 +367,23 @@ class HybridTree:
         """Give the tree the pages whole within [0, boundary) and, with a slot, the state at
         boundary.
 
-        REQUIRES: boundary <= lease.tokens; slot is a working or destination slot of the lease and
+        REQUIRES: boundary <= allocation.tokens; slot is a working or destination slot of the allocation and
         holds exactly the state after boundary tokens, clean for every later consumer. The slot now
         is the tree's; a duplicate of an existing checkpoint is freed instead. A boundary inside a
-        page publishes a tail: needs a slot, takes the lease's partial page too, and ends the
-        lease's right to write (only release() may follow). `hint` is what the end of the answer
+        page publishes a tail: needs a slot, takes the allocation's partial page too, and ends the
+        allocation's right to write (only release() may follow). `hint` is what the end of the answer
         tells of the next request: unknown, tool_call or end_of_turn."""
-    def release(self, lease: Lease) -> None:
-        """Unpin, free what is still the lease's own. InvalidArgument if already released or
+    def release(self, allocation: Allocation) -> None:
+        """Unpin, free what is still the allocation's own. InvalidArgument if already released or
         granted."""
 
     # hand-over
-    def grant(self, lease: Lease) -> None:
-        """The lease's own pages and working slots may now be written by a remote sender."""
-    def settle(self, lease: Lease) -> None:
+    def grant(self, allocation: Allocation) -> None:
+        """The allocation's own pages and working slots may now be written by a remote sender."""
+    def accept_received(self, allocation: Allocation) -> None:
         """Every window has landed and was verified: granted becomes working again."""
-    def quarantine(self, lease: Lease) -> int:
-        """End a granted lease whose writer may still write; its own ids wait for
+    def quarantine(self, allocation: Allocation) -> int:
+        """End a granted allocation whose writer may still write; its own ids wait for
         free_quarantined()."""
     def free_quarantined(self, quarantine: int) -> None:
         """The writer is fenced: the ids are free."""
@@ -408,8 +410,8 @@ class HybridTree:
     # maintenance
     def drain_moves(self) -> list[tuple[int, int]]:
         """Pages (from, to) whose KV the tree moved to empty a slab, in order. Copy them at once
-        after lease(), lease_receive(), extend() and take_checkpoint_slot(), before anything is
-        written to the ids that the call handed out. A page under a lease is never moved."""
+        after allocate(), allocate_to_receive(), extend() and take_checkpoint_slot(), before anything is
+        written to the ids that the call handed out. A page under an allocation is never moved."""
     def advance_to(self, now_ms: int) -> None:
         """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
         is never told lets a second pass with every request."""

@@ -34,7 +34,7 @@ class TreeNode:
     children: int
     state: str | None
     tails: int
-    leases: int
+    allocations: int
     state_pins: int
     is_protected: bool
     unused: int
@@ -58,7 +58,7 @@ class PackedTree:
 
 def _node(row: NDArray[np.uint64]) -> TreeNode:
     node, serial, above, depth, tokens, children, state, *rest = row.tolist()
-    tails, leases, state_pins, protected, unused, *standings = rest
+    tails, allocations, state_pins, protected, unused, *standings = rest
     return TreeNode(
         (node - 1, serial) if node else None,
         above - 1 if above else None,
@@ -67,7 +67,7 @@ def _node(row: NDArray[np.uint64]) -> TreeNode:
         children,
         _STATES[state],
         tails,
-        leases,
+        allocations,
         state_pins,
         bool(protected),
         unused,

@@ -3,12 +3,12 @@
 Thread rule: the engine loop alone calls it. It moves no byte: what must be copied waits in a list,
 in the order in which it was decided, until take_copies().
 Invariants:
-1. A working slot that leaves lease() is to be forked from a checkpoint or zeroed, never neither;
-   one that leaves lease_receive() is written by the sender.
+1. A working slot that leaves allocate() is to be forked from a checkpoint or zeroed, never neither;
+   one that leaves allocate_to_receive() is written by the sender.
 2. Whoever reads or writes ids that a call here returned, a forward or another node, does so after
    the copies that waited when that call returned. So they are taken and run before the next forward
    is launched, and before the event is recorded behind which another node may write or read
-   (engine/plan_stream.py). Copies for a lease that is released meanwhile still run: in the list's
+   (engine/plan_stream.py). Copies for an allocation that is released meanwhile still run: in the list's
    order they come before whatever its ids are used for next.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ._cpp_cache import HybridTree, Lease, TreeConfig
+from ._cpp_cache import PrefixCache, Allocation, TreeConfig
 from .arena import Arena
 from .copies import CopyKind, CopyOp
 
@@ -31,7 +31,7 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class HybridPrefixCache(HybridTree):
+class HybridPrefixCache(PrefixCache):
     """The tree, and the copies that wait; names the arena. Below are the calls that hand out ids:
     all others are the tree's own. `policy` and `attention_cost` are the tree's (TreeConfig);
     `clock` gives it the time, ms."""
@@ -73,7 +73,7 @@ class HybridPrefixCache(HybridTree):
         for source, destination in self.drain_moves():
             self._copies.append(CopyOp(CopyKind.PAGE, source, destination))
 
-    def lease(
+    def allocate(
         self,
         tokens: NDArray[np.int32],
         *,
@@ -81,11 +81,11 @@ class HybridPrefixCache(HybridTree):
         capacity_tokens: int,
         working_slots: int,
         cursor: int | None = None,
-    ) -> Lease | None:
-        """Lease to compute: working_slots[0] holds the state after cached_tokens tokens once the
+    ) -> Allocation | None:
+        """Allocation to compute: working_slots[0] holds the state after cached_tokens tokens once the
         copies that wait on return have run."""
         self.advance_to(self._clock())
-        lease = super().lease(
+        allocation = super().allocate(
             tokens,
             salt=salt,
             capacity_tokens=capacity_tokens,
@@ -93,18 +93,18 @@ class HybridPrefixCache(HybridTree):
             cursor=cursor,
         )
         self._follow_moves()
-        if lease is None:
+        if allocation is None:
             return None
-        first = lease.working_slots[0]
-        if lease.cow_source_slot is None:
+        first = allocation.working_slots[0]
+        if allocation.cow_source_slot is None:
             self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))
         else:
-            self._copies.append(CopyOp(CopyKind.SLOT, lease.cow_source_slot, first))
-        if lease.tail_copy is not None:
-            self._copies.append(CopyOp(CopyKind.PAGE, *lease.tail_copy))
-        return lease
+            self._copies.append(CopyOp(CopyKind.SLOT, allocation.cow_source_slot, first))
+        if allocation.tail_copy is not None:
+            self._copies.append(CopyOp(CopyKind.PAGE, *allocation.tail_copy))
+        return allocation
 
-    def lease_receive(
+    def allocate_to_receive(
         self,
         tokens: NDArray[np.int32],
         *,
@@ -112,10 +112,10 @@ class HybridPrefixCache(HybridTree):
         capacity_tokens: int,
         working_slots: int,
         cursor: int | None = None,
-    ) -> Lease | None:
-        """Lease to be written by a sender; granted at once, so that its ids cannot be released by
+    ) -> Allocation | None:
+        """Allocation to be written by a sender; granted at once, so that its ids cannot be released by
         mistake."""
-        lease = super().lease_receive(
+        allocation = super().allocate_to_receive(
             tokens,
             salt=salt,
             capacity_tokens=capacity_tokens,
@@ -123,16 +123,16 @@ class HybridPrefixCache(HybridTree):
             cursor=cursor,
         )
         self._follow_moves()
-        if lease is not None:
-            self.grant(lease)
-        return lease
+        if allocation is not None:
+            self.grant(allocation)
+        return allocation
 
-    def extend(self, lease: Lease, capacity_tokens: int) -> bool:
-        extended = super().extend(lease, capacity_tokens)
+    def extend(self, allocation: Allocation, capacity_tokens: int) -> bool:
+        extended = super().extend(allocation, capacity_tokens)
         self._follow_moves()
         return extended
 
-    def take_checkpoint_slot(self, lease: Lease) -> int | None:
-        slot = super().take_checkpoint_slot(lease)
+    def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
+        slot = super().take_checkpoint_slot(allocation)
         self._follow_moves()
         return slot

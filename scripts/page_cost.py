@@ -32,10 +32,10 @@ from tasuki.engine.messages import RequestId, Submit
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.node import Node
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.grpc.services import front_services
+from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.pages import Opened, opened
@@ -122,11 +122,11 @@ async def serve(nodes: int, pipe: Connection) -> None:
     slab = MODEL.cache_layout("float32", "float32", "float32").slab_bytes
     # Memory that nothing is written to is not taken from the machine.
     config = EngineConfig(dtype="float32", arena_mib=_SLABS_A_NODE * nodes * slab // 2**20 + 64)
-    front = FrontConfig(bind="127.0.0.1:0", http_bind="127.0.0.1:0")
+    front = ServerConfig(bind="127.0.0.1:0", http_bind="127.0.0.1:0")
     codec = TextCodec(MODEL.vocab, MODEL.max_position, None, None)
     parts = random_parts(MODEL, config)
     engine = build_fused_engine(config, parts, build_cache(config, parts))
-    node = Node(engine, front, lambda client: front_services(client, codec, front))
+    node = Node(engine, front, lambda client: grpc_services(client, codec, front))
     await node.startup()
     asked = questions()
     pipe.send((node.http_address, await fill(node.engine, asked, nodes)))

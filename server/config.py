@@ -19,7 +19,7 @@ from .errors import RequestLimit, WatcherLimit
 
 
 @dataclass(frozen=True)
-class FrontConfig:
+class ServerConfig:
     bind: str = option("127.0.0.1:50051", "HOST:PORT to serve; port 0 picks one")
     http_bind: str = option("", "HOST:PORT of the HTTP API beside gRPC; none: off")
     # Not option(): a secret stays out of repr.

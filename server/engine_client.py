@@ -26,7 +26,7 @@ from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
 
 from .errors import (
     DuplicateRequest,
-    FrontError,
+    ServerError,
     RequestAborted,
     RequestLimit,
     RequestRejected,
@@ -181,7 +181,7 @@ class EngineClient:
             try:
                 while True:
                     item = await stream.get()
-                    if isinstance(item, FrontError):
+                    if isinstance(item, ServerError):
                         raise item
                     if isinstance(item, m.TokenOut):
                         self._limits.answered(caller)
@@ -351,10 +351,10 @@ class _Stream:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._items: asyncio.Queue[m.TokenOut | m.Finished | FrontError] = asyncio.Queue()
+        self._items: asyncio.Queue[m.TokenOut | m.Finished | ServerError] = asyncio.Queue()
         self._cut_off = False
 
-    def put(self, item: m.TokenOut | m.Finished | FrontError) -> bool:
+    def put(self, item: m.TokenOut | m.Finished | ServerError) -> bool:
         """False when this item is the one too many; later ones are dropped."""
         if self._cut_off:
             return True
@@ -373,5 +373,5 @@ class _Stream:
         """The reader has gone: keep nothing more."""
         self._cut_off = True
 
-    async def get(self) -> m.TokenOut | m.Finished | FrontError:
+    async def get(self) -> m.TokenOut | m.Finished | ServerError:
         return await self._items.get()

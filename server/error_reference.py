@@ -1,7 +1,7 @@
 """The table of docs/errors.md, written from the errors themselves:
 python -m tasuki.server.error_reference
 
-Pure functions. Lists every FrontError that its imports define.
+Pure functions. Lists every ServerError that its imports define.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tasuki.engine.messages import ErrorKind, RequestError
 from tasuki.server.http.errors import error_body, error_status
 
-from .errors import FrontError, RateLimited, RequestRejected, Retry
+from .errors import ServerError, RateLimited, RequestRejected, Retry
 
 _REJECTED = {
     ErrorKind.INVALID: "The engine refused the request: its prompt is empty or no prompt.",
@@ -56,8 +56,8 @@ def table() -> str:
     return _HEAD + "".join(lines)
 
 
-def _errors() -> Iterator[tuple[FrontError, str]]:
-    for kind_of in _subclasses(FrontError):
+def _errors() -> Iterator[tuple[ServerError, str]]:
+    for kind_of in _subclasses(ServerError):
         if "kind" in vars(kind_of):
             blank = RateLimited("", 0) if kind_of is RateLimited else kind_of("")
             yield blank, " ".join((kind_of.__doc__ or "").split())
@@ -65,7 +65,7 @@ def _errors() -> Iterator[tuple[FrontError, str]]:
         yield RequestRejected(RequestError(kind, "")), meaning
 
 
-def _subclasses(base: type[FrontError]) -> Iterator[type[FrontError]]:
+def _subclasses(base: type[ServerError]) -> Iterator[type[ServerError]]:
     for kind_of in base.__subclasses__():
         yield kind_of
         yield from _subclasses(kind_of)

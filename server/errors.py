@@ -42,7 +42,7 @@ REJECTED = {
 }
 
 
-class FrontError(Exception):
+class ServerError(Exception):
     """Ends one call. The message names the field and the mend. A subclass says its status, kind and
     retry; what it leaves out is its base's."""
 
@@ -61,15 +61,15 @@ class FrontError(Exception):
                 setattr(cls, name, value)
 
 
-class InvalidApiKey(FrontError, status=StatusCode.UNAUTHENTICATED, kind="invalid_api_key"):
+class InvalidApiKey(ServerError, status=StatusCode.UNAUTHENTICATED, kind="invalid_api_key"):
     """The API key is missing or wrong."""
 
 
-class PermissionDenied(FrontError, status=StatusCode.PERMISSION_DENIED, kind="permission_denied"):
+class PermissionDenied(ServerError, status=StatusCode.PERMISSION_DENIED, kind="permission_denied"):
     """The API key lacks the scope that the call needs."""
 
 
-class InvalidRequest(FrontError, status=StatusCode.INVALID_ARGUMENT, kind="invalid"):
+class InvalidRequest(ServerError, status=StatusCode.INVALID_ARGUMENT, kind="invalid"):
     """A field is missing, malformed or beyond its bounds."""
 
 
@@ -85,7 +85,7 @@ class PromptTooLong(InvalidRequest, kind="too_long"):
     """The model's context, or this node's memory, cannot hold the prompt and its answer."""
 
 
-class RequestRejected(FrontError):
+class RequestRejected(ServerError):
     """The engine refused the request or could not finish it."""
 
     def __init__(self, error: RequestError) -> None:
@@ -96,66 +96,66 @@ class RequestRejected(FrontError):
 
 
 class UnknownSession(
-    FrontError, status=StatusCode.NOT_FOUND, kind="unknown_session", retry=Retry.REOPEN
+    ServerError, status=StatusCode.NOT_FOUND, kind="unknown_session", retry=Retry.REOPEN
 ):
     """The session was closed, gave way to others, or was on a node that restarted."""
 
 
-class UnknownRequest(FrontError, status=StatusCode.NOT_FOUND, kind="unknown_request"):
+class UnknownRequest(ServerError, status=StatusCode.NOT_FOUND, kind="unknown_request"):
     """The node does not remember how a request of that id ended."""
 
 
-class UnknownNode(FrontError, status=StatusCode.NOT_FOUND, kind="unknown_node"):
+class UnknownNode(ServerError, status=StatusCode.NOT_FOUND, kind="unknown_node"):
     """The tree no longer holds the node or prefix of the question."""
 
 
-class SessionBusy(FrontError, status=StatusCode.FAILED_PRECONDITION, kind="session_busy"):
+class SessionBusy(ServerError, status=StatusCode.FAILED_PRECONDITION, kind="session_busy"):
     """A turn of the session runs: wait for its end."""
 
 
-class RoleFixed(FrontError, status=StatusCode.FAILED_PRECONDITION, kind="role_fixed"):
+class RoleFixed(ServerError, status=StatusCode.FAILED_PRECONDITION, kind="role_fixed"):
     """The node cannot take another role, or not now."""
 
 
 class NotServedHere(
-    FrontError, status=StatusCode.UNIMPLEMENTED, kind="not_served_here", retry=Retry.ELSEWHERE
+    ServerError, status=StatusCode.UNIMPLEMENTED, kind="not_served_here", retry=Retry.ELSEWHERE
 ):
     """The node does not serve that: a prefill node answers no clients, decode nodes do."""
 
 
 class SessionLimit(
-    FrontError, status=StatusCode.RESOURCE_EXHAUSTED, kind="session_limit", retry=Retry.LATER
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="session_limit", retry=Retry.LATER
 ):
     """As many sessions are open as the node allows, or as it allows to one API key, and none is
     idle."""
 
 
 class RequestLimit(
-    FrontError, status=StatusCode.RESOURCE_EXHAUSTED, kind="request_limit", retry=Retry.LATER
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="request_limit", retry=Retry.LATER
 ):
     """The caller has as many requests in flight as one API key may have."""
 
 
 class WatcherLimit(
-    FrontError, status=StatusCode.RESOURCE_EXHAUSTED, kind="watcher_limit", retry=Retry.LATER
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="watcher_limit", retry=Retry.LATER
 ):
     """As many watch the node as it allows, or as it allows to one API key."""
 
 
-class DuplicateRequest(FrontError, status=StatusCode.ALREADY_EXISTS, kind="duplicate_request"):
+class DuplicateRequest(ServerError, status=StatusCode.ALREADY_EXISTS, kind="duplicate_request"):
     """A request of that id is in flight."""
 
 
-class LoopBehind(FrontError, status=StatusCode.UNAVAILABLE, kind="behind", retry=Retry.ELSEWHERE):
+class LoopBehind(ServerError, status=StatusCode.UNAVAILABLE, kind="behind", retry=Retry.ELSEWHERE):
     """The node is so far behind with other callers' work that it did not take the call up."""
 
 
-class SlowReader(FrontError, status=StatusCode.RESOURCE_EXHAUSTED, kind="slow_reader"):
+class SlowReader(ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="slow_reader"):
     """The client does not read its answer as fast as it is made."""
 
 
 class RateLimited(
-    FrontError, status=StatusCode.RESOURCE_EXHAUSTED, kind="rate_limited", retry=Retry.LATER
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="rate_limited", retry=Retry.LATER
 ):
     """The caller has used what it may ask for in a minute."""
 
@@ -165,15 +165,15 @@ class RateLimited(
         self.retry_after = retry_after
 
 
-class Busy(FrontError, status=StatusCode.UNAVAILABLE, kind="busy", retry=Retry.LATER):
+class Busy(ServerError, status=StatusCode.UNAVAILABLE, kind="busy", retry=Retry.LATER):
     """As many prompts wait to be read as the node allows."""
 
 
-class RequestAborted(FrontError, status=StatusCode.ABORTED, kind="aborted"):
+class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):
     """Somebody else ended the request, and the API has no finish reason for it."""
 
 
-def _trailer(error: FrontError) -> tuple[tuple[str, str], ...]:
+def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:
     hints = ((ERROR_KIND_KEY, error.kind), (RETRY_KEY, error.retry.value))
     if not isinstance(error, RateLimited):
         return hints
@@ -182,8 +182,8 @@ def _trailer(error: FrontError) -> tuple[tuple[str, str], ...]:
 
 @asynccontextmanager
 async def refusals(context: CallContext) -> AsyncIterator[None]:
-    """Ends the call with the error's status where the body raises a FrontError."""
+    """Ends the call with the error's status where the body raises a ServerError."""
     try:
         yield
-    except FrontError as error:
+    except ServerError as error:
         await context.abort(error.status, str(error), _trailer(error))

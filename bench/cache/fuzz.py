@@ -15,8 +15,8 @@ import numpy as np
 from tasuki.pycache._cpp_cache import (
     CacheError,
     CheckpointKind,
-    HybridTree,
-    Lease,
+    PrefixCache,
+    Allocation,
     TreeConfig,
     prefix_hashes,
 )
@@ -30,14 +30,14 @@ class Finding(Exception):
     """A call that broke the rule; the message repeats it."""
 
 
-def state_of(tree: HybridTree) -> tuple[Any, ...]:
+def state_of(tree: PrefixCache) -> tuple[Any, ...]:
     """All that a refused call must leave alone."""
     stats = tree.stats()
     pools = [
         (p.free, p.working, p.tree, p.granted, p.quarantined, p.pinned)
         for p in (stats.pages, stats.slots)
     ]
-    counts = (stats.nodes, stats.ghost_nodes, stats.checkpoints, stats.leases, stats.cursors)
+    counts = (stats.nodes, stats.ghost_nodes, stats.checkpoints, stats.allocations, stats.cursors)
     return (*pools, *counts, stats.prompt_tokens, stats.usable_tokens, stats.evicted_pages)
 
 
@@ -47,13 +47,13 @@ class Fuzzer:
     def __init__(self, draw: random.Random) -> None:
         """draw: every choice comes from it, so that the same draws make the same calls."""
         self.draw = draw
-        self.tree = HybridTree(
+        self.tree = PrefixCache(
             TreeConfig(slabs=12, blocks_per_slab=8, pages_per_slab=4, max_ghost_nodes=16)
         )
-        other = HybridTree(TreeConfig(slabs=2, blocks_per_slab=2, pages_per_slab=2))
-        foreign = other.lease(np.ones(3, np.int32), capacity_tokens=3, working_slots=1)
+        other = PrefixCache(TreeConfig(slabs=2, blocks_per_slab=2, pages_per_slab=2))
+        foreign = other.allocate(np.ones(3, np.int32), capacity_tokens=3, working_slots=1)
         assert foreign is not None
-        self.leases: list[Lease] = [foreign]
+        self.allocations: list[Allocation] = [foreign]
         self.cursors: list[int] = []
         self.watches: list[int] = []
         self.held: list[int] = []  # quarantines
@@ -95,14 +95,14 @@ class Fuzzer:
     def cursor(self) -> Any:
         return self.draw.choice((None, None, *self.cursors[-3:], self.number()))
 
-    def lease(self) -> Any:
+    def allocate(self) -> Any:
         if self.draw.random() < 0.03:
             return self.draw.choice(WRONG)
-        return self.draw.choice(self.leases[-6:] + self.leases[:1])
+        return self.draw.choice(self.allocations[-6:] + self.allocations[:1])
 
-    def slot(self, lease: Any) -> Any:
+    def slot(self, allocation: Any) -> Any:
         try:
-            own = list(lease.working_slots)
+            own = list(allocation.working_slots)
         except (*REFUSALS, AttributeError):
             own = []
         return self.draw.choice((None, *own, *own, self.number()))
@@ -125,7 +125,7 @@ class Fuzzer:
 
     def _calls(self) -> list[tuple[str, Callable[[], Any]]]:
         tree = self.tree
-        lease = self.lease()
+        allocation = self.allocate()
         kind = self.draw.choice((*CheckpointKind, "mark", 3))
         salt, cursor = self.salt(), self.cursor()
         return [
@@ -134,31 +134,31 @@ class Fuzzer:
             ("open_cursor", lambda: self.cursors.append(tree.open_cursor(salt))),
             ("fork_cursor", lambda: self.cursors.append(tree.fork_cursor(cursor))),
             ("close_cursor", lambda: tree.close_cursor(cursor)),
-            ("lease", lambda: self._lease(salt, cursor)),
-            ("lease", lambda: self._lease(b"", None)),
-            ("lease_receive", lambda: self._lease_receive(salt, cursor)),
-            ("extend", lambda: tree.extend(lease, self.number())),
-            ("append", lambda: tree.append(lease, self.tokens())),
-            ("take_checkpoint_slot", lambda: tree.take_checkpoint_slot(lease)),
-            ("publish", lambda: tree.publish(lease, self.number(), self.slot(lease), kind)),
-            ("release", lambda: tree.release(lease)),
-            ("release", lambda: tree.release(lease)),
-            ("grant", lambda: tree.grant(lease)),
-            ("settle", lambda: tree.settle(lease)),
-            ("quarantine", lambda: self.held.append(tree.quarantine(lease))),
+            ("allocate", lambda: self._allocate(salt, cursor)),
+            ("allocate", lambda: self._allocate(b"", None)),
+            ("allocate_to_receive", lambda: self._allocate_to_receive(salt, cursor)),
+            ("extend", lambda: tree.extend(allocation, self.number())),
+            ("append", lambda: tree.append(allocation, self.tokens())),
+            ("take_checkpoint_slot", lambda: tree.take_checkpoint_slot(allocation)),
+            ("insert", lambda: tree.insert(allocation, self.number(), self.slot(allocation), kind)),
+            ("release", lambda: tree.release(allocation)),
+            ("release", lambda: tree.release(allocation)),
+            ("grant", lambda: tree.grant(allocation)),
+            ("accept_received", lambda: tree.accept_received(allocation)),
+            ("quarantine", lambda: self.held.append(tree.quarantine(allocation))),
             ("free_quarantined", lambda: tree.free_quarantined(self._quarantine())),
             ("watch", lambda: self._watch()),
             ("drain_events", lambda: list(tree.drain_events(self._some_watch()))),
             ("unwatch", lambda: tree.unwatch(self._some_watch())),
             ("prefix_hashes", lambda: prefix_hashes(self.tokens(), salt)),
-            ("read", lambda: self._read(self.draw.choice(self.leases))),
+            ("read", lambda: self._read(self.draw.choice(self.allocations))),
         ]
 
     @staticmethod
-    def _read(lease: Lease) -> None:
-        assert lease.match.prompt_tokens > 0
-        assert len(lease.pages) * 64 == lease.capacity_tokens >= lease.cached_tokens
-        assert lease.tokens > 0 and lease.shared_pages <= len(lease.pages)
+    def _read(allocation: Allocation) -> None:
+        assert allocation.match.prompt_tokens > 0
+        assert len(allocation.pages) * 64 == allocation.capacity_tokens >= allocation.cached_tokens
+        assert allocation.tokens > 0 and allocation.shared_pages <= len(allocation.pages)
 
     def _watch(self) -> None:
         stream = self.draw.choice(("all", "usable", "", None))
@@ -170,17 +170,17 @@ class Fuzzer:
     def _quarantine(self) -> Any:
         return self.draw.choice((*self.held[-2:], self.number()))
 
-    def _keep(self, lease: Lease | None) -> None:
-        if lease is not None:
-            self.leases.append(lease)
+    def _keep(self, allocation: Allocation | None) -> None:
+        if allocation is not None:
+            self.allocations.append(allocation)
 
-    def _lease(self, salt: Any, cursor: Any) -> None:
+    def _allocate(self, salt: Any, cursor: Any) -> None:
         tokens = self.tokens()
         wanted = len(tokens) + self.draw.randrange(90) if isinstance(tokens, np.ndarray) and (
             tokens.ndim == 1 and self.draw.random() < 0.8
         ) else self.number()  # fmt: skip
         self._keep(
-            self.tree.lease(
+            self.tree.allocate(
                 tokens,
                 salt=salt,
                 capacity_tokens=wanted,
@@ -189,9 +189,9 @@ class Fuzzer:
             )
         )
 
-    def _lease_receive(self, salt: Any, cursor: Any) -> None:
+    def _allocate_to_receive(self, salt: Any, cursor: Any) -> None:
         self._keep(
-            self.tree.lease_receive(
+            self.tree.allocate_to_receive(
                 self.tokens(),
                 salt=salt,
                 capacity_tokens=self.number(),

@@ -6,7 +6,7 @@ from array import array
 from functools import partial
 
 import numpy as np
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, TreeConfig
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, TreeConfig
 from timing import CLOCK_NS, heap_bytes, median_us, now, percentile_us, quiet
 from workloads import (
     CHUNK,
@@ -26,9 +26,9 @@ KIND = CheckpointKind.TURN_END
 Row = dict[str, float]
 
 
-def tree_for(tokens: int, states: int, policy: str = "lru") -> HybridTree:
+def tree_for(tokens: int, states: int, policy: str = "lru") -> PrefixCache:
     slabs = tokens // (PAGE * PAGES_PER_SLAB) + states + 64
-    return HybridTree(
+    return PrefixCache(
         TreeConfig(
             slabs=slabs,
             blocks_per_slab=PAGES_PER_SLAB * 8,
@@ -39,25 +39,25 @@ def tree_for(tokens: int, states: int, policy: str = "lru") -> HybridTree:
     )
 
 
-def lease_for(tree: HybridTree, tokens: Tokens, cursor: int | None = None) -> Lease:
-    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1, cursor=cursor)
-    assert lease is not None
-    return lease
+def lease_for(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> Allocation:
+    allocation = tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=1, cursor=cursor)
+    assert allocation is not None
+    return allocation
 
 
-def keep(tree: HybridTree, tokens: Tokens) -> None:
-    lease = lease_for(tree, tokens)
-    tree.publish(lease, len(tokens), lease.working_slots[0], KIND)
-    tree.release(lease)
+def keep(tree: PrefixCache, tokens: Tokens) -> None:
+    allocation = lease_for(tree, tokens)
+    tree.insert(allocation, len(tokens), allocation.working_slots[0], KIND)
+    tree.release(allocation)
 
 
-def keep_chunked(tree: HybridTree, tokens: Tokens) -> int:
+def keep_chunked(tree: PrefixCache, tokens: Tokens) -> int:
     """Nanoseconds of all calls that insert a prompt chunk by chunk, with a state at each."""
     start = now()
-    lease = lease_for(tree, tokens)
+    allocation = lease_for(tree, tokens)
     for end in range(CHUNK, len(tokens) + 1, CHUNK):
-        tree.publish(lease, end, tree.take_checkpoint_slot(lease), KIND)
-    tree.release(lease)
+        tree.insert(allocation, end, tree.take_checkpoint_slot(allocation), KIND)
+    tree.release(allocation)
     return now() - start
 
 
@@ -101,17 +101,17 @@ def agents(
         hit += match.usable_tokens
         asked += match.prompt_tokens
         start = now()
-        lease = tree.lease(tokens, capacity_tokens=turn.end, working_slots=1, cursor=cursor)
-        leased = now()
-        tree.append(lease, answer)
-        slot = lease.working_slots[0]
+        allocation = tree.allocate(tokens, capacity_tokens=turn.end, working_slots=1, cursor=cursor)
+        allocated = now()
+        tree.append(allocation, answer)
+        slot = allocation.working_slots[0]
         before = now()
-        tree.publish(lease, turn.end, slot, KIND)
+        tree.insert(allocation, turn.end, slot, KIND)
         after = now()
-        tree.release(lease)
+        tree.release(allocation)
         end = now()
         publishes.append(after - before)
-        pairs.append((leased - start) + (end - after) - CLOCK_NS)
+        pairs.append((allocated - start) + (end - after) - CLOCK_NS)
         totals.append(end - start - 4 * CLOCK_NS)
     late = slice(sessions, None)
     row[f"{label}: match p50, us"] = percentile_us(matches[late], 50)
@@ -127,27 +127,27 @@ def agents(
 def bushes(row: Row, work: Bushes, *, label: str) -> None:
     prompts = list(work)
     slabs = work.tokens // (PAGE * PAGES_PER_SLAB) + work.heads * work.leaves + 64
-    tree = HybridTree(
+    tree = PrefixCache(
         TreeConfig(slabs=slabs, blocks_per_slab=PAGES_PER_SLAB, pages_per_slab=PAGES_PER_SLAB)
     )
     inserts, publishes = array("q", bytes(8 * len(prompts))), array("q", bytes(8 * len(prompts)))
     before = heap_bytes()
     for i, tokens_ in enumerate(prompts):
         start = now()
-        lease = lease_for(tree, tokens_)
-        slot = lease.working_slots[0]
+        allocation = lease_for(tree, tokens_)
+        slot = allocation.working_slots[0]
         middle = now()
-        tree.publish(lease, len(tokens_), slot, KIND)
+        tree.insert(allocation, len(tokens_), slot, KIND)
         published = now()
-        tree.release(lease)
+        tree.release(allocation)
         inserts[i] = now() - start - 2 * CLOCK_NS
         publishes[i] = published - middle
     row[f"{label}: bytes a node beside 4 a token"] = (
         heap_bytes() - before - 4 * work.tokens
     ) / work.nodes
     row[f"{label}: insert p50, us"] = percentile_us(publishes, 50)
-    row[f"{label}: lease + insert + release p50, us"] = percentile_us(inserts, 50)
-    row[f"{label}: lease + insert + release p99, us"] = percentile_us(inserts, 99)
+    row[f"{label}: allocation + insert + release p50, us"] = percentile_us(inserts, 50)
+    row[f"{label}: allocation + insert + release p99, us"] = percentile_us(inserts, 99)
     sample = np.random.default_rng(4).permutation(len(prompts))[:2_000]
     matches, pairs = [], []
     for i in sample:
@@ -165,15 +165,15 @@ def bushes(row: Row, work: Bushes, *, label: str) -> None:
     evict(row, tree, label)
 
 
-def evict(row: Row, tree: HybridTree, label: str) -> None:
+def evict(row: Row, tree: PrefixCache, label: str) -> None:
     spare = tree.stats().slabs_free
     # One page and all the free slots, so that the next slot is an eviction.
-    lease = tree.lease(np.zeros(1, np.int32), capacity_tokens=1, working_slots=spare - 1)
-    assert lease is not None
+    allocation = tree.allocate(np.zeros(1, np.int32), capacity_tokens=1, working_slots=spare - 1)
+    assert allocation is not None
     taken = []
     for _ in range(min(1_000, tree.stats().checkpoints // 4)):
         start = now()
-        slot = tree.take_checkpoint_slot(lease)
+        slot = tree.take_checkpoint_slot(allocation)
         taken.append(now() - start)
         assert slot is not None
     row[f"{label}: evict one checkpoint p50, us"] = percentile_us(taken, 50)
@@ -191,12 +191,13 @@ def shorts(row: Row) -> None:
         spent = []
         for batch in batches:
             start = now()
-            leases = [
-                tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1) for tokens in batch
+            allocations = [
+                tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=1)
+                for tokens in batch
             ]
-            for tokens, lease in zip(batch, leases, strict=True):
-                tree.publish(lease, len(tokens), lease.working_slots[0], KIND)
-                tree.release(lease)
+            for tokens, allocation in zip(batch, allocations, strict=True):
+                tree.insert(allocation, len(tokens), allocation.working_slots[0], KIND)
+                tree.release(allocation)
             spent.append(now() - start)
         each = percentile_us(spent, 50) / SHORT_BATCH
         row[f"256 tokens, 64 at a time, {name}: a request, us"] = each
@@ -216,7 +217,7 @@ def blocked(row: Row) -> None:
     big = prompt(2, 200_000)
 
     def attempt() -> None:
-        assert tree.lease(big, capacity_tokens=len(big), working_slots=1) is None
+        assert tree.allocate(big, capacity_tokens=len(big), working_slots=1) is None
 
     row["first refusal of 200,000 tokens, us"] = median_us(attempt, 20)
     refused_at = tree.room_version

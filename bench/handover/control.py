@@ -134,7 +134,7 @@ async def _hand_overs() -> tuple[float, float]:
             case m.GrantWanted(room):
                 page = _LAYOUT.blocks_per_slab
                 client.deliver(m.HandoverGranted(m.Grant(room, 1, 0, (page,), 0)))
-            case m.RemoteDone() | m.HandoverLost():
+            case m.RemoteDone() | m.HandoverFailed():
                 over.put_nowait(message)
 
     back_sender = Sender(_LAYOUT, [target.leaving(StepCounter())])

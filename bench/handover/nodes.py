@@ -27,14 +27,14 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.prefill_node.node import PrefillNode
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.transports.factory import build_transport
 
 _START_SECONDS = 300.0
 _WEIGHTS = "random"
-_FRONT = FrontConfig(bind="127.0.0.1:0")
+_FRONT = ServerConfig(bind="127.0.0.1:0")
 
 
 @dataclass(frozen=True)

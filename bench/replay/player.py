@@ -1,6 +1,6 @@
 """Plays a trace through the C++ tree by the calls a serving engine makes.
 
-Owns what a replay counts. Each request is leased, published and released whole at its arrival:
+Owns what a replay counts. Each request is allocated, published and released whole at its arrival:
 memory of requests that run side by side is not modelled, and no KV is held, only ids.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.model.flops import PrefillFlops
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, ImpossibleRequest
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, ImpossibleRequest
 
 from .prompts import Prompts
 from .rules import ReplayRules
@@ -38,7 +38,7 @@ class Tally:
 class Player:
     """Borrows the tree. Thread rule: one thread."""
 
-    def __init__(self, tree: HybridTree, flops: PrefillFlops, rules: ReplayRules) -> None:
+    def __init__(self, tree: PrefixCache, flops: PrefillFlops, rules: ReplayRules) -> None:
         self._tree = tree
         self._flops = flops
         self._rules = rules
@@ -68,32 +68,34 @@ class Player:
         tally.flops += self._flops.of(request.prompt_tokens)
         tree.advance_to(request.timestamp_ms)
         try:
-            lease = tree.lease(prompt, capacity_tokens=len(tokens), working_slots=1)
+            allocation = tree.allocate(prompt, capacity_tokens=len(tokens), working_slots=1)
         except ImpossibleRequest:
-            lease = None
-        if lease is None:
+            allocation = None
+        if allocation is None:
             tally.refused += 1
             _add(tally.causes, {"refused": request.prompt_tokens})
             return
-        match = lease.match
+        match = allocation.match
         tally.usable_tokens += match.usable_tokens
         tally.flops_saved += self._flops.of(match.usable_tokens)
-        _add(tally.causes, match.causes.as_dict())
+        _add(tally.causes, match.miss_reasons.as_dict())
         if match.checkpoint_kind is not None:
             _add(tally.sources, {match.checkpoint_kind.value: match.usable_tokens})
         end = min(known + 1, len(prompt))
-        for planned in plan_checkpoints(end, lease.cached_tokens, match, ()):
+        for planned in plan_checkpoints(end, allocation.cached_tokens, match, ()):
             if planned.kind not in self._rules.kinds:
                 continue
-            slot = tree.take_checkpoint_slot(lease)
+            slot = tree.take_checkpoint_slot(allocation)
             if slot is not None:
-                tree.publish(lease, planned.position, slot, planned.kind)
+                tree.insert(allocation, planned.position, slot, planned.kind)
         forwarded = max(len(tokens) - 1, len(prompt)) // grain * grain
-        tree.append(lease, tokens[len(prompt) :])
+        tree.append(allocation, tokens[len(prompt) :])
         hint = _HINTS.get(request.stop, "unknown")
         if forwarded > match.usable_tokens:
-            tree.publish(lease, forwarded, lease.working_slots[0], CheckpointKind.TURN_END, hint)
-        tree.release(lease)
+            tree.insert(
+                allocation, forwarded, allocation.working_slots[0], CheckpointKind.TURN_END, hint
+            )
+        tree.release(allocation)
 
 
 def _add(sums: dict[str, int], more: dict[str, int]) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tasuki.model.flops import PrefillFlops
-from tasuki.pycache._cpp_cache import HybridTree, TreeConfig
+from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
 from tasuki.pycache.layout import CacheLayout
 
 from .models import load_model
@@ -25,7 +25,7 @@ def replay(
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
-    tree = HybridTree(tree_config(layout, flops, gib, policy))
+    tree = PrefixCache(tree_config(layout, flops, gib, policy))
     tally = Player(tree, flops, rules or rules_of(policy, trace)).play(trace, prompts)
     return outcome(trace, prompts, model, gib, policy, tally)
 

@@ -43,12 +43,12 @@ std::optional<AllocationHandle> handle_of(const CachePtr& cache, std::optional<A
 }
 
 AllocationId id_in(const CachePtr& cache, const AllocationHandle& handle) {
-  if (handle.cache != cache) throw InvalidArgument("the lease was cut from another tree");
+  if (handle.cache != cache) throw InvalidArgument("the allocation was cut from another tree");
   return handle.id;
 }
 
 void bind_allocations(py::module_& module) {
-  py::class_<AllocationHandle>(module, "Lease")
+  py::class_<AllocationHandle>(module, "Allocation")
       .def_property_readonly("id", [](const AllocationHandle& handle) { return raw(handle.id); })
       .def_property_readonly("generation",
                              [](const AllocationHandle& handle) { return raw(handle.id); })

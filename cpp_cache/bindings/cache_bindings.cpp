@@ -70,7 +70,7 @@ void bind_asking(CacheClass& cache) {
 void bind_allocating(CacheClass& cache) {
   cache
       .def(
-          "lease",
+          "allocate",
           [](const CachePtr& self, const py::object& tokens, const std::string& salt,
              std::int64_t capacity_tokens, std::int64_t working_slots, OptionalInt cursor) {
             const AllocationTerms terms{capacity_tokens, working_slots, cursor_id(cursor)};
@@ -79,7 +79,7 @@ void bind_allocating(CacheClass& cache) {
           "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
           "cursor"_a = py::none())
       .def(
-          "lease_receive",
+          "allocate_to_receive",
           [](const CachePtr& self, const py::object& tokens, const std::string& salt,
              std::int64_t capacity_tokens, std::int64_t working_slots, OptionalInt cursor) {
             const AllocationTerms terms{capacity_tokens, working_slots, cursor_id(cursor)};
@@ -88,7 +88,7 @@ void bind_allocating(CacheClass& cache) {
           "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
           "cursor"_a = py::none())
       .def(
-          "lease_to_send",
+          "allocate_to_send",
           [](const CachePtr& self, const py::object& tokens, const std::string& salt) {
             return handle_of(self, self->allocate_to_send(tokens_of(tokens), salt));
           },
@@ -98,13 +98,13 @@ void bind_allocating(CacheClass& cache) {
           [](const CachePtr& self, const AllocationHandle& handle, std::int64_t capacity_tokens) {
             return self->extend(id_in(self, handle), capacity_tokens);
           },
-          "lease"_a, "capacity_tokens"_a)
+          "allocation"_a, "capacity_tokens"_a)
       .def(
           "append",
           [](const CachePtr& self, const AllocationHandle& handle, const py::object& tokens) {
             self->append(id_in(self, handle), tokens_of(tokens));
           },
-          "lease"_a, "tokens"_a)
+          "allocation"_a, "tokens"_a)
       .def(
           "take_checkpoint_slot",
           [](const CachePtr& self, const AllocationHandle& handle) -> std::optional<std::int32_t> {
@@ -112,13 +112,13 @@ void bind_allocating(CacheClass& cache) {
             if (!slot) return std::nullopt;
             return raw(*slot);
           },
-          "lease"_a)
+          "allocation"_a)
       .def(
           "release",
           [](const CachePtr& self, const AllocationHandle& handle) {
             self->release(id_in(self, handle));
           },
-          "lease"_a)
+          "allocation"_a)
       .def_property_readonly(
           "policy", [](const PrefixCache& self) { return std::string(name_of(self.policy())); })
       .def("advance_to", &PrefixCache::advance_to, "now_ms"_a)
@@ -135,7 +135,7 @@ void bind_allocating(CacheClass& cache) {
 void bind_handing_over(CacheClass& cache, const CheckpointKinds& kinds) {
   cache
       .def(
-          "publish",
+          "insert",
           [kinds](const CachePtr& self, const AllocationHandle& handle, std::int64_t boundary,
                   std::optional<std::int32_t> slot, const py::object& kind,
                   const std::string& hint) {
@@ -143,25 +143,25 @@ void bind_handing_over(CacheClass& cache, const CheckpointKinds& kinds) {
             if (slot) id = static_cast<SlotId>(*slot);
             self->insert(id_in(self, handle), boundary, id, kinds.value_of(kind), hint_of(hint));
           },
-          "lease"_a, "boundary"_a, "slot"_a, "kind"_a, "hint"_a = "unknown")
+          "allocation"_a, "boundary"_a, "slot"_a, "kind"_a, "hint"_a = "unknown")
       .def(
           "grant",
           [](const CachePtr& self, const AllocationHandle& handle) {
             self->grant(id_in(self, handle));
           },
-          "lease"_a)
+          "allocation"_a)
       .def(
-          "settle",
+          "accept_received",
           [](const CachePtr& self, const AllocationHandle& handle) {
             self->accept_received(id_in(self, handle));
           },
-          "lease"_a)
+          "allocation"_a)
       .def(
           "quarantine",
           [](const CachePtr& self, const AllocationHandle& handle) {
             return raw(self->quarantine(id_in(self, handle)));
           },
-          "lease"_a)
+          "allocation"_a)
       .def(
           "free_quarantined",
           [](PrefixCache& self, std::int64_t quarantine) {
@@ -173,7 +173,7 @@ void bind_handing_over(CacheClass& cache, const CheckpointKinds& kinds) {
 }  // namespace
 
 CacheClass bind_cache(py::module_& module, const CheckpointKinds& kinds) {
-  CacheClass cache(module, "HybridTree");
+  CacheClass cache(module, "PrefixCache");
   bind_asking(cache);
   bind_allocating(cache);
   bind_handing_over(cache, kinds);

@@ -78,7 +78,7 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("in_flight", &MissReasons::in_flight)
       .def("as_dict", &as_dict);
 
-  py::class_<EvictedCheckpoint>(module, "LostState")
+  py::class_<EvictedCheckpoint>(module, "EvictedCheckpoint")
       .def_readonly("eviction", &EvictedCheckpoint::eviction)
       .def_readonly("boundary", &EvictedCheckpoint::boundary)
       .def_readonly("pages_since", &EvictedCheckpoint::pages_since);
@@ -151,7 +151,7 @@ void bind_evictions(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("boundary", &Eviction::boundary)
       .def_readonly("pages", &Eviction::pages)
       .def_readonly("score", &Eviction::score)
-      .def_property_readonly("lease", [](const Eviction& eviction) -> std::optional<std::int64_t> {
+      .def_property_readonly("allocate", [](const Eviction& eviction) -> std::optional<std::int64_t> {
         if (!eviction.allocation) return std::nullopt;
         return raw(*eviction.allocation);
       });

@@ -209,29 +209,29 @@ void PrefixCache::check_insertable(const Allocation& allocation, std::int64_t bo
     throw InvalidArgument("publish: boundary " + std::to_string(boundary) + why);
   };
   if (boundary < 1 || boundary > allocation.tokens()) {
-    refuse(" is not in the lease's tokens 1.." + std::to_string(allocation.tokens()));
+    refuse(" is not in the allocation's tokens 1.." + std::to_string(allocation.tokens()));
   }
   if (boundary > allocation.capacity_tokens()) {
-    refuse(" is beyond the lease's pages: extend it first");
+    refuse(" is beyond the allocation's pages: extend it first");
   }
   if (boundary != whole && !slot) {
     refuse(" is inside a page: it needs a slot");
   }
   if (boundary != whole && whole < allocation.first_kept) {
-    refuse(" ends before what the lease computed");
+    refuse(" ends before what the allocation computed");
   }
   if (boundary != whole && !allocation.own[static_cast<std::size_t>(whole / kPageTokens)]) {
-    refuse(" is inside a page that the lease published whole already");
+    refuse(" is inside a page that the allocation published whole already");
   }
   if (slot && !allocation.holds_slot(*slot)) {
     throw InvalidArgument("publish: slot " + std::to_string(raw(*slot)) +
-                          " is neither a working nor a destination slot of the lease");
+                          " is neither a working nor a destination slot of the allocation");
   }
 }
 
 void PrefixCache::insert(AllocationId id, std::int64_t boundary, std::optional<SlotId> slot,
                          CheckpointKind kind, TurnHint hint) {
-  Allocation& allocation = allocations_.working(id, "publish");
+  Allocation& allocation = allocations_.working(id, "insert");
   check_insertable(allocation, boundary, slot);
   ++clock_;
   ++room_version_;
@@ -305,7 +305,7 @@ void PrefixCache::grant(AllocationId id) {
 }
 
 void PrefixCache::accept_received(AllocationId id) {
-  Allocation& allocation = allocations_.granted(id, "settle");
+  Allocation& allocation = allocations_.granted(id, "accept_received");
   ++clock_;
   hand_over(allocation, Owner::kGranted, Owner::kWorking);
   allocation.state = AllocationState::kWorking;

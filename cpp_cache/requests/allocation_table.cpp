@@ -10,7 +10,7 @@ namespace tasuki::cache {
 namespace {
 
 std::string name(AllocationId id, std::string_view verb) {
-  return std::string(verb) + ": lease " + std::to_string(raw(id));
+  return std::string(verb) + ": allocation " + std::to_string(raw(id));
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ Allocation& AllocationTable::add(Allocation allocation) {
 const Allocation& AllocationTable::at(AllocationId id) const {
   const auto found = allocations_.find(id);
   if (found == allocations_.end()) {
-    throw InvalidArgument("lease " + std::to_string(raw(id)) + " was released");
+    throw InvalidArgument("allocation " + std::to_string(raw(id)) + " was released");
   }
   return found->second;
 }

@@ -11,7 +11,7 @@
 namespace tasuki::cache {
 
 // Owns them, and gives ids that are never used again. Errors name the calls and objects as Python
-// does: a lease.
+// does: an allocation.
 class AllocationTable {
  public:
   // The id of the next one to be added.

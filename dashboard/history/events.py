@@ -26,7 +26,7 @@ from tasuki.engine.messages import (
     Evicted,
     Finished,
     HandoverCancelled,
-    HandoverLost,
+    HandoverFailed,
     PeersChanged,
     PullCommitted,
     PullFenced,
@@ -58,7 +58,7 @@ def event_of(message: ObservedMessage) -> Event | None:
             return {"kind": "room", **to_json(message)}
         case Evicted():
             return {"kind": "evicted", **to_json(message)}
-        case HandoverLost():
+        case HandoverFailed():
             return {"kind": "lost", **to_json(message)}
         case HandoverCancelled():
             return {"kind": "cancelled", **to_json(message)}

@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from tasuki.engine.messages import HandoverCancelled, HandoverLost, LossCause, RoomId, WriterFenced
+from tasuki.engine.messages import (
+    HandoverCancelled,
+    HandoverFailed,
+    LossCause,
+    RoomId,
+    WriterFenced,
+)
 
 from .families import FENCE
 
@@ -41,9 +47,9 @@ class FaultMetrics:
         )
         self._open: dict[RoomId, float] = {}
 
-    def observe(self, message: HandoverLost | HandoverCancelled | WriterFenced) -> None:
+    def observe(self, message: HandoverFailed | HandoverCancelled | WriterFenced) -> None:
         match message:
-            case HandoverLost(room=room, cause=cause):
+            case HandoverFailed(room=room, cause=cause):
                 self._lost.labels(cause.value).inc()
                 self._begin(room)
             case HandoverCancelled(room=room):

@@ -2,19 +2,19 @@
 
 Owns a bounded memory of evictions, by number. Asks the cache for what it decided; decides nothing.
 Thread rule: the engine loop's. Invariant: an eviction is attributed before the request that caused
-it may release its lease, so `collect` runs once a step.
+it may release its allocation, so `collect` runs once a step.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
-from tasuki.engine.messages import Eviction, HitBreakdown, LostState, RequestId
+from tasuki.engine.messages import Eviction, HitBreakdown, EvictedCheckpoint, RequestId
 from tasuki.pycache._cpp_cache import CheckpointKind, Match, PageMatch
 from tasuki.pycache._cpp_cache import Eviction as Decision
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 
-def breakdown(match: Match, lost: LostState | None) -> HitBreakdown:
+def breakdown(match: Match, lost: EvictedCheckpoint | None) -> HitBreakdown:
     pages = _counts(match.prompt_tokens, match.in_pages, None, None)
     return _counts(match.prompt_tokens, match, lost, pages)
 
@@ -22,14 +22,14 @@ def breakdown(match: Match, lost: LostState | None) -> HitBreakdown:
 def _counts(
     prompt_tokens: int,
     match: Match | PageMatch,
-    lost: LostState | None,
+    lost: EvictedCheckpoint | None,
     in_pages: HitBreakdown | None,
 ) -> HitBreakdown:
     return HitBreakdown(
         prompt_tokens=prompt_tokens,
         kv_tokens=match.kv_tokens,
         usable_tokens=match.usable_tokens,
-        causes=match.causes.as_dict(),
+        causes=match.miss_reasons.as_dict(),
         checkpoint_source=_name(match.checkpoint_kind),
         lost=lost,
         in_pages=in_pages,
@@ -47,7 +47,7 @@ class EvictionLedger:
     def __init__(
         self, cache: HybridPrefixCache, owners: Callable[[], Mapping[int, RequestId]]
     ) -> None:
-        """owners: the requests that hold leases now, by the lease's id."""
+        """owners: the requests that hold allocations now, by the allocation's id."""
         self._cache = cache
         self._pages_per_slab = cache.arena.layout.pages_per_slab
         self._owners = owners
@@ -61,7 +61,7 @@ class EvictionLedger:
             return
         owners = self._owners()
         for decision in decisions:
-            taken_by = None if decision.lease is None else owners.get(decision.lease)
+            taken_by = None if decision.allocation is None else owners.get(decision.allocation)
             eviction = self._read(decision, taken_by)
             self._evictions[eviction.sequence] = eviction
             self._unreported.append(eviction)
@@ -73,13 +73,13 @@ class EvictionLedger:
         made, self._unreported = tuple(self._unreported), []
         return made
 
-    def lost(self, match: Match) -> LostState | None:
+    def lost(self, match: Match) -> EvictedCheckpoint | None:
         """What of the prompt had a state that was evicted; None where nothing is remembered."""
         lost = match.lost
         if lost is None:
             return None
         self.collect()
-        return LostState(
+        return EvictedCheckpoint(
             lost.boundary,
             lost.pages_since / self._pages_per_slab,
             self._evictions.get(lost.eviction),

@@ -1,6 +1,6 @@
 """Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
 
-Owns them; their leases are computed on this engine, unless a decode engine's hand-over brings one.
+Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings one.
 Thread rule: the engine loop's.
 """
 
@@ -82,25 +82,29 @@ class Answers(Handover):
         if request is None:
             return
         if isinstance(request.state, Active):
-            self._cache.release(request.state.lease)
+            self._cache.release(request.state.allocation)
         request.move(Aborted())
         self.end(request, m.FinishReason.ABORT)
 
     def admit(self, request: Request) -> bool:
-        lease = self._cache.lease(
+        allocation = self._cache.allocate(
             request.tokens(),
             salt=request.salt,
             capacity_tokens=request.next_capacity,
             working_slots=self._working_slots,
             cursor=request.cursor,
         )
-        if lease is None:
+        if allocation is None:
             return False
         if request.hit is None:
-            request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
-        request.started = time.monotonic(), lease.cached_tokens
-        planned = plan_checkpoints(request.length, lease.cached_tokens, lease.match, request.marks)
-        request.move(Prefilling(lease, Progress(lease.cached_tokens), checkpoints=planned))
+            request.hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
+        request.started = time.monotonic(), allocation.cached_tokens
+        planned = plan_checkpoints(
+            request.length, allocation.cached_tokens, allocation.match, request.marks
+        )
+        request.move(
+            Prefilling(allocation, Progress(allocation.cached_tokens), checkpoints=planned)
+        )
         return True
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
@@ -117,7 +121,7 @@ class Answers(Handover):
         """Record and emit the token; end the request where it was the last."""
         state = request.state
         if isinstance(state, Prefilling):
-            request.move(Decoding(state.lease, state.progress))
+            request.move(Decoding(state.allocation, state.progress))
         request.output.append(sampled.token)
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
@@ -145,7 +149,7 @@ class Answers(Handover):
             return
         hint = turn_hint(request.output, reason, self._tool_call_ids)
         keep_state(self._cache, request, state, hint)
-        self._cache.release(state.lease)
+        self._cache.release(state.allocation)
         request.move(Finished())
         self.end(request, reason, hint)
 
@@ -158,7 +162,7 @@ class Answers(Handover):
     def reject(self, request: Request, error: m.RequestError) -> None:
         self._scheduler.drop(request)
         if isinstance(request.state, Active):
-            self._cache.release(request.state.lease)
+            self._cache.release(request.state.allocation)
         request.move(Aborted())
         del self._requests[request.id]
         self._emit(m.Rejected(request.id, error))

@@ -20,12 +20,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The prefill node is about to start: a lease is to be granted."""
+    """The prefill node is about to start: an allocation is to be granted."""
 
 
 @dataclass(frozen=True)
 class Granted:
-    """The request's lease is the sender's to write."""
+    """The request's allocation is the sender's to write."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The receiving half of hand-overs: rooms that a decode engine asked for, leases it granted.
+"""The receiving half of hand-overs: rooms that a decode engine asked for, allocations it granted.
 
 Owns the rooms until their ids are owned by a request or the tree again. Emits what the decode
 node's hand-over client acts on. Messages of rooms that are over are dropped.
@@ -92,7 +92,7 @@ class DecodeHandover(Handover):
                 self._done(message)
             case m.EarlyStepEnded():
                 self._step_ended()
-            case m.HandoverLost():
+            case m.HandoverFailed():
                 self._lost(message)
             case m.WriterFenced():
                 self._fenced(message)
@@ -132,11 +132,11 @@ class DecodeHandover(Handover):
         if not self.prefill_available or request.handover_lost or request.output:
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
-        verdict = self._router.prefill_place(match)
+        decision = self._router.prefill_place(match)
         # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
         if request.told is None:
-            request.route = report(verdict)
-            if verdict.choice is m.Choice.HERE:
+            request.route = report(decision)
+            if decision.choice is m.Choice.HERE:
                 return False
         self._ask(request, match)
         return True
@@ -171,7 +171,7 @@ class DecodeHandover(Handover):
             self._wanted.append(room)
 
     def advance(self) -> None:
-        """Lease and grant for every room whose sender is about to start, as far as there is room;
+        """Allocation and grant for every room whose sender is about to start, as far as there is room;
         emit what is granted or pinned once its ids are at rest."""
         self._grants.advance()
         while self._wanted and self._granted(self._wanted[0]):
@@ -179,7 +179,7 @@ class DecodeHandover(Handover):
         self._pulls.advance()
 
     def _granted(self, room: DecodeRoom) -> bool:
-        """Whether the room waits no longer for a lease."""
+        """Whether the room waits no longer for an allocation."""
         if not isinstance(room.state, Wanted):
             return True
         try:
@@ -193,26 +193,26 @@ class DecodeHandover(Handover):
 
     def _grant(self, room: DecodeRoom) -> bool:
         request = room.request
-        lease = self._cache.lease_receive(
+        allocation = self._cache.allocate_to_receive(
             request.prompt,
             salt=request.salt,
             capacity_tokens=request.next_capacity,
             working_slots=self._working_slots,
             cursor=request.cursor,
         )
-        if lease is None:
+        if allocation is None:
             return False
-        first = lease.shared_pages
+        first = allocation.shared_pages
         pages = -(-len(request.prompt) // PAGE_TOKENS)
-        request.move(Receiving(room.id, lease))
+        request.move(Receiving(room.id, allocation))
         room.move(Granted())
         assert request.ticket is not None
         grant = m.Grant(
             room=room.id,
             generation=request.ticket.generation,
             first_page=first,
-            pages=tuple(lease.pages[first:pages].tolist()),
-            slot=lease.working_slots[0],
+            pages=tuple(allocation.pages[first:pages].tolist()),
+            slot=allocation.working_slots[0],
         )
         self._grants.put(grant)
         return True
@@ -227,7 +227,7 @@ class DecodeHandover(Handover):
         if not (self._intake.is_token(message.token) and math.isfinite(message.logprob)):
             self._emit(m.HandoverCancelled(message.room))
             reason = f"its first token is {message.token} with a logprob of {message.logprob}"
-            self._lost(m.HandoverLost(message.room, reason))
+            self._lost(m.HandoverFailed(message.room, reason))
             return
         room = self._rooms.get(message.room)
         if room is None or not isinstance(room.state, Granted):
@@ -244,8 +244,8 @@ class DecodeHandover(Handover):
         self._answers.on_token(request, Sampled(message.token, message.logprob, message.margin))
         if self._answers.finish_reason(request) is None:
             assert isinstance(request.state, Receiving)
-            lease = request.state.lease
-            ready.step = self._early.consider(room.id, request, lease, message.tail_seconds)
+            allocation = request.state.allocation
+            ready.step = self._early.consider(room.id, request, allocation, message.tail_seconds)
 
     def _done(self, message: m.RemoteDone) -> None:
         """Every window landed and matched: the request decodes, behind the room's step where one
@@ -273,7 +273,7 @@ class DecodeHandover(Handover):
         step drew, if there was one."""
         request = room.request
         assert isinstance(request.state, Receiving)
-        lease = request.state.lease
+        allocation = request.state.allocation
         second = None if room.step is None else self._early.take(room.step)
         self._forget(room)
         sent = request.transfer = message.transfer
@@ -281,17 +281,17 @@ class DecodeHandover(Handover):
             request.pulled = replace(request.pulled, timeline=message.pull)
         if sent.bytes:
             self._router.costs.sent.add(sent.bytes, sent.hidden_seconds + sent.exposed_seconds)
-        self._cache.settle(lease)
+        self._cache.accept_received(allocation)
         whole = len(request.prompt) // PAGE_TOKENS * PAGE_TOKENS
         if whole:
-            self._cache.publish(lease, whole, None, CheckpointKind.PROMPT_END)
+            self._cache.insert(allocation, whole, None, CheckpointKind.PROMPT_END)
         length = len(request.prompt)
         # A step has forwarded the first token and left the state behind it in the other slot.
         progress = Progress(length) if second is None else Progress(length + 1, slot=1)
-        request.move(Decoding(lease, progress))
+        request.move(Decoding(allocation, progress))
         self._answers.take_over(request, second)
 
-    def _lost(self, message: m.HandoverLost) -> None:
+    def _lost(self, message: m.HandoverFailed) -> None:
         """Another prefill node is asked, or the prompt is prefilled here; what was granted waits
         for the writer's fence."""
         room = self._rooms.get(message.room)
@@ -303,7 +303,7 @@ class DecodeHandover(Handover):
         request.prefilled_on = "local"
         request.hit = None
         if request.output:
-            # The first token is out and will be part of the next lease; the client's prompt is not.
+            # The first token is out and will be part of the next allocation; the client's prompt is not.
             match = self._cache.match(request.prompt, request.salt, request.cursor)
             request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())
@@ -319,7 +319,7 @@ class DecodeHandover(Handover):
         step = room.step
         if step is not None:
             step.cancel()
-        room.move(Quarantined(self._cache.quarantine(state.lease), step))
+        room.move(Quarantined(self._cache.quarantine(state.allocation), step))
 
     def _fenced(self, message: m.WriterFenced) -> None:
         room = self._rooms.get(message.room)

@@ -13,7 +13,7 @@ from tasuki.engine.messages import RoomId
 from tasuki.engine.request import Request
 from tasuki.model.batch import SequenceSlice
 from tasuki.model.ops.sampling.reference import Sampled
-from tasuki.pycache._cpp_cache import Lease
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.transfer.receiving.layer_barrier import LayerBarrier
 
 from .early_step import EarlyStep, EarlySteps
@@ -59,13 +59,13 @@ class EarlyStart:
         self._steps.close()
 
     def consider(
-        self, room: RoomId, request: Request, lease: Lease, tail_seconds: float | None
+        self, room: RoomId, request: Request, allocation: Allocation, tail_seconds: float | None
     ) -> EarlyStep | None:
         """Begin the step behind the first token, if the transfer's rest takes longer than it; None
         where none was begun.
 
         Before the first step of all its length is unknown and taken for nothing. REQUIRES: the room
-        had no step; the request's output is one token, not its last; the lease covers that token's
+        had no step; the request's output is one token, not its last; the allocation covers that token's
         position."""
         if tail_seconds is None or tail_seconds <= self._step_seconds:
             self._counters.unneeded += 1
@@ -79,9 +79,9 @@ class EarlyStart:
             SequenceSlice(
                 token_ids=request.output[:1],
                 start=len(request.prompt),
-                pages=lease.pages.tolist(),
-                read_slot=lease.working_slots[0],
-                write_slot=lease.working_slots[1],
+                pages=allocation.pages.tolist(),
+                read_slot=allocation.working_slots[0],
+                write_slot=allocation.working_slots[1],
             ),
             request.sampling,
         )

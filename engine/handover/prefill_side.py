@@ -1,7 +1,7 @@
 """The sending half of a hand-over, as a prefill engine sees it: rooms, their windows, their first
 token.
 
-Owns rooms; a room's lease is let go only by PrefillEnd, which its daemon posts after the sender has
+Owns rooms; a room's allocation is let go only by PrefillEnd, which its daemon posts after the sender has
 drained, so that no window ever reads a page that has a new owner. Thread rule: the engine loop's.
 """
 
@@ -101,20 +101,20 @@ class PrefillHandover(Handover):
         self._pulls.advance()
 
     def admit(self, request: Request) -> bool:
-        """Pull what the receiver offers where that pays, else lease; the receiver is to grant."""
+        """Pull what the receiver offers where that pays, else allocation; the receiver is to grant."""
         if self._pull_pays(request) and self._pulls.begin(request):
             return True
-        lease = self._cache.lease(
+        allocation = self._cache.allocate(
             request.prompt,
             salt=request.salt,
             capacity_tokens=request.length,
             working_slots=self._working_slots,
             cursor=request.cursor,
         )
-        if lease is None:
+        if allocation is None:
             return False
-        request.hit = breakdown(lease.match, self._ledger.lost(lease.match))
-        request.move(AwaitingGrant(lease))
+        request.hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
+        request.move(AwaitingGrant(allocation))
         assert request.ticket is not None
         self._emit(m.PrefillAccepted(request.ticket.room))
         return True
@@ -125,9 +125,9 @@ class PrefillHandover(Handover):
         if request.pull_tried or not offered:
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
-        verdict = self._router.pull(match, offered)
-        request.route = report(verdict)
-        return verdict.choice is m.Choice.PULLED
+        decision = self._router.pull(match, offered)
+        request.route = report(decision)
+        return decision.choice is m.Choice.PULLED
 
     def planned(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
         self._emit_positions()
@@ -150,14 +150,14 @@ class PrefillHandover(Handover):
         request = self._rooms.get(message.grant.room)
         if request is None or not isinstance(request.state, AwaitingGrant):
             return
-        lease = request.state.lease
-        request.started = time.monotonic(), lease.cached_tokens
+        allocation = request.state.allocation
+        request.started = time.monotonic(), allocation.cached_tokens
         request.move(
             Prefilling(
-                lease,
-                Progress(lease.cached_tokens),
+                allocation,
+                Progress(allocation.cached_tokens),
                 checkpoints=plan_checkpoints(
-                    request.length, lease.cached_tokens, lease.match, request.marks
+                    request.length, allocation.cached_tokens, allocation.match, request.marks
                 ),
                 grant=message.grant,
                 pages_sent=message.grant.first_page,
@@ -180,18 +180,18 @@ class PrefillHandover(Handover):
                 FinishedLayers(
                     first_tick=first_tick,
                     first_logical_page=first,
-                    local_pages=tuple(state.lease.pages[first : state.pages_sent].tolist()),
+                    local_pages=tuple(state.allocation.pages[first : state.pages_sent].tolist()),
                     state_slot=item.write_slot if last else None,
                 ),
             )
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """The prompt is computed; its lease stays until PrefillEnd."""
+        """The prompt is computed; its allocation stays until PrefillEnd."""
         self._scheduler.drop(request)
         state = request.state
         assert isinstance(state, Prefilling) and request.ticket is not None
         assert request.hit is not None
-        request.move(HandingOver(state.lease))
+        request.move(HandingOver(state.allocation))
         if request.started is not None:
             at, cached = request.started
             self._router.costs.here.add(request.length - cached, time.monotonic() - at)
@@ -208,7 +208,7 @@ class PrefillHandover(Handover):
         )
 
     def reject(self, request: Request, error: m.RequestError) -> None:
-        """The room cannot go on; its lease stays until PrefillEnd, since windows may be in
+        """The room cannot go on; its allocation stays until PrefillEnd, since windows may be in
         flight."""
         self._scheduler.drop(request)
         assert request.ticket is not None
@@ -220,11 +220,11 @@ class PrefillHandover(Handover):
         if request is None:
             return
         match request.state:
-            case HandingOver(lease):
-                self._cache.release(lease)
+            case HandingOver(allocation):
+                self._cache.release(allocation)
                 request.move(Finished())
-            case AwaitingGrant(lease) | Active(lease=lease):
-                self._cache.release(lease)
+            case AwaitingGrant(allocation) | Active(allocation=allocation):
+                self._cache.release(allocation)
                 request.move(Aborted())
             case Waiting() | Pulling():
                 request.move(Aborted())

@@ -1,7 +1,7 @@
 """The return path as a prefill engine sees it: what it pulls from the node that answered the last
 turn.
 
-Owns the leases that are granted to pulls and the quarantines of those lost. A pull belongs to a
+Owns the allocations that are granted to pulls and the quarantines of those lost. A pull belongs to a
 room but outlives it: whoever asked may leave, what lands is cached all the same. Emits what the
 prefill node acts on; each method is one event, and messages of pulls that are over are dropped.
 Invariants: a request pulls at most once; what was granted becomes the tree's only after every
@@ -14,7 +14,7 @@ from itertools import count
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Pulling, Request, Waiting
-from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Lease
+from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Allocation
 
 from .at_rest import AtRestQueue
 from .base import HandoverContext
@@ -22,10 +22,10 @@ from .base import HandoverContext
 
 @dataclass(frozen=True)
 class _Granted:
-    """The lease is the sender's to write: state and KV of `tokens` are to land in it."""
+    """The allocation is the sender's to write: state and KV of `tokens` are to land in it."""
 
     request: Request
-    lease: Lease
+    allocation: Allocation
     tokens: int
 
 
@@ -56,7 +56,7 @@ class PullReceiver:
         if room in self._pulls:
             return False
         try:
-            lease = self._cache.lease_receive(
+            allocation = self._cache.allocate_to_receive(
                 request.prompt[:tokens],
                 salt=request.salt,
                 capacity_tokens=tokens,
@@ -65,14 +65,14 @@ class PullReceiver:
             )
         except ImpossibleRequest:
             return False
-        if lease is None:
+        if allocation is None:
             return False
-        self._pulls[room] = _Granted(request, lease, tokens)
+        self._pulls[room] = _Granted(request, allocation, tokens)
         request.move(Pulling())
-        first = lease.shared_pages
-        pages = tuple(lease.pages[first:].tolist())
+        first = allocation.shared_pages
+        pages = tuple(allocation.pages[first:].tolist())
         generation = next(self._generations)
-        grant = m.PullGrant(room, generation, tokens, first, pages, lease.working_slots[0])
+        grant = m.PullGrant(room, generation, tokens, first, pages, allocation.working_slots[0])
         self._grants.put(grant)
         return True
 
@@ -100,7 +100,7 @@ class PullReceiver:
                 pull.request.pulled = report
                 self._costs.pulled.add(report.bytes, report.seconds)
             case m.PullLost():
-                quarantine = self._cache.quarantine(pull.lease)
+                quarantine = self._cache.quarantine(pull.allocation)
                 self._pulls[message.room] = _Quarantined(quarantine)
         if not isinstance(pull.request.state, Pulling):
             return None
@@ -109,10 +109,12 @@ class PullReceiver:
 
     def _commit(self, pull: _Granted) -> None:
         """Pages and state enter the tree."""
-        lease = pull.lease
-        self._cache.settle(lease)
-        self._cache.publish(lease, pull.tokens, lease.working_slots[0], CheckpointKind.TURN_END)
-        self._cache.release(lease)
+        allocation = pull.allocation
+        self._cache.accept_received(allocation)
+        self._cache.insert(
+            allocation, pull.tokens, allocation.working_slots[0], CheckpointKind.TURN_END
+        )
+        self._cache.release(allocation)
 
     def fenced(self, message: m.PullFenced) -> None:
         pull = self._pulls.get(message.room)

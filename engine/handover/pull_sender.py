@@ -1,13 +1,13 @@
 """The return path as a decode engine sees it: prefixes that a prefill node pulls from here.
 
-Owns the leases that pin them while they are sent. Emits what the decode node acts on; messages of
+Owns the allocations that pin them while they are sent. Emits what the decode node acts on; messages of
 pulls that are over are dropped. Invariant: what is being sent stays pinned and unchanged until
 end(), which the daemon posts after its sender has drained.
 """
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
-from tasuki.pycache._cpp_cache import Lease
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .at_rest import AtRestQueue
@@ -18,7 +18,7 @@ class PullSender:
     def __init__(self, context: HandoverContext) -> None:
         self._cache = context.cache
         self._emit = context.emit
-        self._pinned: dict[m.RoomId, Lease] = {}
+        self._pinned: dict[m.RoomId, Allocation] = {}
         self._sources = AtRestQueue(context.runner, self._emit_source)
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
@@ -28,19 +28,19 @@ class PullSender:
             return
         tokens, first = message.tokens, message.first_page
         # A match ends before a prompt's last token, so one more than what is asked for.
-        lease = self._cache.lease_to_send(request.prompt[: tokens + 1], salt=request.salt)
-        if lease is None or lease.cached_tokens != tokens:
-            if lease is not None:
-                self._cache.release(lease)
+        allocation = self._cache.allocate_to_send(request.prompt[: tokens + 1], salt=request.salt)
+        if allocation is None or allocation.cached_tokens != tokens:
+            if allocation is not None:
+                self._cache.release(allocation)
             reason = f"KV and state of the first {tokens} tokens are not here any more"
             self._emit(m.PullRefused(message.room, reason))
             return
-        pages: list[int] = lease.pages.tolist()
-        if lease.source_page is not None:
-            pages.append(lease.source_page)
-        assert len(pages) == -(-tokens // PAGE_TOKENS) and lease.cow_source_slot is not None
-        self._pinned[message.room] = lease
-        source = m.PullSource(message.room, tuple(pages[first:]), lease.cow_source_slot)
+        pages: list[int] = allocation.pages.tolist()
+        if allocation.source_page is not None:
+            pages.append(allocation.source_page)
+        assert len(pages) == -(-tokens // PAGE_TOKENS) and allocation.cow_source_slot is not None
+        self._pinned[message.room] = allocation
+        source = m.PullSource(message.room, tuple(pages[first:]), allocation.cow_source_slot)
         self._sources.put(source)
 
     @property
@@ -57,6 +57,6 @@ class PullSender:
             self._emit(m.PullPinned(source))
 
     def end(self, message: m.PullEnd) -> None:
-        lease = self._pinned.pop(message.room, None)
-        if lease is not None:
-            self._cache.release(lease)
+        allocation = self._pinned.pop(message.room, None)
+        if allocation is not None:
+            self._cache.release(allocation)

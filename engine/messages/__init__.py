@@ -27,7 +27,7 @@ DecodeInbox = (
     | RemoteReady
     | RemoteDone
     | EarlyStepEnded
-    | HandoverLost
+    | HandoverFailed
     | WriterFenced
     | PullAsked
     | PullEnd

@@ -41,7 +41,7 @@ class FlushCache(Message):
 
 class WatchCache(Message):
     """Report changes of the cache from now on. `stream`: all, usable or spelled
-    (HybridTree.watch)."""
+    (PrefixCache.watch)."""
 
     query_id: int
     stream: str

@@ -31,7 +31,7 @@ class Eviction(Message):
     taken_by: str | None
 
 
-class LostState(Message):
+class EvictedCheckpoint(Message):
     """The deepest state of a prompt that was evicted.
 
     tokens: that it covered, whether or not all of them were lost with it. slabs_since: freed by

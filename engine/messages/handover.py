@@ -62,7 +62,7 @@ class PeersChanged(Message):
 
 
 class GrantWanted(OfRoom):
-    """(decode) The prefill node is about to start: lease and answer HandoverGranted or
+    """(decode) The prefill node is about to start: allocation and answer HandoverGranted or
     HandoverDeclined."""
 
 
@@ -95,7 +95,7 @@ class EarlyStepEnded(Message):
     """(decode) A step that was begun behind the layer barrier touches nothing any more."""
 
 
-class HandoverLost(Message):
+class HandoverFailed(Message):
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
 
@@ -127,7 +127,7 @@ class PrefillQueued(Message):
 
 
 class PrefillAccepted(OfRoom):
-    """About to start: the lease is held, the grant is awaited."""
+    """About to start: the allocation is held, the grant is awaited."""
 
 
 class PrefillRefused(Message):

@@ -13,7 +13,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .evictions import Eviction, LostState
+from .evictions import Eviction, EvictedCheckpoint
 from .reports import HitBreakdown, PullReport, RouteReport, TransferReport, Usage
 from .requests import Finished
 from .types import FinishReason
@@ -34,9 +34,9 @@ def eviction_from_proto(eviction: report_pb2.Eviction) -> Eviction:
     return Eviction(**_given(eviction))
 
 
-def lost_state_from_proto(lost: report_pb2.LostState) -> LostState:
+def evicted_checkpoint_from_proto(lost: report_pb2.LostState) -> EvictedCheckpoint:
     eviction = eviction_from_proto(lost.eviction) if lost.HasField("eviction") else None
-    return LostState(lost.tokens, lost.slabs_since, eviction)
+    return EvictedCheckpoint(lost.tokens, lost.slabs_since, eviction)
 
 
 def hit_to_proto(hit: HitBreakdown) -> report_pb2.HitBreakdown:
@@ -56,7 +56,7 @@ def _plain_hit_from_proto(hit: report_pb2.HitBreakdown) -> HitBreakdown:
         hit.usable_tokens,
         dict(hit.causes),
         hit.checkpoint_source if hit.HasField("checkpoint_source") else None,
-        lost_state_from_proto(hit.lost) if hit.HasField("lost") else None,
+        evicted_checkpoint_from_proto(hit.lost) if hit.HasField("lost") else None,
     )
 
 

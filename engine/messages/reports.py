@@ -4,7 +4,7 @@ from enum import Enum
 
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .evictions import LostState
+from .evictions import EvictedCheckpoint
 from .types import Message
 
 
@@ -18,7 +18,7 @@ class HitBreakdown(Message):
     usable_tokens: int
     causes: dict[str, int]
     checkpoint_source: str | None
-    lost: LostState | None = None
+    lost: EvictedCheckpoint | None = None
     in_pages: "HitBreakdown | None" = None
 
 

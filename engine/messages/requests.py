@@ -7,7 +7,7 @@ from .request_phase import LifeMark
 from .types import FinishReason, Message, RequestError, RequestId, RoomId, Tokens
 
 
-class ToldRoom(Message):
+class GatewayRoom(Message):
     """A room that a gateway made, of which both nodes get a call. sender: HOST:PORT of the prefill
     node's gRPC server."""
 
@@ -30,7 +30,7 @@ class Submit(Message):
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     session: str | None = None
-    told: ToldRoom | None = None
+    told: GatewayRoom | None = None
 
 
 class Abort(Message):

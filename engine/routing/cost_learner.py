@@ -2,7 +2,7 @@
 
 Owns decayed sums; a clock it does not have: callers bring durations. Thread rule: the engine loop.
 Invariants: a line is given only after LEAST samples and while one came within the last FRESH
-verdicts, so that what is no longer tried is tried again by the constant; a line never falls with
+decisions, so that what is no longer tried is tried again by the constant; a line never falls with
 the amount.
 """
 
@@ -50,7 +50,7 @@ class LineFit:
 
 
 @dataclass
-class RateMeter:
+class CostLearner:
     """One fit for each of Rates' lines, which see."""
 
     here: LineFit = field(default_factory=LineFit)
@@ -62,6 +62,6 @@ class RateMeter:
         return Rates(self.here.line(), self.there.line(), self.sent.line(), self.pulled.line())
 
     def judged(self) -> None:
-        """A verdict was given: what it did not choose grows stale."""
+        """A decision was given: what it did not choose grows stale."""
         for fit in (self.here, self.there, self.sent, self.pulled):
             fit.verdicts_since += 1

@@ -3,7 +3,7 @@ and over there, fetch the answer's prefix or compute it again.
 
 Values and pure functions; who measures is cost_learner.py. Whoever knows decides: the decode node
 between here and there, the prefill node between pulling and computing, since only it knows what its
-tree holds. Seconds, tokens, bytes. Invariant: equal arguments, equal verdicts; without measured
+tree holds. Seconds, tokens, bytes. Invariant: equal arguments, equal decisions; without measured
 rates a constant number of tokens decides, as configured.
 """
 
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Rates:
-    """None: not known, or not lately. here: tokens computed on this node, from lease to first
+    """None: not known, or not lately. here: tokens computed on this node, from allocation to first
     token. there: tokens computed by a prefill node, from asking to the first token's coming, waits
     and pulls included. sent: bytes that came from one. pulled: bytes that were fetched for one."""
 
@@ -36,7 +36,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RoutingDecision:
     """estimates: seconds by what they are of; empty where a constant decided."""
 
     choice: Choice
@@ -47,31 +47,31 @@ class Verdict:
         return bool(self.estimates)
 
 
-def where(rates: Rates, tokens: int, size: int, at_most: int) -> Verdict:
+def choose_prefill_place(rates: Rates, tokens: int, size: int, at_most: int) -> RoutingDecision:
     """HERE or THERE for a prompt of which `tokens` are to be computed; `size` bytes would come. At
     most `at_most` tokens stay while the rates are not known.
 
     What is sent hides behind what is computed; only the rest of it counts.
     """
     if rates.here is None or rates.there is None or rates.sent is None:
-        return Verdict(Choice.HERE if tokens <= at_most else Choice.THERE)
+        return RoutingDecision(Choice.HERE if tokens <= at_most else Choice.THERE)
     here = rates.here.seconds(tokens)
     hidden = rates.there.each * tokens
     there = rates.there.seconds(tokens) + max(0.0, rates.sent.seconds(size) - hidden)
     estimates = {"here": here, "there": there}
-    return Verdict(Choice.HERE if here <= there else Choice.THERE, estimates)
+    return RoutingDecision(Choice.HERE if here <= there else Choice.THERE, estimates)
 
 
-def whether_to_pull(rates: Rates, tokens: int, size: int, at_least: int) -> Verdict:
+def should_pull(rates: Rates, tokens: int, size: int, at_least: int) -> RoutingDecision:
     """PULLED, or THERE without a pull, where `tokens` in `size` bytes could be fetched instead of
     computed. At least `at_least` are fetched while the rates are not known.
 
     Fetched tokens save no forward, only its length: the fixed part is paid all the same.
     """
     if tokens <= 0:
-        return Verdict(Choice.THERE)
+        return RoutingDecision(Choice.THERE)
     if rates.here is None or rates.pulled is None:
-        return Verdict(Choice.PULLED if tokens >= at_least else Choice.THERE)
+        return RoutingDecision(Choice.PULLED if tokens >= at_least else Choice.THERE)
     estimates = {"pull": rates.pulled.seconds(size), "compute": rates.here.each * tokens}
     pays = estimates["pull"] < estimates["compute"]
-    return Verdict(Choice.PULLED if pays else Choice.THERE, estimates)
+    return RoutingDecision(Choice.PULLED if pays else Choice.THERE, estimates)

@@ -7,8 +7,8 @@ from tasuki.pycache._cpp_cache import Match
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 
-from .cost_learner import RateMeter
-from .cost_model import Rates, Verdict, where, whether_to_pull
+from .cost_learner import CostLearner
+from .cost_model import Rates, RoutingDecision, choose_prefill_place, should_pull
 
 
 class Router:
@@ -19,20 +19,20 @@ class Router:
         self._config = config
         self._layout = layout
         self._wire = wire
-        self.costs = RateMeter()
+        self.costs = CostLearner()
 
-    def prefill_place(self, match: Match) -> Verdict:
+    def prefill_place(self, match: Match) -> RoutingDecision:
         """HERE or THERE, for the prompt of the match."""
-        return where(
+        return choose_prefill_place(
             self._rates(),
             match.prompt_tokens - match.usable_tokens,
             self._state_bytes(match.kv_tokens, match.prompt_tokens),
             self._config.local_prefill_tokens,
         )
 
-    def pull(self, match: Match, offered: int) -> Verdict:
+    def pull(self, match: Match, offered: int) -> RoutingDecision:
         """PULLED or not, where the receiver has KV and state of `offered` tokens."""
-        return whether_to_pull(
+        return should_pull(
             self._rates(),
             offered - match.usable_tokens,
             self._state_bytes(min(match.kv_tokens, offered), offered),
@@ -56,5 +56,5 @@ class Router:
         )
 
 
-def report(verdict: Verdict) -> RouteReport:
-    return RouteReport(verdict.choice.value, verdict.estimates)
+def report(decision: RoutingDecision) -> RouteReport:
+    return RouteReport(decision.choice.value, decision.estimates)

@@ -18,7 +18,7 @@ from tasuki.engine.forward_plan import (
     RowFlag,
     plan_rows,
 )
-from tasuki.pycache._cpp_cache import Lease
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.copies import CopyOp
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -33,7 +33,7 @@ class _Joined:
     """row_limit: tokens that the pages hold which the runner has. last: what was planned of it
     last."""
 
-    lease: Lease
+    allocation: Allocation
     row_limit: int
     last: ScheduledSequence
 
@@ -54,18 +54,18 @@ class ForwardPlanner:
         tokens: list[int] = []
         checkpoints: list[RowCheckpoint] = []
         for row, item in enumerate(scheduled):
-            lane, lease = item.lane, item.active.lease
+            lane, allocation = item.lane, item.active.allocation
             known = self._lanes.get(lane)
-            if known is None or known.lease is not lease:
+            if known is None or known.allocation is not allocation:
                 if known is not None:
                     left.append(lane)
-                known = self._lanes[lane] = _Joined(lease, 0, item)
+                known = self._lanes[lane] = _Joined(allocation, 0, item)
                 slots = item.active.slots
                 joined.append(JoinedSequence(lane, slots, _MAX_ROWS, item.request.sampling))
             known.last = item
-            row_limit = lease.capacity_tokens
+            row_limit = allocation.capacity_tokens
             if row_limit != known.row_limit:
-                pages = lease.pages[known.row_limit // PAGE_TOKENS :]
+                pages = allocation.pages[known.row_limit // PAGE_TOKENS :]
                 new_pages.append(NewPages(lane, pages))
                 known.row_limit = row_limit
             flags = RowFlag.DECODES.value if item.decodes else 0
@@ -101,7 +101,7 @@ class ForwardPlanner:
         return plan
 
     def _leave(self, scheduled: set[int]) -> list[int]:
-        """Lanes of requests that run no more on the lease they had."""
+        """Lanes of requests that run no more on the allocation they had."""
         gone = [
             lane
             for lane, known in self._lanes.items()

@@ -28,7 +28,7 @@ class ScheduledSequence:
 
     @property
     def lane(self) -> int:
-        """Where the runner keeps the tokens drawn last: no two leases share a working slot."""
+        """Where the runner keeps the tokens drawn last: no two allocations share a working slot."""
         return self.active.slots[0]
 
     @property
@@ -44,6 +44,6 @@ class ScheduledSequence:
 
     @property
     def live(self) -> bool:
-        """Whether the request still runs on the lease that this was planned for."""
+        """Whether the request still runs on the allocation that this was planned for."""
         state = self.request.state
-        return isinstance(state, Active) and state.lease is self.active.lease
+        return isinstance(state, Active) and state.allocation is self.active.allocation

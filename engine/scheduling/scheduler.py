@@ -1,6 +1,6 @@
-"""Decides what the next forward computes: admits, cuts chunks, grows leases, retracts.
+"""Decides what the next forward computes: admits, cuts chunks, grows allocations, retracts.
 
-Owns the queue and the running set; asks the cache for leases; knows nothing of tensors or messages.
+Owns the queue and the running set; asks the cache for allocations; knows nothing of tensors or messages.
 Admission is first come, first served and transactional: a request gets all it needs or waits.
 """
 
@@ -55,12 +55,12 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def start(self, request: Request) -> None:
-        """Run a request that got its lease by a hand-over. REQUIRES: it is Prefilling or
+        """Run a request that got its allocation by a hand-over. REQUIRES: it is Prefilling or
         Decoding."""
         self.running.append(request)
 
     def drop(self, request: Request) -> None:
-        """Forget a request wherever it stands; its lease is the caller's business."""
+        """Forget a request wherever it stands; its allocation is the caller's business."""
         if request in self.running:
             self.running.remove(request)
         if request in self.waiting:
@@ -75,7 +75,7 @@ class Scheduler:
             newest = state.progress.num_scheduled == item.stop
             if newest and item.write_slot != state.state_slot:
                 keep_state(self._cache, item.request, state)
-            self._cache.release(state.lease)
+            self._cache.release(state.allocation)
             item.request.suspect = True
             self._give_way(item.request)
 
@@ -131,9 +131,9 @@ class Scheduler:
         ]
 
     def _grow(self, request: Request, state: Active) -> None:
-        if state.lease.capacity_tokens >= request.expected_length:
+        if state.allocation.capacity_tokens >= request.expected_length:
             return
-        while not self._cache.extend(state.lease, request.next_capacity):
+        while not self._cache.extend(state.allocation, request.next_capacity):
             victim = self.running[-1]
             self._retract(victim)
             if victim is request:
@@ -145,7 +145,7 @@ class Scheduler:
         state = request.state
         assert isinstance(state, Active)
         keep_state(self._cache, request, state)
-        self._cache.release(state.lease)
+        self._cache.release(state.allocation)
         self._give_way(request)
 
     def _give_way(self, request: Request) -> None:
@@ -166,7 +166,7 @@ class Scheduler:
         kept = []
         for planned in state.checkpoints:
             if start < planned.position <= stop:
-                slot = self._cache.take_checkpoint_slot(state.lease)
+                slot = self._cache.take_checkpoint_slot(state.allocation)
                 if slot is not None:
                     kept.append((planned, slot))
         return self._scheduled(request, state, stop, int(stop == request.length), tuple(kept))

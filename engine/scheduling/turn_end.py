@@ -26,7 +26,7 @@ def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
 
 
 def turn_hint(output: Sequence[int], reason: FinishReason, tool_call_ids: frozenset[int]) -> str:
-    """As HybridTree.publish takes it: an answer that calls a tool is soon continued."""
+    """As PrefixCache.insert takes it: an answer that calls a tool is soon continued."""
     if reason is not FinishReason.STOP:
         return "unknown"
     return "end_of_turn" if tool_call_ids.isdisjoint(output) else "tool_call"
@@ -37,16 +37,16 @@ def keep_state(
 ) -> None:
     """Publish KV and state at the exact last forwarded token, so that the next turn resumes there.
 
-    `hint` is what the end shows of the next turn (HybridTree.publish). The last sampled token was
+    `hint` is what the end shows of the next turn (PrefixCache.insert). The last sampled token was
     never forwarded and has no state. A forward in flight may already be one token further: it
     writes the other working slot, and KV that no match counts. ENSURES: only release may follow.
     """
-    lease, computed = active.lease, active.progress.num_computed
+    allocation, computed = active.allocation, active.progress.num_computed
     if computed == 0:
         return
-    if lease.tokens < computed:
-        missing = request.token_slice(lease.tokens, computed)
-        cache.append(lease, np.asarray(missing, dtype=np.int32))
-    if computed == lease.match.usable_tokens:
+    if allocation.tokens < computed:
+        missing = request.token_slice(allocation.tokens, computed)
+        cache.append(allocation, np.asarray(missing, dtype=np.int32))
+    if computed == allocation.match.usable_tokens:
         return
-    cache.publish(lease, computed, active.state_slot, CheckpointKind.TURN_END, hint)
+    cache.insert(allocation, computed, active.state_slot, CheckpointKind.TURN_END, hint)

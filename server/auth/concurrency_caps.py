@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tasuki.server.errors import FrontError
+from tasuki.server.errors import ServerError
 
 from .caller import Caller, Scope
 
@@ -17,7 +17,7 @@ from .caller import Caller, Scope
 class ConcurrencyCaps:
     def __init__(
         self,
-        refusal: type[FrontError],
+        refusal: type[ServerError],
         what: str,
         per_key: int,
         in_all: int = 0,

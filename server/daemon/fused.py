@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.server.config import FrontConfig
-from tasuki.server.grpc.services import front_services
+from tasuki.server.config import ServerConfig
+from tasuki.server.grpc.services import grpc_services
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
@@ -23,23 +23,23 @@ from .node import Node
 
 
 def main(argv: Sequence[str]) -> int:
-    engine_config, front_config, plan_config = parse_configs(
+    engine_config, server_config, plan_config = parse_configs(
         "tasuki serve",
         "One process that prefills and decodes.",
         argv,
         EngineConfig,
-        FrontConfig,
+        ServerConfig,
         DryRunConfig,
     )
     if plan_config.dry_run:
         print(dry_run(engine_config, plan_config))
         return 0
-    configure_logging(front_config.log_format, front_config.log_level)
-    asyncio.run(serve(engine_config, front_config))
+    configure_logging(server_config.log_format, server_config.log_level)
+    asyncio.run(serve(engine_config, server_config))
     return 0
 
 
-async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
+async def serve(engine_config: EngineConfig, server_config: ServerConfig) -> None:
     """Startup, main loop, drain."""
     parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
@@ -47,21 +47,21 @@ async def serve(engine_config: EngineConfig, front_config: FrontConfig) -> None:
     engine = build_fused_engine(
         engine_config, parts, build_cache(engine_config, parts), progress_bar("decode graphs")
     )
-    served = served_model(engine_config.model, front_config, engine.max_request_tokens, codec)
+    served = served_model(engine_config.model, server_config, engine.max_request_tokens, codec)
     gateway = gateway_of(
-        engine_config, front_config, model, engine.max_request_tokens, codec.tokenizer
+        engine_config, server_config, model, engine.max_request_tokens, codec.tokenizer
     )
     node = Node(
         engine,
-        front_config,
+        server_config,
         lambda client: (
-            *front_services(client, codec, front_config),
+            *grpc_services(client, codec, server_config),
             *gateway(client),
         ),
         routes=partial(openai_routes, model=served),
-        tracing=open_tracing(front_config.otlp_endpoint, "serve", "fused"),
+        tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
     )
-    async with StopRequest(exit_with_parent=front_config.exit_with_parent) as stop:
+    async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
         address = await node.startup()
         spare_collections()
         announce_ready(address, node.http_address)

@@ -21,7 +21,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.engine import Engine
 from tasuki.engine.thread import EngineThread
 from tasuki.server.bind import BindError
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import UnknownNode
 from tasuki.server.grpc.cache_messages import read_node_name
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
 _OBSERVED_INBOX = (
-    m.HandoverLost,
+    m.HandoverFailed,
     m.WriterFenced,
     m.PeersChanged,
     m.PullCommitted,
@@ -64,7 +64,7 @@ class Node:
     def __init__(
         self,
         engine: Engine,
-        config: FrontConfig,
+        config: ServerConfig,
         services: Callable[[EngineClient], Sequence[Service]],
         handover: Callable[[m.Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] | None = None,

@@ -15,7 +15,7 @@ from tasuki.dashboard.history.prompt_blocks import PromptBlocks
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import Finished, Rejected, Submit
-from tasuki.server.errors import FrontError
+from tasuki.server.errors import ServerError
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class NodeRecorder:
         while True:
             try:
                 self._keep(pools_event(await ask()))
-            except FrontError:
+            except ServerError:
                 return
             await asyncio.sleep(_SAMPLE_SECONDS)
 

@@ -12,7 +12,7 @@ from tasuki.server.auth.caller import OWNER, Caller
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
 from tasuki.server.auth.tenant import TENANT_KEY, WatchScope, tenant_of, watch_scope
-from tasuki.server.errors import CallContext, FrontError, InvalidApiKey, NotServedHere
+from tasuki.server.errors import CallContext, ServerError, InvalidApiKey, NotServedHere
 
 from .malformed_requests import refusing
 
@@ -41,7 +41,7 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         refusal = None if handler is None else self._refusal(handler_call_details)
         return handler if refusal is None else refusing(refusal)
 
-    def _refusal(self, details: grpc.HandlerCallDetails) -> FrontError | None:
+    def _refusal(self, details: grpc.HandlerCallDetails) -> ServerError | None:
         method = details.method
         caller = grpc_caller(self._keys, details.invocation_metadata)
         needs = GRPC.get(method, Unscoped.ANY_KEY)

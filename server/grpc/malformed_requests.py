@@ -1,4 +1,4 @@
-"""Ends a call by the status of the FrontError that its method raises, and answers bytes that are
+"""Ends a call by the status of the ServerError that its method raises, and answers bytes that are
 not the expected message with INVALID_ARGUMENT instead of UNKNOWN.
 
 gRPC itself reports both as a crash of the method, with a traceback. Reads no message's fields.
@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tasuki.server.errors import (
     CallContext,
-    FrontError,
+    ServerError,
     InvalidRequest,
     NotServedHere,
     refusals,
@@ -55,7 +55,7 @@ class _Malformed:
         self.error = InvalidRequest(f"the request is not the expected message: {reason}")
 
 
-def refusing(error: FrontError) -> Any:
+def refusing(error: ServerError) -> Any:
     """A handler that ends every call with the error; its messages stay bytes, and unread."""
 
     async def refuse(request: Any, context: CallContext) -> None:

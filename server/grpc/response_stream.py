@@ -33,7 +33,7 @@ async def write_tokens(
     write: Callable[[pb.GenerateResponse], Awaitable[None]],
     detokenizer: IncrementalDetokenizer,
 ) -> Answer:
-    """Raises what the events raise (FrontError)."""
+    """Raises what the events raise (ServerError)."""
     token_ids: list[int] = []
     async with aclosing(events):
         async for event in events:

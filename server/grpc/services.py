@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.role_change import RoleChange
 from tasuki.server.sessions.session_store import SessionStore
@@ -17,10 +17,10 @@ from .server import Service
 from .session_service import SessionService
 
 
-def front_services(
+def grpc_services(
     engine: EngineClient,
     codec: TextCodec,
-    config: FrontConfig,
+    config: ServerConfig,
     handover: HandoverStatusSource = HandoverStatus,
     role_change: RoleChange | None = None,
 ) -> tuple[Service, ...]:
@@ -50,7 +50,7 @@ def front_services(
 
 def admin_service(
     engine: EngineClient,
-    config: FrontConfig,
+    config: ServerConfig,
     store: SessionStore | None,
     handover: HandoverStatusSource = HandoverStatus,
     role_change: RoleChange | None = None,

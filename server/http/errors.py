@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 from aiohttp import web
-from tasuki.server.errors import FrontError, InvalidField, RateLimited
+from tasuki.server.errors import ServerError, InvalidField, RateLimited
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class HttpRefusal(Exception):
 def error_status(error: Exception) -> int:
     if isinstance(error, HttpRefusal):
         return error.status
-    return _HTTP[error.status] if isinstance(error, FrontError) else 500
+    return _HTTP[error.status] if isinstance(error, ServerError) else 500
 
 
 def error_body(error: Exception) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def error_body(error: Exception) -> dict[str, Any]:
     message, code = "internal error: see this node's log", "internal"
     if isinstance(error, HttpRefusal):
         message, code = str(error), error.code
-    elif isinstance(error, FrontError):
+    elif isinstance(error, ServerError):
         message, code = str(error), _CODE.get(error.kind, error.kind)
     field = error.field if isinstance(error, InvalidField) else None
     return _shape(error_status(error), message, code, field)
@@ -73,7 +73,7 @@ async def openai_errors(
 ) -> web.StreamResponse:
     try:
         return await handler(request)
-    except (FrontError, HttpRefusal) as error:
+    except (ServerError, HttpRefusal) as error:
         return _response(error_status(error), error_body(error), _retry_seconds(error))
     except web.HTTPException as error:
         code = _PLAIN_CODE.get(error.status, "invalid")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiohttp import web
-from tasuki.server.errors import FrontError
+from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import error_body
 from tasuki.server.text.text_answer import Ending, Piece, first_look
 
@@ -112,7 +112,7 @@ async def send_stream(
         except ConnectionError:
             return response
         except Exception as error:
-            if not isinstance(error, FrontError):
+            if not isinstance(error, ServerError):
                 log.exception("%s failed", shape.head.id)
             await response.write(_event(error_body(error)))
         await response.write(b"data: [DONE]\n\n")

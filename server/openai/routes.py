@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from aiohttp import web
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.text.text_codec import TextCodec
 
@@ -26,7 +26,7 @@ def openai_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef
 
 
 def served_model(
-    folder: str, config: FrontConfig, max_tokens: int, codec: TextCodec
+    folder: str, config: ServerConfig, max_tokens: int, codec: TextCodec
 ) -> ServedModel:
     """folder: of the checkpoint; its name is the model's where the config sets none. max_tokens: of
     prompt and answer together."""

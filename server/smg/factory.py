@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answers, EngineClient
 from tasuki.server.grpc.server import Service
 from tasuki.server.text.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ class GatewayUnavailable(RuntimeError):
 
 def gateway_of(
     engine_config: EngineConfig,
-    config: FrontConfig,
+    config: ServerConfig,
     model_config: ModelConfig,
     max_tokens: int,
     tokenizer: Tokenizer | None,

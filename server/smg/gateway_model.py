@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,16 @@ class GatewayModel:
 
     @staticmethod
     def of(
-        engine_config: EngineConfig, front_config: FrontConfig, model: ModelConfig, max_tokens: int
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        model: ModelConfig,
+        max_tokens: int,
     ) -> "GatewayModel":
         folder = Path(engine_config.model).resolve()
         published = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return GatewayModel(
             folder=folder,
-            name=front_config.served_model_name or folder.name,
+            name=server_config.served_model_name or folder.name,
             model_type=model.model_type,
             architectures=tuple(published.get("architectures") or ()),
             dtype=engine_config.dtype,

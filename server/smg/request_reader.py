@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
-from tasuki.engine.messages import RoomId, Submit, Tokens, ToldRoom
+from tasuki.engine.messages import RoomId, Submit, Tokens, GatewayRoom
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
@@ -88,7 +88,7 @@ def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
     return ids.astype(np.int32)
 
 
-def _room(request: pb.GenerateRequest) -> ToldRoom | None:
+def _room(request: pb.GenerateRequest) -> GatewayRoom | None:
     if not request.HasField("kv_bootstrap_info"):
         return None
     bootstrap = request.kv_bootstrap_info
@@ -96,7 +96,7 @@ def _room(request: pb.GenerateRequest) -> ToldRoom | None:
         raise InvalidField("kv_bootstrap_info.bootstrap_room", "must be a positive number")
     host = bootstrap.bootstrap_host
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return ToldRoom(RoomId(bootstrap.bootstrap_room), f"{host}:{bootstrap.bootstrap_port}")
+    return GatewayRoom(RoomId(bootstrap.bootstrap_room), f"{host}:{bootstrap.bootstrap_port}")
 
 
 def _sampling(wanted: pb.SamplingParams, model: GatewayModel, room: int) -> SamplingParams:

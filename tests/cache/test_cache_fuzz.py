@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tasuki.pycache._cpp_cache import CacheError, CheckpointKind, HybridTree, TreeConfig
+from tasuki.pycache._cpp_cache import CacheError, CheckpointKind, PrefixCache, TreeConfig
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "cache"
 
@@ -45,32 +45,32 @@ BAD_TOKENS = {
 
 @pytest.mark.parametrize("name", BAD_TOKENS)
 def test_tokens_of_another_form_raise_a_typed_error(name: str) -> None:
-    tree = HybridTree(TreeConfig(slabs=4, blocks_per_slab=4, pages_per_slab=4))
+    tree = PrefixCache(TreeConfig(slabs=4, blocks_per_slab=4, pages_per_slab=4))
     tokens: Any = BAD_TOKENS[name]
     with pytest.raises(CacheError):
         tree.match(tokens)
     with pytest.raises(CacheError):
-        tree.lease(tokens, capacity_tokens=64, working_slots=1)
+        tree.allocate(tokens, capacity_tokens=64, working_slots=1)
     tree.check_integrity()
-    assert tree.stats().leases == 0
+    assert tree.stats().allocations == 0
 
 
 @pytest.mark.parametrize("number", [-(2**63), -(2**31), -1, 2**31, 2**48, 2**63 - 1])
 def test_lengths_and_indices_out_of_range_raise_a_typed_error(number: int) -> None:
-    tree = HybridTree(TreeConfig(slabs=4, blocks_per_slab=4, pages_per_slab=4))
+    tree = PrefixCache(TreeConfig(slabs=4, blocks_per_slab=4, pages_per_slab=4))
     tokens = np.zeros(100, np.int32)
-    lease = tree.lease(tokens, capacity_tokens=100, working_slots=1)
-    assert lease is not None
+    allocation = tree.allocate(tokens, capacity_tokens=100, working_slots=1)
+    assert allocation is not None
     for call in (
-        lambda: tree.lease(tokens, capacity_tokens=number, working_slots=1),
-        lambda: tree.lease(tokens, capacity_tokens=100, working_slots=number),
-        lambda: tree.publish(lease, number, None, CheckpointKind.MARK),
+        lambda: tree.allocate(tokens, capacity_tokens=number, working_slots=1),
+        lambda: tree.allocate(tokens, capacity_tokens=100, working_slots=number),
+        lambda: tree.insert(allocation, number, None, CheckpointKind.MARK),
         lambda: tree.match(tokens, b"", number),
         lambda: tree.free_quarantined(number),
     ):
         with pytest.raises(CacheError):
             call()
     with pytest.raises((CacheError, TypeError)):
-        tree.publish(lease, 64, number, CheckpointKind.MARK)
+        tree.insert(allocation, 64, number, CheckpointKind.MARK)
     tree.check_integrity()
-    assert tree.stats().leases == 1
+    assert tree.stats().allocations == 1

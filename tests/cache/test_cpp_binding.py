@@ -11,9 +11,9 @@ from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import (
     CacheError,
     CheckpointKind,
-    HybridTree,
+    PrefixCache,
     InvalidArgument,
-    Lease,
+    Allocation,
     TreeConfig,
 )
 
@@ -21,14 +21,14 @@ STUB = Path(__file__).parents[2] / "pycache" / "_cpp_cache.pyi"
 PROMPT = np.arange(200, dtype=np.int32)
 
 
-def make_tree() -> HybridTree:
-    return HybridTree(TreeConfig(slabs=8, blocks_per_slab=4, pages_per_slab=3))
+def make_tree() -> PrefixCache:
+    return PrefixCache(TreeConfig(slabs=8, blocks_per_slab=4, pages_per_slab=3))
 
 
-def take(tree: HybridTree) -> Lease:
-    lease = tree.lease(PROMPT, capacity_tokens=256, working_slots=1)
-    assert lease is not None
-    return lease
+def take(tree: PrefixCache) -> Allocation:
+    allocation = tree.allocate(PROMPT, capacity_tokens=256, working_slots=1)
+    assert allocation is not None
+    return allocation
 
 
 def stub_names() -> dict[str, set[str]]:
@@ -85,13 +85,13 @@ def test_bad_tokens_are_refused(tokens: object, word: str) -> None:
     tree = make_tree()
     calls: list[Callable[[], object]] = [
         lambda: tree.match(tokens),  # type: ignore[arg-type]
-        lambda: tree.lease(tokens, capacity_tokens=64, working_slots=1),  # type: ignore[arg-type]
-        lambda: tree.lease_receive(tokens, capacity_tokens=64, working_slots=1),  # type: ignore[arg-type]
+        lambda: tree.allocate(tokens, capacity_tokens=64, working_slots=1),  # type: ignore[arg-type]
+        lambda: tree.allocate_to_receive(tokens, capacity_tokens=64, working_slots=1),  # type: ignore[arg-type]
     ]
     for call in calls:
         with pytest.raises(InvalidArgument, match=word):
             call()
-    assert tree.stats().leases == 0
+    assert tree.stats().allocations == 0
     tree.check_integrity()
 
 
@@ -108,8 +108,8 @@ def test_bad_tokens_are_refused(tokens: object, word: str) -> None:
 def test_bad_terms_are_refused(terms: dict[str, int]) -> None:
     tree = make_tree()
     with pytest.raises(InvalidArgument):
-        tree.lease(PROMPT, **terms)
-    assert tree.stats().leases == 0 and tree.stats().slabs_free == 8
+        tree.allocate(PROMPT, **terms)
+    assert tree.stats().allocations == 0 and tree.stats().slabs_free == 8
 
 
 @pytest.mark.parametrize(
@@ -129,47 +129,47 @@ def test_bad_shapes_are_refused(shape: dict[str, int]) -> None:
 
 def test_bad_publishes_change_nothing() -> None:
     tree = make_tree()
-    lease = take(tree)
-    slot = lease.working_slots[0]
+    allocation = take(tree)
+    slot = allocation.working_slots[0]
     for boundary, given in [(0, slot), (-64, None), (201, slot), (100, None), (64, 99), (64, -1)]:
-        with pytest.raises(InvalidArgument, match="publish"):
-            tree.publish(lease, boundary, given, CheckpointKind.MARK)
+        with pytest.raises(InvalidArgument, match="insert"):
+            tree.insert(allocation, boundary, given, CheckpointKind.MARK)
     with pytest.raises(InvalidArgument, match="CheckpointKind"):
-        tree.publish(lease, 64, slot, "mark")  # type: ignore[arg-type]
+        tree.insert(allocation, 64, slot, "mark")  # type: ignore[arg-type]
     stats = tree.stats()
-    assert (stats.nodes, stats.checkpoints, lease.working_slots) == (0, 0, [slot])
+    assert (stats.nodes, stats.checkpoints, allocation.working_slots) == (0, 0, [slot])
     tree.check_integrity()
 
 
 def test_a_released_lease_holds_nothing() -> None:
     tree = make_tree()
-    lease = take(tree)
+    allocation = take(tree)
     with pytest.raises(InvalidArgument, match="another tree"):
-        make_tree().release(lease)
-    tree.release(lease)
+        make_tree().release(allocation)
+    tree.release(allocation)
     uses: list[Callable[[], object]] = [
-        lambda: tree.release(lease),
-        lambda: tree.extend(lease, 300),
-        lambda: tree.append(lease, PROMPT),
-        lambda: tree.grant(lease),
-        lambda: tree.take_checkpoint_slot(lease),
-        lambda: tree.publish(lease, 64, None, CheckpointKind.MARK),
-        lambda: lease.pages,
-        lambda: lease.working_slots,
+        lambda: tree.release(allocation),
+        lambda: tree.extend(allocation, 300),
+        lambda: tree.append(allocation, PROMPT),
+        lambda: tree.grant(allocation),
+        lambda: tree.take_checkpoint_slot(allocation),
+        lambda: tree.insert(allocation, 64, None, CheckpointKind.MARK),
+        lambda: allocation.pages,
+        lambda: allocation.working_slots,
     ]
     for use in uses:
         with pytest.raises(InvalidArgument, match="released"):
             use()
-    assert lease.match.prompt_tokens == 200
+    assert allocation.match.prompt_tokens == 200
     assert tree.stats().slabs_free == 8
 
 
 def test_pages_are_read_only_and_outlive_the_call() -> None:
     tree = make_tree()
-    lease = take(tree)
-    pages = lease.pages
+    allocation = take(tree)
+    pages = allocation.pages
     with pytest.raises(ValueError, match="read-only"):
         pages[0] = 1
-    assert tree.extend(lease, 500)
-    assert pages.tolist() == lease.pages[: len(pages)].tolist()
+    assert tree.extend(allocation, 500)
+    assert pages.tolist() == allocation.pages[: len(pages)].tolist()
     assert pages.dtype == np.int32

@@ -15,7 +15,7 @@ from tasuki.pycache._cpp_cache import (
     CacheEvent,
     CheckpointKind,
     EventBatch,
-    HybridTree,
+    PrefixCache,
     TreeConfig,
     prefix_hashes,
 )
@@ -28,14 +28,14 @@ from tests.harness.waiting import until
 Tokens = NDArray[np.int32]
 
 
-def serve(tree: HybridTree, tokens: Tokens) -> int:
+def serve(tree: PrefixCache, tokens: Tokens) -> int:
     """A request that leaves its state behind; how many of its tokens were cached."""
-    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
-    assert lease is not None
-    cached = lease.cached_tokens
+    allocation = tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=1)
+    assert allocation is not None
+    cached = allocation.cached_tokens
     if cached < len(tokens):
-        tree.publish(lease, len(tokens), lease.working_slots[0], CheckpointKind.TURN_END)
-    tree.release(lease)
+        tree.insert(allocation, len(tokens), allocation.working_slots[0], CheckpointKind.TURN_END)
+    tree.release(allocation)
     tree.check_integrity()
     return cached
 
@@ -49,17 +49,17 @@ def test_sixteen_pages_of_one_hash_are_sixteen_prompts(before: int) -> None:
     """before: pages that all of them share."""
     start = np.arange(64 * before, dtype=np.int32)
     prompts = [np.concatenate([start, page]) for page in colliding_pages()]
-    tree = HybridTree(TreeConfig(slabs=64, blocks_per_slab=8, pages_per_slab=3))
+    tree = PrefixCache(TreeConfig(slabs=64, blocks_per_slab=8, pages_per_slab=3))
     for turn, prompt in enumerate(prompts):
         match = tree.match(following(prompt, 1))
         assert (match.kv_tokens, match.usable_tokens) == (64 * before if turn else 0, 0)
         serve(tree, prompt)
-    held = [tree.lease(following(p, 1), capacity_tokens=256, working_slots=1) for p in prompts]
+    held = [tree.allocate(following(p, 1), capacity_tokens=256, working_slots=1) for p in prompts]
     own = set()
-    for lease, prompt in zip(held, prompts, strict=True):
-        assert lease is not None and lease.cached_tokens == len(prompt)
-        own.add(lease.pages[before])
-        tree.release(lease)
+    for allocation, prompt in zip(held, prompts, strict=True):
+        assert allocation is not None and allocation.cached_tokens == len(prompt)
+        own.add(allocation.pages[before])
+        tree.release(allocation)
     assert len(own) == len(prompts), "each has a page of its own"
     tree.flush()
     tree.check_integrity()
@@ -68,7 +68,7 @@ def test_sixteen_pages_of_one_hash_are_sixteen_prompts(before: int) -> None:
 
 def test_under_pressure_what_is_left_of_the_colliding_is_still_told_apart() -> None:
     prompts = [np.concatenate(pages) for pages in islice(permutations(colliding_pages(1), 2), 60)]
-    tree = HybridTree(TreeConfig(slabs=12, blocks_per_slab=8, pages_per_slab=3))
+    tree = PrefixCache(TreeConfig(slabs=12, blocks_per_slab=8, pages_per_slab=3))
     for prompt in prompts:
         assert serve(tree, prompt) == 0
     standing = [prompt for prompt in prompts if tree.match(following(prompt, 1)).usable_tokens]
@@ -114,7 +114,7 @@ def test_names_that_collide_cost_a_router_its_estimate_and_no_more(
     assert len({prefix_hashes(page)[-1] for page in pages}) == len(pages), "names are no such hash"
     one, other = pages[0], following(pages[1], 1)
     tree, index = (
-        HybridTree(TreeConfig(slabs=8, blocks_per_slab=8, pages_per_slab=3)),
+        PrefixCache(TreeConfig(slabs=8, blocks_per_slab=8, pages_per_slab=3)),
         PrefixIndex(),
     )
     serve(tree, one)

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tasuki.pycache._cpp_cache import CheckpointKind, EventBatch, HybridTree, TreeConfig
+from tasuki.pycache._cpp_cache import CheckpointKind, EventBatch, PrefixCache, TreeConfig
 from tasuki.pycache.packed_events import CacheEvent, PackedEvents, pack_events
 from tasuki.pycache.packed_tree import Standing, TreeNode, pack_tree
 
 CONFIG = TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=64)
 
 
-def lives(tree: HybridTree, rounds: int) -> Iterator[None]:
+def lives(tree: PrefixCache, rounds: int) -> Iterator[None]:
     """Prompts that share beginnings, of two namespaces, in a tree that is too small for them."""
     generator = np.random.default_rng(11)
     kinds, held = list(CheckpointKind), []
@@ -20,11 +20,11 @@ def lives(tree: HybridTree, rounds: int) -> Iterator[None]:
         pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
         tokens = np.concatenate(pages)[: int(generator.integers(2, 320))]
         salt = b"tenant" if step % 5 == 0 else b""
-        lease = tree.lease(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
-        if lease is not None:
-            end = int(generator.integers(lease.cached_tokens + 1, len(tokens) + 1))
-            tree.publish(lease, end, lease.working_slots[0], kinds[step % len(kinds)])
-            held.append(lease)
+        allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
+        if allocation is not None:
+            end = int(generator.integers(allocation.cached_tokens + 1, len(tokens) + 1))
+            tree.insert(allocation, end, allocation.working_slots[0], kinds[step % len(kinds)])
+            held.append(allocation)
         if len(held) > 2:
             tree.release(held.pop(0))
         if step % 40 == 39:
@@ -50,7 +50,7 @@ def plain(batch: EventBatch) -> list[CacheEvent]:
 
 @pytest.mark.parametrize("stream", ["all", "usable", "spelled"])
 def test_packed_events_are_the_events(stream: str) -> None:
-    tree = HybridTree(CONFIG)
+    tree = PrefixCache(CONFIG)
     watch = tree.watch(stream, 8)
     kinds: set[str] = set()
     gaps = 0
@@ -74,12 +74,12 @@ def test_packed_events_are_the_events(stream: str) -> None:
 
 
 def test_a_flush_is_packed_as_one_event_without_names() -> None:
-    tree = HybridTree(CONFIG)
+    tree = PrefixCache(CONFIG)
     watch = tree.watch("all")
-    lease = tree.lease(np.arange(64, dtype=np.int32), capacity_tokens=64, working_slots=1)
-    assert lease is not None
-    tree.publish(lease, 64, lease.working_slots[0], CheckpointKind.TURN_END)
-    tree.release(lease)
+    allocation = tree.allocate(np.arange(64, dtype=np.int32), capacity_tokens=64, working_slots=1)
+    assert allocation is not None
+    tree.insert(allocation, 64, allocation.working_slots[0], CheckpointKind.TURN_END)
+    tree.release(allocation)
     tree.drain_events(watch)
     tree.flush()
     (cleared,) = pack_events(tree.drain_events(watch))
@@ -87,7 +87,7 @@ def test_a_flush_is_packed_as_one_event_without_names() -> None:
 
 
 def test_a_packed_tree_is_the_tree() -> None:
-    tree = HybridTree(CONFIG)
+    tree = PrefixCache(CONFIG)
     for _ in lives(tree, 30):
         view = tree.view(12)
         assert view is not None
@@ -101,7 +101,7 @@ def test_a_packed_tree_is_the_tree() -> None:
                 node.children,
                 None if node.state is None else node.state.value,
                 node.tails,
-                node.leases,
+                node.allocations,
                 node.state_pins,
                 node.is_protected,
                 node.unused,

@@ -32,18 +32,18 @@ def cache() -> HybridPrefixCache:
 
 
 def keep(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:
-    lease = cache.lease(
+    allocation = cache.allocate(
         tokens,
         salt=b"",
         capacity_tokens=len(tokens),
         working_slots=1,
         cursor=None,
     )
-    assert lease is not None
+    assert allocation is not None
     run_copies(cache.arena, cache.take_copies())
-    slot_bytes(cache, lease.working_slots[0]).fill_(value)
-    cache.publish(lease, len(tokens), lease.working_slots[0], CheckpointKind.TURN_END)
-    cache.release(lease)
+    slot_bytes(cache, allocation.working_slots[0]).fill_(value)
+    cache.insert(allocation, len(tokens), allocation.working_slots[0], CheckpointKind.TURN_END)
+    cache.release(allocation)
 
 
 def test_every_first_working_slot_is_zero_or_a_copy_whoever_had_it_before(
@@ -53,51 +53,51 @@ def test_every_first_working_slot_is_zero_or_a_copy_whoever_had_it_before(
     copies = zeros = 0
     for turn in range(30):
         seed = 7 if turn % 3 == 0 else 100 + turn
-        lease = cache.lease(
+        allocation = cache.allocate(
             text(70, seed),
             salt=b"",
             capacity_tokens=70,
             working_slots=2,
             cursor=None,
         )
-        assert lease is not None
+        assert allocation is not None
         run_copies(cache.arena, cache.take_copies())
-        expected = 7.0 if lease.cached_tokens == 64 else 0.0
-        held = slot_bytes(cache, lease.working_slots[0])
+        expected = 7.0 if allocation.cached_tokens == 64 else 0.0
+        held = slot_bytes(cache, allocation.working_slots[0])
         assert bool((held == expected).all()), f"a stale state in turn {turn}"
-        copies += lease.cached_tokens == 64
-        zeros += lease.cached_tokens == 0
+        copies += allocation.cached_tokens == 64
+        zeros += allocation.cached_tokens == 0
         held.fill_(float(100 + turn))
-        cache.release(lease)
+        cache.release(allocation)
     assert copies == 10 and zeros == 20
 
 
 def test_a_fork_leaves_its_source_as_it_was(cache: HybridPrefixCache) -> None:
     keep(cache, text(64, 7), 7.0)
-    lease = cache.lease(
+    allocation = cache.allocate(
         text(70, 7),
         salt=b"",
         capacity_tokens=70,
         working_slots=1,
         cursor=None,
     )
-    assert lease is not None and lease.cow_source_slot is not None
+    assert allocation is not None and allocation.cow_source_slot is not None
     run_copies(cache.arena, cache.take_copies())
-    assert lease.cow_source_slot not in lease.working_slots
-    slot_bytes(cache, lease.working_slots[0]).fill_(1.0)
-    assert bool((slot_bytes(cache, lease.cow_source_slot) == 7.0).all())
-    cache.release(lease)
+    assert allocation.cow_source_slot not in allocation.working_slots
+    slot_bytes(cache, allocation.working_slots[0]).fill_(1.0)
+    assert bool((slot_bytes(cache, allocation.cow_source_slot) == 7.0).all())
+    cache.release(allocation)
 
 
 def test_settling_does_not_wipe_the_state_that_was_transferred(cache: HybridPrefixCache) -> None:
-    lease = cache.lease_receive(
+    allocation = cache.allocate_to_receive(
         text(100), salt=b"", capacity_tokens=128, working_slots=1, cursor=None
     )
-    assert lease is not None
-    received = slot_bytes(cache, lease.working_slots[0])
+    assert allocation is not None
+    received = slot_bytes(cache, allocation.working_slots[0])
     assert bool(received.isnan().all()), "it is the sender's to write"
     received.fill_(3.0)
-    cache.settle(lease)
-    assert cache.extend(lease, 200)
-    assert bool((slot_bytes(cache, lease.working_slots[0]) == 3.0).all())
-    cache.release(lease)
+    cache.accept_received(allocation)
+    assert cache.extend(allocation, 200)
+    assert bool((slot_bytes(cache, allocation.working_slots[0]) == 3.0).all())
+    cache.release(allocation)

@@ -12,7 +12,7 @@ from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CacheEvent,
     CheckpointKind,
-    HybridTree,
+    PrefixCache,
     InvalidArgument,
     TreeConfig,
     prefix_hashes,
@@ -24,32 +24,32 @@ Tokens = NDArray[np.int32]
 END = CheckpointKind.TURN_END
 
 
-def make_tree(slabs: int = 16) -> HybridTree:
-    return HybridTree(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=3))
+def make_tree(slabs: int = 16) -> PrefixCache:
+    return PrefixCache(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=3))
 
 
 def text(length: int, seed: int = 0) -> Tokens:
     return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
 
 
-def keep(tree: HybridTree, tokens: Tokens, *boundaries: int, salt: bytes = b"") -> None:
+def keep(tree: PrefixCache, tokens: Tokens, *boundaries: int, salt: bytes = b"") -> None:
     """Serve the prompt and leave a state at its end and at the boundaries before it."""
-    lease = tree.lease(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
-    assert lease is not None
+    allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
+    assert allocation is not None
     for boundary in boundaries:
-        tree.publish(lease, boundary, tree.take_checkpoint_slot(lease), END)
-    tree.publish(lease, len(tokens), lease.working_slots[0], END)
-    tree.release(lease)
+        tree.insert(allocation, boundary, tree.take_checkpoint_slot(allocation), END)
+    tree.insert(allocation, len(tokens), allocation.working_slots[0], END)
+    tree.release(allocation)
 
 
-def watched(tree: HybridTree, stream: str = "all") -> int:
+def watched(tree: PrefixCache, stream: str = "all") -> int:
     """A watch that has been given its first snapshot."""
     watch = tree.watch(stream)
     assert tree.drain_events(watch).is_snapshot
     return watch
 
 
-def told(tree: HybridTree, watch: int) -> list[tuple[str, int]]:
+def told(tree: PrefixCache, watch: int) -> list[tuple[str, int]]:
     batch = tree.drain_events(watch)
     assert not batch.is_snapshot
     return [(event.kind, event.tokens) for event in batch]
@@ -113,12 +113,12 @@ def test_a_turn_is_told_in_order_with_parents() -> None:
 def test_the_usable_stream_tells_only_prefixes_with_a_state() -> None:
     tree = make_tree()
     watch = watched(tree, "usable")
-    lease = tree.lease(text(192), capacity_tokens=192, working_slots=1)
-    assert lease is not None
-    tree.publish(lease, 128, None, END)
+    allocation = tree.allocate(text(192), capacity_tokens=192, working_slots=1)
+    assert allocation is not None
+    tree.insert(allocation, 128, None, END)
     assert told(tree, watch) == [], "KV without a state saves no prefill"
-    tree.publish(lease, 192, lease.working_slots[0], END)
-    tree.release(lease)
+    tree.insert(allocation, 192, allocation.working_slots[0], END)
+    tree.release(allocation)
     assert told(tree, watch) == [("checkpoint_stored", 192)]
 
 
@@ -128,9 +128,9 @@ def test_a_duplicate_a_hit_and_a_split_are_no_events() -> None:
     watch = watched(tree)
     keep(tree, text(256))
     tree.match(text(300))
-    lease = tree.lease(text(300)[:260], capacity_tokens=260, working_slots=1)
-    assert lease is not None and lease.cached_tokens == 256
-    tree.release(lease)
+    allocation = tree.allocate(text(300)[:260], capacity_tokens=260, working_slots=1)
+    assert allocation is not None and allocation.cached_tokens == 256
+    tree.release(allocation)
     assert told(tree, watch) == []
     keep(tree, np.concatenate([text(256)[:128], text(64, 1)]))
     assert told(tree, watch) == [("page_stored", 192), ("checkpoint_stored", 192)]
@@ -144,7 +144,7 @@ def test_names_are_stable_across_splits(stream: str) -> None:
     keep(tree, np.concatenate([text(256)[:128], text(64, 1)]))
     stored = {e.prefix for e in tree.drain_events(watch)}
     slabs = tree.stats().slabs_total
-    fill = tree.lease(text(1, 99), capacity_tokens=3 * 64, working_slots=slabs - 1)
+    fill = tree.allocate(text(1, 99), capacity_tokens=3 * 64, working_slots=slabs - 1)
     assert fill is not None and tree.stats().nodes == 0
     removed = [e.prefix for e in tree.drain_events(watch) if e.kind.endswith("_removed")]
     assert set(removed) == stored and removed.count(None) == 0
@@ -179,25 +179,25 @@ def test_cleared_is_told_once_and_only_where_all_goes() -> None:
     tree.flush()
     assert told(tree, watch) == [("cleared", 0)]
     keep(tree, text(128))
-    lease = tree.lease(text(130), capacity_tokens=130, working_slots=1)
-    assert lease is not None
+    allocation = tree.allocate(text(130), capacity_tokens=130, working_slots=1)
+    assert allocation is not None
     keep(tree, text(64, 5))
     tree.drain_events(watch)
     tree.flush()
     assert told(tree, watch) == [("checkpoint_removed", 64), ("page_removed", 64)]
-    tree.release(lease)
+    tree.release(allocation)
 
 
 def test_a_moved_page_keeps_its_name() -> None:
     tree = make_tree(slabs=4)
     for seed in range(2):  # one page left in each of two slabs
-        lease = tree.lease(text(64, seed), capacity_tokens=3 * 64, working_slots=0)
-        assert lease is not None
-        tree.publish(lease, 64, None, END)
-        tree.release(lease)
+        allocation = tree.allocate(text(64, seed), capacity_tokens=3 * 64, working_slots=0)
+        assert allocation is not None
+        tree.insert(allocation, 64, None, END)
+        tree.release(allocation)
     watch = watched(tree)
-    lease = tree.lease(text(1, 8), capacity_tokens=1, working_slots=3)
-    assert lease is not None and len(tree.drain_moves()) == 1
+    allocation = tree.allocate(text(1, 8), capacity_tokens=1, working_slots=3)
+    assert allocation is not None and len(tree.drain_moves()) == 1
     assert told(tree, watch) == []
 
 
@@ -269,7 +269,7 @@ def test_namespaces_never_share_a_name() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "value", "auto"])
 def test_a_router_that_follows_answers_as_the_tree_does(policy: str) -> None:
-    tree = HybridTree(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, policy=policy))
+    tree = PrefixCache(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, policy=policy))
     watches = {tree.watch("usable", 8): PrefixIndex(), tree.watch("all"): PrefixIndex()}
     draw = random.Random(policy)
     resyncs = 0
@@ -298,11 +298,13 @@ def test_watching_changes_no_decision() -> None:
         if watching:
             tree.watch("all")
         for step in range(60):
-            lease = tree.lease(text(100 + step, step % 7), capacity_tokens=200, working_slots=1)
-            assert lease is not None
-            ids.append((lease.pages.tolist(), lease.working_slots))
-            tree.publish(lease, 100 + step, lease.working_slots[0], END)
-            tree.release(lease)
+            allocation = tree.allocate(
+                text(100 + step, step % 7), capacity_tokens=200, working_slots=1
+            )
+            assert allocation is not None
+            ids.append((allocation.pages.tolist(), allocation.working_slots))
+            tree.insert(allocation, 100 + step, allocation.working_slots[0], END)
+            tree.release(allocation)
         lives.append(ids)
     assert lives[0] == lives[1]
 

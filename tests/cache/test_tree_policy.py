@@ -7,9 +7,9 @@ from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CheckpointKind,
-    HybridTree,
+    PrefixCache,
     InvalidArgument,
-    Lease,
+    Allocation,
     TreeConfig,
 )
 from tasuki.pycache.arena import Arena
@@ -21,8 +21,8 @@ from tests.harness.engines import PoisonedCache
 POLICIES = ("lru", "value", "auto")
 
 
-def tree_of(policy: str, slabs: int = 12) -> HybridTree:
-    return HybridTree(
+def tree_of(policy: str, slabs: int = 12) -> PrefixCache:
+    return PrefixCache(
         TreeConfig(
             slabs=slabs, blocks_per_slab=5, pages_per_slab=3, policy=policy, attention_cost=1e-3
         )
@@ -35,12 +35,12 @@ def prompt(*pages: int, partial: int = 1) -> np.ndarray:
     )
 
 
-def serve(tree: HybridTree, tokens: np.ndarray, boundary: int) -> int:
-    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
-    assert lease is not None, "a request that fits an empty arena was refused with none held"
-    tree.publish(lease, boundary, lease.working_slots[0], CheckpointKind.TURN_END)
-    tree.release(lease)
-    return lease.match.usable_tokens
+def serve(tree: PrefixCache, tokens: np.ndarray, boundary: int) -> int:
+    allocation = tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=1)
+    assert allocation is not None, "a request that fits an empty arena was refused with none held"
+    tree.insert(allocation, boundary, allocation.working_slots[0], CheckpointKind.TURN_END)
+    tree.release(allocation)
+    return allocation.match.usable_tokens
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -89,14 +89,14 @@ def test_the_same_stream_gets_the_same_decisions(policy: str) -> None:
 def test_recency_takes_a_state_on_probation_before_an_older_one_until_it_is_used() -> None:
     """A slab holds one slot: three states fill the arena with the page of each in the fourth."""
 
-    def leave(tree: HybridTree, page: int, kind: CheckpointKind) -> None:
+    def leave(tree: PrefixCache, page: int, kind: CheckpointKind) -> None:
         tokens = prompt(page, page)
-        lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
-        assert lease is not None
-        tree.publish(lease, 2 * PAGE_TOKENS, lease.working_slots[0], kind)
-        tree.release(lease)
+        allocation = tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=1)
+        assert allocation is not None
+        tree.insert(allocation, 2 * PAGE_TOKENS, allocation.working_slots[0], kind)
+        tree.release(allocation)
 
-    def known(tree: HybridTree, page: int) -> int:
+    def known(tree: PrefixCache, page: int) -> int:
         return tree.match(prompt(page, page)).usable_tokens
 
     for used in (False, True):
@@ -105,7 +105,7 @@ def test_recency_takes_a_state_on_probation_before_an_older_one_until_it_is_used
         leave(tree, 2, CheckpointKind.INTERIOR)
         if used:
             tokens = prompt(2, 2)
-            resumed = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=0)
+            resumed = tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=0)
             assert resumed is not None and resumed.cow_source_slot is not None
             tree.release(resumed)
         page = 10
@@ -134,7 +134,7 @@ def test_value_keeps_what_is_used_often_where_recency_loses_it() -> None:
     assert saved["value"] > 30 * 3 * PAGE_TOKENS
 
 
-def one_size_returns(tree: HybridTree, back: int, pages: int) -> int:
+def one_size_returns(tree: PrefixCache, back: int, pages: int) -> int:
     """Short prompts come twice, `back` requests apart; every fifth is a long one that never
     returns, of the same class but worth more a page as long as nothing else is known."""
     saved = 0
@@ -155,7 +155,7 @@ def one_size_returns(tree: HybridTree, back: int, pages: int) -> int:
 def test_auto_follows_recency_where_that_saves_more(slabs: int, back: int) -> None:
     saved, followed = {}, {}
     for policy in POLICIES:
-        tree = HybridTree(
+        tree = PrefixCache(
             TreeConfig(
                 slabs=slabs,
                 blocks_per_slab=5,
@@ -181,18 +181,18 @@ def test_auto_stays_with_value_where_that_saves_more() -> None:
     assert tree.policy == "value"
 
 
-def ask_document(tree: HybridTree, name: int, question: int) -> Lease:
+def ask_document(tree: PrefixCache, name: int, question: int) -> Allocation:
     """Twelve pages of a document, two of a question; leaves every state that the tree advises."""
     tokens = prompt(*range(name, name + 12), question, question + 1)
-    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
-    assert lease is not None
-    planned = plan_checkpoints(len(tokens), lease.cached_tokens, lease.match, ())
+    allocation = tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=1)
+    assert allocation is not None
+    planned = plan_checkpoints(len(tokens), allocation.cached_tokens, allocation.match, ())
     for each in planned:
-        slot = tree.take_checkpoint_slot(lease)
+        slot = tree.take_checkpoint_slot(allocation)
         if slot is not None:
-            tree.publish(lease, each.position, slot, each.kind)
-    tree.release(lease)
-    return lease
+            tree.insert(allocation, each.position, slot, each.kind)
+    tree.release(allocation)
+    return allocation
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -217,19 +217,19 @@ def test_a_document_is_kept_inside_once_it_is_known_where_documents_are_left(pol
 def test_no_interior_state_is_proposed_where_none_would_have_been_used() -> None:
     tree = tree_of("value", slabs=60)
     for document in range(60):
-        lease = ask_document(tree, 1000 * (document + 1), 90_000)
-        assert lease.match.interior_tokens == []
+        allocation = ask_document(tree, 1000 * (document + 1), 90_000)
+        assert allocation.match.interior_tokens == []
 
 
 def test_an_unknown_policy_and_an_unknown_hint_are_named() -> None:
     with pytest.raises(InvalidArgument, match=r"policy must be .* not fifo"):
         TreeConfig(slabs=4, blocks_per_slab=5, pages_per_slab=3, policy="fifo")
     tree = tree_of("value")
-    lease = tree.lease(prompt(1), capacity_tokens=65, working_slots=1)
-    assert lease is not None
+    allocation = tree.allocate(prompt(1), capacity_tokens=65, working_slots=1)
+    assert allocation is not None
     with pytest.raises(InvalidArgument, match=r"hint must be .* not soon"):
-        tree.publish(lease, 64, lease.working_slots[0], CheckpointKind.TURN_END, "soon")
-    tree.release(lease)
+        tree.insert(allocation, 64, allocation.working_slots[0], CheckpointKind.TURN_END, "soon")
+    tree.release(allocation)
 
 
 def test_the_kv_of_a_moved_page_moves_with_it() -> None:
@@ -250,8 +250,8 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     arena = Arena(layout, 9)
     cache = PoisonedCache(arena)
 
-    def lease(tokens: np.ndarray, slots: int) -> Lease:
-        taken = cache.lease(
+    def allocate(tokens: np.ndarray, slots: int) -> Allocation:
+        taken = cache.allocate(
             tokens,
             salt=b"",
             capacity_tokens=len(tokens),
@@ -265,17 +265,17 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     # A slab of its own each, one page of which is free again at release: four gaps, one slab free.
     homes = {}
     for first in (1, 2, 3, 4):
-        held = lease(prompt(first, first + 10), 1)
+        held = allocation(prompt(first, first + 10), 1)
         homes[first] = held.pages.tolist()[:2]
         for place, page in enumerate(homes[first]):
             arena.kv[0][page].fill_(10 * first + place)
-        cache.publish(held, 128, held.working_slots[0], CheckpointKind.TURN_END)
+        cache.insert(held, 128, held.working_slots[0], CheckpointKind.TURN_END)
         cache.release(held)
-    cache.release(lease(prompt(7, partial=0), 2))
+    cache.release(allocation(prompt(7, partial=0), 2))
     assert cache.stats().evicted_pages == 0
     found = {}
     for first in (1, 2, 3, 4):
-        held = lease(prompt(first, first + 10), 1)
+        held = allocation(prompt(first, first + 10), 1)
         found[first] = held.pages.tolist()[: held.shared_pages]
         for place, page in enumerate(found[first]):
             assert torch.all(arena.kv[0][page] == 10 * first + place)

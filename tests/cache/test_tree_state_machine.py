@@ -9,7 +9,7 @@ from tasuki.client.prefix_index import PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CheckpointKind,
-    HybridTree,
+    PrefixCache,
     ImpossibleRequest,
     TreeConfig,
     prefix_hashes,
@@ -47,7 +47,7 @@ class TreeMachine(RuleBasedStateMachine):
             policy=policy,
             attention_cost=1e-3,
         )
-        self.tree = HybridTree(config)
+        self.tree = PrefixCache(config)
         self.oracle = Oracle()
         self.slabs = slabs
         self.remembers = ghosts == 10_000
@@ -62,17 +62,17 @@ class TreeMachine(RuleBasedStateMachine):
             "releasable": lambda held: not held.granted,
             "granted": lambda held: held.granted,
         }
-        return [held for held in self.oracle.leases if tests[wanted](held)]
+        return [held for held in self.oracle.allocations if tests[wanted](held)]
 
     def pick(self, data: st.DataObject, wanted: str) -> Held:
         return data.draw(st.sampled_from(self.able(wanted)))
 
     def refused(self) -> None:
         """None means: others hold the room, and nothing was evicted for it."""
-        assert self.oracle.leases or self.oracle.quarantined
+        assert self.oracle.allocations or self.oracle.quarantined
         assert self.oracle.learn(self.tree) == 0
 
-    @precondition(lambda self: len(self.oracle.leases) < 3)
+    @precondition(lambda self: len(self.oracle.allocations) < 3)
     @rule(
         data=st.data(),
         salt=SALTS,
@@ -80,25 +80,25 @@ class TreeMachine(RuleBasedStateMachine):
         more=st.integers(0, 200),
         working=st.integers(0, 2),
     )
-    def lease(
+    def allocate(
         self, data: st.DataObject, salt: bytes, prompt: Prefix, more: int, working: int
     ) -> None:
         self.admit(data, salt, prompt, more, working)
 
     @rule(data=st.data(), salt=SALTS, prompt=prompts(), tail=st.booleans())
     def turn(self, data: st.DataObject, salt: bytes, prompt: Prefix, tail: bool) -> None:
-        """A whole request: lease, a state at the last whole page, one at the end, release."""
+        """A whole request: allocation, a state at the last whole page, one at the end, release."""
         held = self.admit(data, salt, prompt, 0, 1)
         if held is None:
             return
         boundary = whole(len(held.tokens) - 1)
-        if boundary > held.lease.cached_tokens:
+        if boundary > held.allocation.cached_tokens:
             slot = self.take_slot(held)
             self.publish_at(held, boundary, slot)
         if tail or len(held.tokens) % PAGE_TOKENS == 0:
             self.publish_at(held, len(held.tokens), held.working[0])
-        self.tree.release(held.lease)
-        self.oracle.leases.remove(held)
+        self.tree.release(held.allocation)
+        self.oracle.allocations.remove(held)
 
     def admit(
         self, data: st.DataObject, salt: bytes, prompt: Prefix, more: int, working: int
@@ -114,7 +114,7 @@ class TreeMachine(RuleBasedStateMachine):
         usable = self.oracle.usable(salt, prompt)
         capacity = len(prompt) + more
         try:
-            lease = self.tree.lease(
+            allocation = self.tree.allocate(
                 array(prompt),
                 salt=salt,
                 capacity_tokens=capacity,
@@ -124,49 +124,49 @@ class TreeMachine(RuleBasedStateMachine):
         except ImpossibleRequest:
             assert -(-capacity // (3 * PAGE_TOKENS)) + working > self.slabs
             return None
-        if lease is None:
+        if allocation is None:
             self.refused()
             return None
         self.requests += 1
         self.oracle.follow_moves(self.tree)
-        assert lease.cached_tokens in (0, usable)
-        held = self.oracle.leased(lease, salt, prompt, lease.cached_tokens)
-        if lease.cached_tokens < usable:
+        assert allocation.cached_tokens in (0, usable)
+        held = self.oracle.allocated(allocation, salt, prompt, allocation.cached_tokens)
+        if allocation.cached_tokens < usable:
             # Its own match would have stood in its way for ever.
-            assert lease.match.causes.checkpoint_evicted >= usable
+            assert allocation.match.miss_reasons.checkpoint_evicted >= usable
         else:
-            assert lease.match.usable_tokens == usable
-        assert lease.capacity_tokens == -(-capacity // PAGE_TOKENS) * PAGE_TOKENS
+            assert allocation.match.usable_tokens == usable
+        assert allocation.capacity_tokens == -(-capacity // PAGE_TOKENS) * PAGE_TOKENS
         self.oracle.learn(self.tree)
         held.cursor = cursor
         return held
 
-    @precondition(lambda self: len(self.oracle.leases) < 3)
+    @precondition(lambda self: len(self.oracle.allocations) < 3)
     @rule(salt=SALTS, prompt=prompts(), more=st.integers(0, 200), working=st.integers(0, 2))
-    def lease_receive(self, salt: bytes, prompt: Prefix, more: int, working: int) -> None:
+    def allocate_to_receive(self, salt: bytes, prompt: Prefix, more: int, working: int) -> None:
         cached = min(self.oracle.depth(salt, prompt, ghosts=False), whole(len(prompt) - 1))
         try:
-            lease = self.tree.lease_receive(
+            allocation = self.tree.allocate_to_receive(
                 array(prompt), salt=salt, capacity_tokens=len(prompt) + more, working_slots=working
             )
         except ImpossibleRequest:
             assert -(-(len(prompt) + more) // (3 * PAGE_TOKENS)) + working > self.slabs
             return
-        if lease is None:
+        if allocation is None:
             self.refused()
             return
         self.oracle.follow_moves(self.tree)
-        assert lease.cached_tokens in (0, cached)
-        assert lease.cow_source_slot is None and lease.tail_copy is None
-        self.oracle.leases.append(
+        assert allocation.cached_tokens in (0, cached)
+        assert allocation.cow_source_slot is None and allocation.tail_copy is None
+        self.oracle.allocations.append(
             Held(
-                lease,
+                allocation,
                 salt,
                 prompt,
-                lease.pages.tolist(),
-                [place >= lease.shared_pages for place in range(len(lease.pages))],
-                lease.working_slots,
-                lease.cached_tokens,
+                allocation.pages.tolist(),
+                [place >= allocation.shared_pages for place in range(len(allocation.pages))],
+                allocation.working_slots,
+                allocation.cached_tokens,
                 [],
             )
         )
@@ -176,15 +176,15 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data(), more=st.integers(1, 200))
     def extend(self, data: st.DataObject, more: int) -> None:
         held = self.pick(data, "writing")
-        capacity = held.lease.capacity_tokens + more
+        capacity = held.allocation.capacity_tokens + more
         try:
-            extended = self.tree.extend(held.lease, capacity)
+            extended = self.tree.extend(held.allocation, capacity)
         except ImpossibleRequest:
             return
         if not extended:
             assert self.oracle.learn(self.tree) == 0
             return
-        pages = held.lease.pages.tolist()
+        pages = held.allocation.pages.tolist()
         assert pages[: len(held.pages)] == held.pages
         held.own += [True] * (len(pages) - len(held.pages))
         held.pages = pages
@@ -194,11 +194,11 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=prompts(pages=1))
     def append(self, data: st.DataObject, tokens: Prefix) -> None:
         held = self.pick(data, "writing")
-        room = held.lease.capacity_tokens - len(held.tokens)
+        room = held.allocation.capacity_tokens - len(held.tokens)
         tokens = tokens[: max(room, 0)]
-        self.tree.append(held.lease, array(tokens))
+        self.tree.append(held.allocation, array(tokens))
         held.tokens += tokens
-        assert held.lease.tokens == len(held.tokens)
+        assert held.allocation.tokens == len(held.tokens)
 
     @precondition(lambda self: self.able("writing"))
     @rule(data=st.data())
@@ -206,7 +206,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.take_slot(self.pick(data, "writing"))
 
     def take_slot(self, held: Held) -> int | None:
-        slot = self.tree.take_checkpoint_slot(held.lease)
+        slot = self.tree.take_checkpoint_slot(held.allocation)
         gone = self.oracle.learn(self.tree)
         if slot is None:
             assert gone == 0
@@ -216,7 +216,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.able("writing"))
     @rule(data=st.data())
-    def publish(self, data: st.DataObject) -> None:
+    def insert(self, data: st.DataObject) -> None:
         held = self.pick(data, "writing")
         slot = None
         slots = held.working + held.destinations
@@ -224,7 +224,7 @@ class TreeMachine(RuleBasedStateMachine):
             slot = data.draw(st.sampled_from(slots))
         most = len(held.tokens)
         boundary = data.draw(st.sampled_from([most, most, max(1, most - PAGE_TOKENS), PAGE_TOKENS]))
-        computed = whole(held.lease.cached_tokens)
+        computed = whole(held.allocation.cached_tokens)
         if slot is None or boundary > most or whole(boundary) < computed:
             boundary = whole(min(boundary, most))
         if boundary % PAGE_TOKENS and not held.own[boundary // PAGE_TOKENS]:
@@ -233,7 +233,7 @@ class TreeMachine(RuleBasedStateMachine):
             self.publish_at(held, boundary, slot)
 
     def publish_at(self, held: Held, boundary: int, slot: int | None) -> None:
-        self.tree.publish(held.lease, boundary, slot, CheckpointKind.TURN_END)
+        self.tree.insert(held.allocation, boundary, slot, CheckpointKind.TURN_END)
         self.oracle.published(held, boundary, slot)
         cursor = held.cursor
         if cursor in self.cursors:
@@ -243,30 +243,30 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         held = self.pick(data, "releasable")
-        self.tree.release(held.lease)
-        self.oracle.leases.remove(held)
+        self.tree.release(held.allocation)
+        self.oracle.allocations.remove(held)
 
     @precondition(lambda self: self.able("writing"))
     @rule(data=st.data())
     def grant(self, data: st.DataObject) -> None:
         held = self.pick(data, "writing")
-        self.tree.grant(held.lease)
+        self.tree.grant(held.allocation)
         held.granted = True
 
     @precondition(lambda self: self.able("granted"))
     @rule(data=st.data())
-    def settle(self, data: st.DataObject) -> None:
+    def accept_received(self, data: st.DataObject) -> None:
         held = self.pick(data, "granted")
-        self.tree.settle(held.lease)
+        self.tree.accept_received(held.allocation)
         held.granted = False
 
     @precondition(lambda self: self.able("granted"))
     @rule(data=st.data())
     def quarantine(self, data: st.DataObject) -> None:
         held = self.pick(data, "granted")
-        quarantine = self.tree.quarantine(held.lease)
+        quarantine = self.tree.quarantine(held.allocation)
         own = [page for page, mine in zip(held.pages, held.own, strict=True) if mine]
-        self.oracle.leases.remove(held)
+        self.oracle.allocations.remove(held)
         self.oracle.quarantined[quarantine] = (own, held.working)
 
     @precondition(lambda self: self.oracle.quarantined)
@@ -331,7 +331,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.flush()
         self.oracle.learn(self.tree)
         self.oracle.forget()
-        pinned = {place for held in self.oracle.leases for place in held.pinned_states}
+        pinned = {place for held in self.oracle.allocations for place in held.pinned_states}
         assert set(self.oracle.states) == pinned & set(self.oracle.states)
         assert self.tree.stats().ghost_nodes == 0
 
@@ -353,24 +353,24 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def leases_keep_their_pages(self) -> None:
-        for held in self.oracle.leases:
-            assert held.lease.pages.tolist() == held.pages
-            assert held.lease.working_slots == held.working
+        for held in self.oracle.allocations:
+            assert held.allocation.pages.tolist() == held.pages
+            assert held.allocation.working_slots == held.working
 
     def teardown(self) -> None:
         if not hasattr(self, "oracle"):
             return
-        for held in self.oracle.leases:
+        for held in self.oracle.allocations:
             if held.granted:
-                self.tree.settle(held.lease)
-            self.tree.release(held.lease)
+                self.tree.accept_received(held.allocation)
+            self.tree.release(held.allocation)
         for quarantine in self.oracle.quarantined:
             self.tree.free_quarantined(quarantine)
         self.tree.flush()
         self.tree.check_integrity()
         stats = self.tree.stats()
         assert stats.slabs_free == stats.slabs_total
-        assert stats.nodes == stats.leases == stats.checkpoints == 0
+        assert stats.nodes == stats.allocations == stats.checkpoints == 0
 
 
 TestTree = TreeMachine.TestCase

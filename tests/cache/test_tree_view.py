@@ -7,7 +7,7 @@ from tasuki.engine.messages import Tokens
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache._cpp_cache import (
     CheckpointKind,
-    HybridTree,
+    PrefixCache,
     InvalidArgument,
     TreeConfig,
     ViewedNode,
@@ -21,18 +21,18 @@ ALL = 100_000
 Sums = tuple[int, int, int]
 
 
-def make_tree(slabs: int = 48) -> HybridTree:
-    return HybridTree(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=3))
+def make_tree(slabs: int = 48) -> PrefixCache:
+    return PrefixCache(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=3))
 
 
-def keep(tree: HybridTree, tokens: Tokens, boundary: int, salt: bytes = b"") -> None:
+def keep(tree: PrefixCache, tokens: Tokens, boundary: int, salt: bytes = b"") -> None:
     """One request that leaves a state there, or where it began if that is later."""
-    lease = tree.lease(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
-    if lease is None:
+    allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
+    if allocation is None:
         return
-    boundary = max(boundary, lease.cached_tokens + 1)
-    tree.publish(lease, boundary, lease.working_slots[0], CheckpointKind.TURN_END)
-    tree.release(lease)
+    boundary = max(boundary, allocation.cached_tokens + 1)
+    tree.insert(allocation, boundary, allocation.working_slots[0], CheckpointKind.TURN_END)
+    tree.release(allocation)
 
 
 def conversation(generator: np.random.Generator) -> Tokens:
@@ -41,7 +41,7 @@ def conversation(generator: np.random.Generator) -> Tokens:
     return np.concatenate(pages)[: int(generator.integers(2, 384))]
 
 
-def nodes_of(tree: HybridTree, limit: int = ALL, **where: tuple[int, int]) -> list[ViewedNode]:
+def nodes_of(tree: PrefixCache, limit: int = ALL, **where: tuple[int, int]) -> list[ViewedNode]:
     view = tree.view(limit, **where)
     assert view is not None
     return list(view)
@@ -133,11 +133,11 @@ def test_pins_are_told_and_a_gone_node_is_none() -> None:
     tree = make_tree()
     tokens = np.arange(129, dtype=np.int32)
     keep(tree, tokens, 128)
-    lease = tree.lease(tokens, capacity_tokens=192, working_slots=1)
-    assert lease is not None
+    allocation = tree.allocate(tokens, capacity_tokens=192, working_slots=1)
+    assert allocation is not None
     leaf = nodes_of(tree)[-1]
-    assert leaf.is_protected and leaf.leases == leaf.state_pins == 1
-    tree.release(lease)
+    assert leaf.is_protected and leaf.allocations == leaf.state_pins == 1
+    tree.release(allocation)
     assert not nodes_of(tree)[-1].is_protected
     tree.flush()
     assert tree.view(9, leaf.name) is None

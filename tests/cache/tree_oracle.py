@@ -1,6 +1,6 @@
-"""What HybridTree must answer, in plain Python: prefixes as tuples, compared token by token.
+"""What PrefixCache must answer, in plain Python: prefixes as tuples, compared token by token.
 
-Owns the truth about which prefixes were published, by which ids, and what every live lease holds.
+Owns the truth about which prefixes were published, by which ids, and what every live allocation holds.
 It does not know eviction order, which is policy: it learns what was evicted by asking what still
 matches, and refuses what may never go: pinned items, KV above a state.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import PAGE_TOKENS, HybridTree, Lease, Match
+from tasuki.pycache._cpp_cache import PAGE_TOKENS, PrefixCache, Allocation, Match
 
 Prefix = tuple[int, ...]
 Place = tuple[bytes, Prefix]  # salt, tokens from the start
@@ -35,9 +35,9 @@ def common(left: Prefix, right: Prefix) -> int:
 
 @dataclass
 class Held:
-    """A live lease. `standing`: tokens of its path that the tree keeps for it."""
+    """A live allocation. `standing`: tokens of its path that the tree keeps for it."""
 
-    lease: Lease
+    allocation: Allocation
     salt: bytes
     tokens: Prefix
     pages: list[int]
@@ -60,7 +60,7 @@ class Oracle:
     states: dict[Place, int] = field(default_factory=dict)
     evicted_kv: set[Place] = field(default_factory=set)
     evicted_states: set[Place] = field(default_factory=set)
-    leases: list[Held] = field(default_factory=list)
+    allocations: list[Held] = field(default_factory=list)
     quarantined: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
 
     def pages_by_owner(self) -> dict[str, list[int]]:
@@ -70,7 +70,7 @@ class Oracle:
             "granted": [],
             "quarantined": [page for pages, _ in self.quarantined.values() for page in pages],
         }
-        for held in self.leases:
+        for held in self.allocations:
             own = [page for page, mine in zip(held.pages, held.own, strict=True) if mine]
             owned["granted" if held.granted else "working"] += own
         return owned
@@ -82,7 +82,7 @@ class Oracle:
             "granted": [],
             "quarantined": [slot for _, slots in self.quarantined.values() for slot in slots],
         }
-        for held in self.leases:
+        for held in self.allocations:
             owned["granted" if held.granted else "working"] += held.working
             owned["working"] += held.destinations
         return owned
@@ -138,7 +138,7 @@ class Oracle:
         )
         flight = floored(
             max(
-                (common(held.tokens, prompt) for held in self.leases if held.salt == salt),
+                (common(held.tokens, prompt) for held in self.allocations if held.salt == salt),
                 default=0,
             )
         )
@@ -177,10 +177,10 @@ class Oracle:
         assert (match.checkpoint_kind is None) == (usable == 0)
         branch = min(self.depth(salt, prompt, ghosts=False), whole(len(prompt) - 1))
         assert match.branch_tokens == (branch if branch > usable else None)
-        told = match.causes.as_dict()
+        told = match.miss_reasons.as_dict()
         assert match.usable_tokens + sum(told.values()) == len(prompt)
         pages = match.in_pages
-        told_in_pages = pages.causes.as_dict()
+        told_in_pages = pages.miss_reasons.as_dict()
         assert pages.kv_tokens == self.depth(salt, prompt, ghosts=False)
         assert pages.usable_tokens == self.usable(salt, prompt, PAGE_TOKENS)
         assert pages.usable_tokens + sum(told_in_pages.values()) == len(prompt)
@@ -189,16 +189,16 @@ class Oracle:
             assert told == self.causes(salt, prompt)
             assert told_in_pages == self.causes(salt, prompt, PAGE_TOKENS)
 
-    def follow_moves(self, tree: HybridTree) -> None:
-        """Pages of the tree get other ids; those of a live lease never do.
+    def follow_moves(self, tree: PrefixCache) -> None:
+        """Pages of the tree get other ids; those of a live allocation never do.
 
         A target may be the id of a page that the same call evicted, which learn() has not found out
         yet: that place has no page any more.
         """
         for source, target in tree.drain_moves():
-            held = {page for held in self.leases for page in held.pages}
-            assert source not in held, "a page under a lease was moved"
-            assert target not in held, "a page was moved onto one under a lease"
+            held = {page for held in self.allocations for page in held.pages}
+            assert source not in held, "a page under an allocation was moved"
+            assert target not in held, "a page was moved onto one under an allocation"
             for pages in (self.kv, self.tails):
                 for place in [place for place, page in pages.items() if page == target]:
                     pages[place] = EVICTED_PAGE
@@ -212,7 +212,7 @@ class Oracle:
             for pages, place in homes:
                 pages[place] = target
 
-    def learn(self, tree: HybridTree) -> int:
+    def learn(self, tree: PrefixCache) -> int:
         """Ask what still stands; returns how many items are gone. Refuses what may never go."""
         self.follow_moves(tree)
         lost_states = []
@@ -227,10 +227,10 @@ class Oracle:
             for salt, prefix in self.kv
             if tree.match(array((*prefix, STRANGER)), salt).kv_tokens < len(prefix)
         ]
-        for held in self.leases:
+        for held in self.allocations:
             for salt, prefix in lost_kv:
                 pinned = held.salt == salt and held.tokens[: held.standing][: len(prefix)] == prefix
-                assert not pinned, "KV under a lease was evicted"
+                assert not pinned, "KV under an allocation was evicted"
             assert not set(held.pinned_states) & set(lost_states), "a pinned state was evicted"
         for place in lost_states:
             del self.states[place]
@@ -249,26 +249,28 @@ class Oracle:
         self.evicted_kv.clear()
         self.evicted_states.clear()
 
-    def leased(self, lease: Lease, salt: bytes, prompt: Prefix, cached: int) -> Held:
-        """Record a new lease whose first `cached` tokens come from the tree."""
+    def allocated(self, allocation: Allocation, salt: bytes, prompt: Prefix, cached: int) -> Held:
+        """Record a new allocation whose first `cached` tokens come from the tree."""
         shared = cached // PAGE_TOKENS
-        pages = lease.pages.tolist()
-        assert lease.cached_tokens == cached
-        assert lease.shared_pages == shared
+        pages = allocation.pages.tolist()
+        assert allocation.cached_tokens == cached
+        assert allocation.shared_pages == shared
         for page, end in zip(
             pages, range(PAGE_TOKENS, whole(cached) + 1, PAGE_TOKENS), strict=False
         ):
             assert page == self.kv[salt, prompt[:end]]
         own = [place >= shared for place in range(len(pages))]
-        held = Held(lease, salt, prompt, pages, own, lease.working_slots, whole(cached), [])
+        held = Held(
+            allocation, salt, prompt, pages, own, allocation.working_slots, whole(cached), []
+        )
         source = (salt, prompt[:cached])
-        if lease.cow_source_slot is not None:
-            assert lease.cow_source_slot == self.states[source]
+        if allocation.cow_source_slot is not None:
+            assert allocation.cow_source_slot == self.states[source]
             held.pinned_states.append(source)
-        if lease.tail_copy is not None:
-            assert lease.tail_copy == (self.tails[source], pages[shared])
-        assert (lease.tail_copy is not None) == (source in self.tails and cached > 0)
-        self.leases.append(held)
+        if allocation.tail_copy is not None:
+            assert allocation.tail_copy == (self.tails[source], pages[shared])
+        assert (allocation.tail_copy is not None) == (source in self.tails and cached > 0)
+        self.allocations.append(held)
         return held
 
     def published(self, held: Held, boundary: int, slot: int | None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.utils.config.flags import parse_config, parse_configs
 from tasuki.utils.config.options import option
 
@@ -144,10 +144,10 @@ def test_a_file_gives_settings_and_the_command_line_has_the_last_word(tmp_path: 
     path = tmp_path / "node.toml"
     path.write_text('max_batch = 3\ndtype = "float32"\n"arena-mib" = 9\ninsecure = true\n')
     engine, front = parse_configs(
-        "tasuki serve", "", ["--config", str(path), "--max-batch=5"], EngineConfig, FrontConfig
+        "tasuki serve", "", ["--config", str(path), "--max-batch=5"], EngineConfig, ServerConfig
     )
     assert (engine.max_batch, engine.dtype, engine.arena_mib) == (5, "float32", 9)
-    assert front.insecure and front.bind == FrontConfig().bind
+    assert front.insecure and front.bind == ServerConfig().bind
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_bad_file_is_one_line(
     path = tmp_path / "node.toml"
     path.write_text(text)
     with pytest.raises(SystemExit) as ended:
-        parse_configs("tasuki serve", "", ["--config", str(path)], EngineConfig, FrontConfig)
+        parse_configs("tasuki serve", "", ["--config", str(path)], EngineConfig, ServerConfig)
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert part in line
@@ -183,14 +183,14 @@ def test_a_bad_file_is_one_line(
     ],
 )
 def test_other_engines_spellings_mean_the_same(flag: str, field: str) -> None:
-    configs = parse_configs("tasuki serve", "", [flag, "128"], EngineConfig, FrontConfig)
+    configs = parse_configs("tasuki serve", "", [flag, "128"], EngineConfig, ServerConfig)
     (config,) = (config for config in configs if hasattr(config, field))
     assert str(getattr(config, field)) == "128"
 
 
 def test_other_engines_spellings_of_tls_mean_the_same() -> None:
     flags = ["--ssl-certfile", "c", "--ssl-keyfile", "k", "--ssl-ca-certs", "a"]
-    _, front = parse_configs("tasuki serve", "", flags, EngineConfig, FrontConfig)
+    _, front = parse_configs("tasuki serve", "", flags, EngineConfig, ServerConfig)
     assert (front.tls_cert, front.tls_key, front.tls_client_ca) == ("c", "k", "a")
 
 

@@ -11,7 +11,7 @@ from tasuki.cli.doctor import machine_checks
 from tasuki.cli.doctor.machine_checks import Verdict
 from tasuki.cli.doctor.main import main, model, peer, port
 from tasuki.cli.embedded import embedded_model
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.certificates import Authority
@@ -47,7 +47,7 @@ def test_a_peer_answers_drains_or_is_not_there(tmp_path: Path) -> None:
     assert gone.verdict is Verdict.FAILURE and "UNAVAILABLE" in gone.found
     authority = Authority(tmp_path, "ours")
     issued = authority.issue()
-    secured = FrontConfig(tls_cert=issued.certificate, tls_key=issued.key)
+    secured = ServerConfig(tls_cert=issued.certificate, tls_key=issued.key)
     with running_front(CODEC, secured) as front:
         assert peer(front.address, authority.path).verdict is Verdict.OK
         assert "--peers-ca" in peer(front.address, "").mend

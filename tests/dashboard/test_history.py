@@ -13,9 +13,9 @@ from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.history.what_if import WhatIf
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, LostState, RequestPhase
+from tasuki.engine.messages import Eviction, LifeMark, EvictedCheckpoint, RequestPhase
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig
 from tasuki.pycache.packed_tree import pack_tree
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
 
@@ -28,7 +28,7 @@ LIFE = (
 OWNERS = ("working", "pinned", "evictable", "in_transfer", "quarantined", "free")
 
 
-def hit(prompt: int, usable: int, lost: LostState | None = None) -> m.HitBreakdown:
+def hit(prompt: int, usable: int, lost: EvictedCheckpoint | None = None) -> m.HitBreakdown:
     evicted = 0 if lost is None else lost.tokens - usable
     causes = {"new": prompt - usable - evicted, "checkpoint_evicted": evicted}
     return m.HitBreakdown(prompt, usable, usable, causes, None, lost)
@@ -60,7 +60,7 @@ def test_a_session_tells_which_turn_an_eviction_cost() -> None:
     told(history, 11.0, finished("one", hit(640, 0)))
     told(history, 15.0, m.Evicted((EVICTION,)))
     told(history, 20.0, submit("two", 900, "session 1"))
-    told(history, 21.0, finished("two", hit(900, 128, LostState(640, 3.5, EVICTION))))
+    told(history, 21.0, finished("two", hit(900, 128, EvictedCheckpoint(640, 3.5, EVICTION))))
     told(history, 22.0, finished("alone", hit(100, 0)))
     (session,) = views.sessions(history)
     first, second = session["turns"]
@@ -145,7 +145,7 @@ def full_history() -> NodeHistory:
         **{pool: dict.fromkeys(OWNERS, 1) for pool in ("slots", "pages")},
         "integrity": "ok",
     }
-    lost = LostState(640, 3.5, EVICTION)
+    lost = EvictedCheckpoint(640, 3.5, EVICTION)
     for number in range(4200):
         at = float(number)
         told(history, at, submit(f"r{number}", 900, f"session {number % 300}"))
@@ -156,15 +156,15 @@ def full_history() -> NodeHistory:
 
 def test_looking_costs_little_however_much_is_kept() -> None:
     history = full_history()
-    tree = HybridTree(
+    tree = PrefixCache(
         TreeConfig(slabs=3000, blocks_per_slab=4, pages_per_slab=4, max_ghost_nodes=64)
     )
     for seed in range(1500):
         tokens = np.random.default_rng(seed).integers(0, 1000, 129).astype(np.int32)
-        lease = tree.lease(tokens, capacity_tokens=129, working_slots=1)
-        assert lease is not None
-        tree.publish(lease, 128, lease.working_slots[0], CheckpointKind.PROMPT_END)
-        tree.release(lease)
+        allocation = tree.allocate(tokens, capacity_tokens=129, working_slots=1)
+        assert allocation is not None
+        tree.insert(allocation, 128, allocation.working_slots[0], CheckpointKind.PROMPT_END)
+        tree.release(allocation)
 
     def second_of_looking() -> None:
         json.dumps(views.overview(history, 4200.0, 300, 150))

@@ -189,7 +189,7 @@ def test_faults_and_fences_are_counted() -> None:
     now = [0.0]
     faults = FaultMetrics(registry := CollectorRegistry(), lambda: now[0])
     room = m.RoomId(7)
-    faults.observe(m.HandoverLost(room, "bad bytes", cause=m.LossCause.DIGEST))
+    faults.observe(m.HandoverFailed(room, "bad bytes", cause=m.LossCause.DIGEST))
     now[0] = 0.5
     faults.observe(m.WriterFenced(room))
     faults.observe(m.WriterFenced(room))

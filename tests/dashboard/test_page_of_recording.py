@@ -10,7 +10,7 @@ from pathlib import Path
 from tasuki.cli.recording.file_format import RecordingWriter
 from tasuki.dashboard.history.events import event_of
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LostState
+from tasuki.engine.messages import Eviction, EvictedCheckpoint
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.timeline import (
     BarrierWait,
@@ -51,7 +51,7 @@ PULLED = HandoverTimeline(
 
 
 def usage(name: str, usable: int) -> m.Finished:
-    gone = LostState(64, 2.0, Eviction(3, "checkpoint", "turn_end", 64, 1.0, 0.5, "thief"))
+    gone = EvictedCheckpoint(64, 2.0, Eviction(3, "checkpoint", "turn_end", 64, 1.0, 0.5, "thief"))
     lost = gone if usable == 0 else None
     causes = {"new": 36, **({"checkpoint_evicted": 64} if lost else {})}
     hit = m.HitBreakdown(100, 64, usable, causes, None, lost)

@@ -17,7 +17,7 @@ import yaml
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig
 from tasuki.prefill_node.config import PrefillConfig
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.utils.config.flags import parse_configs
 
 jsonschema = pytest.importorskip("jsonschema", reason="kubernetes-validate is not installed")
@@ -121,7 +121,7 @@ def validate(item: dict[str, Any]) -> None:
 
 def parsed(role: str, flags: Sequence[str]) -> tuple[Any, ...]:
     """As the daemon reads them; exits where one is wrong."""
-    return parse_configs(f"tasuki {role}", "", flags, EngineConfig, FrontConfig, CONFIGS[role])
+    return parse_configs(f"tasuki {role}", "", flags, EngineConfig, ServerConfig, CONFIGS[role])
 
 
 def test_every_object_fits_its_schema() -> None:

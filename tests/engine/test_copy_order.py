@@ -13,7 +13,7 @@ from tasuki.engine.runner import cpu_runner
 from tasuki.engine.runner.base import Event
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
 from tasuki.model.batch import Batch
-from tasuki.pycache._cpp_cache import Lease
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -22,27 +22,27 @@ from tests.engine.test_engine import alone, prompt
 from tests.harness.engines import Lone, PoisonedCache, submit, tiny_parts
 
 
-def take(cache: HybridPrefixCache, tokens: np.ndarray) -> Lease:
-    lease = cache.lease(
+def take(cache: HybridPrefixCache, tokens: np.ndarray) -> Allocation:
+    allocation = cache.allocate(
         tokens,
         salt=b"",
         capacity_tokens=len(tokens),
         working_slots=1,
         cursor=None,
     )
-    assert lease is not None
-    return lease
+    assert allocation is not None
+    return allocation
 
 
 def test_an_allocation_moves_no_byte() -> None:
     cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena)
     keep(cache, text(70, 7), 7.0)
     before = cache.arena.bytes.clone()
-    lease = take(cache, np.append(text(70, 7), np.int32(1)))
-    assert lease.cached_tokens == 70 and lease.tail_copy is not None
+    allocation = take(cache, np.append(text(70, 7), np.int32(1)))
+    assert allocation.cached_tokens == 70 and allocation.tail_copy is not None
     assert torch.equal(cache.arena.bytes, before)
     run_copies(cache.arena, cache.take_copies())
-    assert bool((slot_bytes(cache, lease.working_slots[0]) == 7.0).all())
+    assert bool((slot_bytes(cache, allocation.working_slots[0]) == 7.0).all())
     assert cache.take_copies() == ()
 
 
@@ -57,9 +57,9 @@ def test_copies_of_a_lease_that_is_released_meanwhile_harm_nobody(released: int)
     held = {seed: take(cache, text(70, seed)) for seed in (8, 9, 7)}
     run_copies(cache.arena, cache.take_copies())
     for seed, value in ((7, 7.0), (8, 8.0), (9, 0.0)):
-        lease = held[seed]
-        assert (lease.cached_tokens == 64) == (value > 0)
-        assert bool((slot_bytes(cache, lease.working_slots[0]) == value).all()), seed
+        allocation = held[seed]
+        assert (allocation.cached_tokens == 64) == (value > 0)
+        assert bool((slot_bytes(cache, allocation.working_slots[0]) == value).all()), seed
 
 
 class Watching(CpuRunner):
@@ -82,11 +82,11 @@ def test_an_event_is_behind_the_copies_that_waited() -> None:
     node = Lone(EngineConfig(model="tiny", dtype="float32"), parts=tiny_parts())
     cache, runner = node.engine._cache, Watching(node)
     plans = PlanStream(runner, cache)
-    lease = take(cache, text(70))
-    assert bool(slot_bytes(cache, lease.working_slots[0]).isnan().all())
+    allocation = take(cache, text(70))
+    assert bool(slot_bytes(cache, allocation.working_slots[0]).isnan().all())
     assert plans.record_event()()
     assert runner.log == ["copies", "event"]
-    assert bool((slot_bytes(cache, lease.working_slots[0]) == 0).all())
+    assert bool((slot_bytes(cache, allocation.working_slots[0]) == 0).all())
     plans.record_event()
     assert runner.log == ["copies", "event", "event"]
 

@@ -141,7 +141,7 @@ def test_a_flipped_bit_drops_the_step() -> None:
         room = pair.hand_over(submit(NAME, prompt(150), 5))
         pair.ready(room, LONG)
         lost = pair.done(room)
-        assert isinstance(lost, m.HandoverLost) and "window 9" in lost.reason
+        assert isinstance(lost, m.HandoverFailed) and "window 9" in lost.reason
         pair.decode.post(m.WriterFenced(room.ticket.room))
         pair.step_ended()
         pair.decode.run()
@@ -159,7 +159,7 @@ def test_a_lost_room_shuts_the_barrier_and_the_step_leaves_nothing() -> None:
         pair.ready(room, LONG)
         time.sleep(0.05)
         assert pair.said_by_steps.empty(), "the step waits for the window that is held"
-        pair.decode.post(m.HandoverLost(room.ticket.room, "the sender is gone"))
+        pair.decode.post(m.HandoverFailed(room.ticket.room, "the sender is gone"))
         pair.step_ended()
         pair.decode.post(m.WriterFenced(room.ticket.room))
         pair.decode.run()

@@ -77,7 +77,7 @@ def pair_with(
 
 
 def lose(pair: EnginePair, room: Room) -> None:
-    pair.decode.post(m.HandoverLost(room.ticket.room, "the sender is gone"))
+    pair.decode.post(m.HandoverFailed(room.ticket.room, "the sender is gone"))
 
 
 def abort(pair: EnginePair, room: Room) -> None:

@@ -129,8 +129,10 @@ def test_more_requests_than_the_arena_holds_all_finish_with_the_right_tokens() -
     engine.run()
     for name, tokens in prompts.items():
         assert engine.tokens(name) == alone(tokens, 200), name
-    leases = engine.stats().tree["leased_requests"]
-    assert leases > len(prompts), "no request was retracted: the arena is too large for this test"
+    allocations = engine.stats().tree["leased_requests"]
+    assert allocations > len(prompts), (
+        "no request was retracted: the arena is too large for this test"
+    )
     engine.assert_at_rest()
 
 

@@ -5,30 +5,30 @@ from pathlib import Path
 import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.handover.room_names import RoomNames
-from tasuki.engine.messages import Eviction, LostState
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, TreeConfig
+from tasuki.engine.messages import Eviction, EvictedCheckpoint
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, TreeConfig
 
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
 PAGE = 64
 
 
-def tree(policy: str, slabs: int = 8) -> HybridTree:
-    return HybridTree(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=4, policy=policy))
+def tree(policy: str, slabs: int = 8) -> PrefixCache:
+    return PrefixCache(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=4, policy=policy))
 
 
 def prompt(seed: int, pages: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 1000, pages * PAGE + 1).astype(np.int32)
 
 
-def serve(cache: HybridTree, tokens: np.ndarray) -> Lease:
-    """Lease, publish the state at the last page, release."""
-    lease = cache.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
-    assert lease is not None
+def serve(cache: PrefixCache, tokens: np.ndarray) -> Allocation:
+    """Allocation, publish the state at the last page, release."""
+    allocation = cache.allocate(tokens, capacity_tokens=len(tokens), working_slots=1)
+    assert allocation is not None
     whole = len(tokens) // PAGE * PAGE
-    cache.publish(lease, whole, lease.working_slots[0], CheckpointKind.PROMPT_END)
-    cache.release(lease)
-    return lease
+    cache.insert(allocation, whole, allocation.working_slots[0], CheckpointKind.PROMPT_END)
+    cache.release(allocation)
+    return allocation
 
 
 def test_an_eviction_names_its_lease_and_what_a_prompt_lost_to_it() -> None:
@@ -39,7 +39,9 @@ def test_an_eviction_names_its_lease_and_what_a_prompt_lost_to_it() -> None:
     takers = [serve(cache, prompt(seed, 8)) for seed in range(2, 6)]
     evictions = cache.drain_evictions()
     assert [eviction.sequence for eviction in evictions] == list(range(1, len(evictions) + 1))
-    assert {eviction.lease for eviction in evictions} <= {lease.id for lease in takers}
+    assert {eviction.allocation for eviction in evictions} <= {
+        allocation.id for allocation in takers
+    }
     states = [eviction for eviction in evictions if eviction.kind == "checkpoint"]
     assert states[0].boundary == 8 * PAGE
     assert states[0].checkpoint_kind is CheckpointKind.PROMPT_END
@@ -77,7 +79,7 @@ def test_a_flush_takes_for_nobody() -> None:
     serve(cache, prompt(1, 4))
     cache.flush()
     evictions = cache.drain_evictions()
-    assert evictions and all(eviction.lease is None for eviction in evictions)
+    assert evictions and all(eviction.allocation is None for eviction in evictions)
 
 
 def test_auto_tells_what_its_shadows_would_have_saved() -> None:
@@ -114,7 +116,7 @@ def test_a_room_is_told_by_its_request() -> None:
     names.note(m.RoomId(7), m.RequestId("mine"))
 
     def told(taken_by: str | None) -> str | None:
-        lost = LostState(64, 1.0, Eviction(1, "checkpoint", None, 64, 1.0, None, taken_by))
+        lost = EvictedCheckpoint(64, 1.0, Eviction(1, "checkpoint", None, 64, 1.0, None, taken_by))
         hit = names.told_here(m.HitBreakdown(100, 0, 0, {"new": 100}, None, lost))
         assert hit.lost is not None and hit.lost.eviction is not None
         return hit.lost.eviction.taken_by

@@ -94,20 +94,20 @@ def scheduled(lane: int, length: int) -> ScheduledSequence:
     """The next token of an answer whose last token is in flight."""
     request = Request(RequestId(f"r{lane}"), np.zeros(length, np.int32), SamplingParams(seed=lane))
     pages = np.arange(-(-(length + 1) // 64), dtype=np.int32)
-    lease: Any = SimpleNamespace(
+    allocation: Any = SimpleNamespace(
         working_slots=[lane, lane + 1], pages=pages, capacity_tokens=64 * len(pages)
     )
-    request.state = active = Decoding(lease, Progress(length))
+    request.state = active = Decoding(allocation, Progress(length))
     return ScheduledSequence(request, active, length, length + 1, 0, 1, 1)
 
 
 def step(item: ScheduledSequence) -> ScheduledSequence:
     """One token later, with one page more where that needs one."""
     item.request.output.append(0)
-    lease: Any = item.active.lease
-    if item.stop + 1 > lease.capacity_tokens:
-        lease.pages = np.append(lease.pages, np.int32(len(lease.pages)))
-        lease.capacity_tokens += 64
+    allocation: Any = item.active.allocation
+    if item.stop + 1 > allocation.capacity_tokens:
+        allocation.pages = np.append(allocation.pages, np.int32(len(allocation.pages)))
+        allocation.capacity_tokens += 64
     return replace(item, start=item.stop, stop=item.stop + 1)
 
 

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine.messages import Choice
-from tasuki.engine.routing.cost_learner import FRESH, LEAST, LineFit, RateMeter
-from tasuki.engine.routing.cost_model import Line, Rates, Verdict, where, whether_to_pull
+from tasuki.engine.routing.cost_learner import FRESH, LEAST, LineFit, CostLearner
+from tasuki.engine.routing.cost_model import (
+    Line,
+    Rates,
+    RoutingDecision,
+    choose_prefill_place,
+    should_pull,
+)
 
 FAST_LINK = Rates(Line(0.01, 1e-3), Line(0.05, 1e-4), Line(0.0, 1e-9), Line(0.002, 1e-9))
 amounts = st.integers(1, 100_000)
@@ -16,57 +22,61 @@ lines = st.builds(Line, st.floats(0, 1), st.floats(1e-9, 1e-2))
 
 def test_without_rates_the_constants_decide() -> None:
     for known in (Rates(), Rates(here=Line(0, 1)), Rates(here=Line(0, 1), there=Line(0, 1))):
-        assert where(known, 128, 10**6, at_most=128) == Verdict(Choice.HERE)
-        assert where(known, 129, 10**6, at_most=128) == Verdict(Choice.THERE)
-        assert whether_to_pull(known, 32, 10**6, at_least=32) == Verdict(Choice.PULLED)
-        assert whether_to_pull(known, 31, 10**6, at_least=32) == Verdict(Choice.THERE)
+        assert choose_prefill_place(known, 128, 10**6, at_most=128) == RoutingDecision(Choice.HERE)
+        assert choose_prefill_place(known, 129, 10**6, at_most=128) == RoutingDecision(Choice.THERE)
+        assert should_pull(known, 32, 10**6, at_least=32) == RoutingDecision(Choice.PULLED)
+        assert should_pull(known, 31, 10**6, at_least=32) == RoutingDecision(Choice.THERE)
 
 
 def test_the_threshold_follows_the_rates() -> None:
     """Here 10 ms + 1 ms a token, there 50 ms + 0.1 ms: equal at 44 tokens, and at more over a slow
     link."""
-    assert where(FAST_LINK, 44, 1000, at_most=128).choice is Choice.HERE
-    assert where(FAST_LINK, 45, 1000, at_most=128).choice is Choice.THERE
+    assert choose_prefill_place(FAST_LINK, 44, 1000, at_most=128).choice is Choice.HERE
+    assert choose_prefill_place(FAST_LINK, 45, 1000, at_most=128).choice is Choice.THERE
     slow = Rates(FAST_LINK.here, FAST_LINK.there, Line(0.0, 1e-6), None)
-    verdict = where(slow, 45, 100_000, at_most=1)
-    assert verdict.choice is Choice.HERE and verdict.learnt
-    assert verdict.estimates == {
+    decision = choose_prefill_place(slow, 45, 100_000, at_most=1)
+    assert decision.choice is Choice.HERE and decision.learnt
+    assert decision.estimates == {
         "here": pytest.approx(0.055),
         "there": pytest.approx(0.0545 + 0.1 - 0.0045),
     }
-    assert where(slow, 1000, 100_000, at_most=1).choice is Choice.THERE
+    assert choose_prefill_place(slow, 1000, 100_000, at_most=1).choice is Choice.THERE
 
 
 def test_what_is_sent_hides_behind_what_is_computed() -> None:
-    long = where(FAST_LINK, 10_000, 10**9, at_most=0)
+    long = choose_prefill_place(FAST_LINK, 10_000, 10**9, at_most=0)
     assert long.estimates["there"] == pytest.approx(0.05 + 1.0)
-    assert where(FAST_LINK, 10_000, 3 * 10**9, at_most=0).estimates["there"] == pytest.approx(3.05)
+    assert choose_prefill_place(FAST_LINK, 10_000, 3 * 10**9, at_most=0).estimates[
+        "there"
+    ] == pytest.approx(3.05)
 
 
 def test_a_pull_pays_where_the_link_is_faster_than_the_forward() -> None:
-    assert whether_to_pull(FAST_LINK, 300, 10**6, at_least=999).choice is Choice.PULLED
+    assert should_pull(FAST_LINK, 300, 10**6, at_least=999).choice is Choice.PULLED
     slow = Rates(here=Line(5.0, 1e-5), pulled=Line(0.002, 1e-9))
-    verdict = whether_to_pull(slow, 300, 10**6, at_least=1)
-    assert verdict.choice is Choice.THERE, "the forward's fixed cost is no reason to pull"
-    assert verdict.estimates == {"pull": pytest.approx(0.003), "compute": pytest.approx(0.003)}
-    assert whether_to_pull(FAST_LINK, 0, 0, at_least=0) == Verdict(Choice.THERE)
+    decision = should_pull(slow, 300, 10**6, at_least=1)
+    assert decision.choice is Choice.THERE, "the forward's fixed cost is no reason to pull"
+    assert decision.estimates == {"pull": pytest.approx(0.003), "compute": pytest.approx(0.003)}
+    assert should_pull(FAST_LINK, 0, 0, at_least=0) == RoutingDecision(Choice.THERE)
 
 
 @given(lines, lines, lines, amounts, amounts, st.integers(0, 1000))
 def test_the_cheaper_estimate_is_chosen(
     here: Line, there: Line, sent: Line, tokens: int, size: int, at_most: int
 ) -> None:
-    verdict = where(Rates(here, there, sent), tokens, size, at_most)
-    cheaper = verdict.estimates["here"] <= verdict.estimates["there"]
-    assert verdict.choice is (Choice.HERE if cheaper else Choice.THERE)
-    assert verdict.estimates["there"] >= there.seconds(tokens)
+    decision = choose_prefill_place(Rates(here, there, sent), tokens, size, at_most)
+    cheaper = decision.estimates["here"] <= decision.estimates["there"]
+    assert decision.choice is (Choice.HERE if cheaper else Choice.THERE)
+    assert decision.estimates["there"] >= there.seconds(tokens)
 
 
 @given(lines, amounts, amounts)
 def test_a_faster_there_never_brings_a_prompt_here(there: Line, tokens: int, size: int) -> None:
     here, sent = Line(0.01, 1e-4), Line(0.001, 1e-9)
-    before = where(Rates(here, there, sent), tokens, size, 0)
-    faster = where(Rates(here, Line(there.fixed / 2, there.each), sent), tokens, size, 0)
+    before = choose_prefill_place(Rates(here, there, sent), tokens, size, 0)
+    faster = choose_prefill_place(
+        Rates(here, Line(there.fixed / 2, there.each), sent), tokens, size, 0
+    )
     if before.choice is Choice.THERE:
         assert faster.choice is Choice.THERE
 
@@ -85,7 +95,7 @@ def test_a_line_is_found_under_noise_and_follows_a_change() -> None:
 
 
 def test_few_samples_or_old_ones_say_nothing() -> None:
-    meter = RateMeter()
+    meter = CostLearner()
     for index in range(LEAST):
         assert meter.rates().here is None
         meter.here.add(100 * (index + 1), 0.1 * (index + 1))

@@ -23,7 +23,7 @@ from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 
 EVICTION = m.Eviction(7, "checkpoint", "turn_end", 640, 1.5, 0.25, "thief")
 FORGOTTEN = m.Eviction(8, "pages", None, 64, 0.5, None, None)
-LOST = m.LostState(640, 3.5, EVICTION)
+LOST = m.EvictedCheckpoint(640, 3.5, EVICTION)
 HIT = m.HitBreakdown(900, 700, 128, {"new": 772}, "branch", LOST)
 IN_PAGES = m.HitBreakdown(900, 0, 0, {"new": 900}, None)
 TRANSFER = m.TransferReport(2**40, 3, 12, 0.5, 0.25)
@@ -115,7 +115,7 @@ def test_a_tickets_sampling_comes_back_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["HitBreakdown", "LostState", "Eviction", "TransferReport", "Pulled", "Route"]
+    "name", ["HitBreakdown", "EvictedCheckpoint", "Eviction", "TransferReport", "Pulled", "Route"]
 )
 def test_who_imported_a_report_from_the_clients_protocol_still_can(name: str) -> None:
     assert getattr(inference_pb2, name) is getattr(report_pb2, name)

@@ -14,7 +14,15 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.harness.engines import Lone, submit, tiny_parts
 
-CALLS = ("match", "lease", "lease_receive", "extend", "take_checkpoint_slot", "publish", "release")
+CALLS = (
+    "match",
+    "allocate",
+    "allocate_to_receive",
+    "extend",
+    "take_checkpoint_slot",
+    "insert",
+    "release",
+)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -84,7 +92,7 @@ def test_a_blocked_request_asks_the_cache_nothing_until_room_may_have_come(
     alone, with_waiters = calls_of_a_step(0), calls_of_a_step(waiters)
     assert len(with_waiters) > 40
     for calls in with_waiters:
-        assert calls["match"] == calls["lease"] == 0, "the blocked head was matched again"
+        assert calls["match"] == calls["allocation"] == 0, "the blocked head was matched again"
     assert sum(alone, Counter()) == sum(with_waiters, Counter()), "waiting cost calls"
 
 

@@ -8,7 +8,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import FinishReason
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids, turn_hint
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache._cpp_cache import CheckpointKind, Lease
+from tasuki.pycache._cpp_cache import CheckpointKind, Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.harness.engines import Lone, submit, tiny_parts
@@ -45,7 +45,7 @@ def test_the_engine_tells_the_cache_of_a_tool_call(
 
     def listen(
         cache: HybridPrefixCache,
-        lease: Lease,
+        allocation: Allocation,
         boundary: int,
         slot: int | None,
         kind: CheckpointKind,
@@ -53,9 +53,9 @@ def test_the_engine_tells_the_cache_of_a_tool_call(
     ) -> None:
         if kind is CheckpointKind.TURN_END:
             told.append(hint)
-        publish(cache, lease, boundary, slot, kind, hint)
+        publish(cache, allocation, boundary, slot, kind, hint)
 
-    monkeypatch.setattr(HybridPrefixCache, "publish", listen)
+    monkeypatch.setattr(HybridPrefixCache, "insert", listen)
     parts = tiny_parts()
     prompt = [*range(1, 21)]
     plain = Lone(EngineConfig(model=str(tmp_path), dtype="float32"), parts=parts)

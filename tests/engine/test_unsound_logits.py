@@ -105,7 +105,7 @@ def test_a_prefill_node_refuses_the_room_and_the_prompt_is_computed_here() -> No
             pair.hand_over(submit("r", GOOD["good-1"], 6))
         (refused,) = [said for said in pair.prefill.said if isinstance(said, m.PrefillRefused)]
         assert "logits were NaN" in refused.error.message
-        pair.decode.post(m.HandoverLost(refused.room, refused.error.message))
+        pair.decode.post(m.HandoverFailed(refused.room, refused.error.message))
         pair.decode.post(m.WriterFenced(refused.room))
         pair.prefill.post(m.PrefillEnd(refused.room))
         pair.decode.run()

@@ -14,7 +14,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
 ROOM = m.RoomId(7)
-HERE = m.ToldRoom(ROOM, "127.0.0.1:1")
+HERE = m.GatewayRoom(ROOM, "127.0.0.1:1")
 
 
 def prompt(seed: int) -> list[int]:
@@ -69,7 +69,7 @@ def test_two_requests_of_one_told_room_do_not_share_it(decode: Lone) -> None:
     assert wanted[0].ticket.room == ROOM != wanted[1].ticket.room
     assert (wanted[0].sender, wanted[1].sender) == (HERE.sender, None)
     for said in wanted:
-        decode.post(m.HandoverLost(said.ticket.room, "cut"))
+        decode.post(m.HandoverFailed(said.ticket.room, "cut"))
     decode.run()
     assert {said.request_id for said in decode.said if isinstance(said, m.Finished)} == {
         "one",

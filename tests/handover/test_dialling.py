@@ -12,7 +12,7 @@ from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.dialling import Dialling
 from tasuki.decode_node.node import dialling
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.discovery.membership import MembershipError
 
 from tests.harness.certificates import Authority
@@ -48,10 +48,10 @@ def test_loopback_is_dialled_in_plain_text(target: str) -> None:
 def test_a_target_in_the_settings_is_refused_at_the_start(tmp_path: Path) -> None:
     named = DecodeConfig(prefill="127.0.0.1:7001,192.0.2.1:7001")
     with pytest.raises(MembershipError, match=r"192\.0\.2\.1:7001.*--prefill-ca.*--insecure"):
-        dialling(FrontConfig(), named)
-    assert dialling(FrontConfig(insecure=True), named).credentials is None
+        dialling(ServerConfig(), named)
+    assert dialling(ServerConfig(insecure=True), named).credentials is None
     guarded = DecodeConfig(prefill=named.prefill, prefill_ca=Authority(tmp_path, "ours").path)
-    assert dialling(FrontConfig(), guarded).credentials is not None
+    assert dialling(ServerConfig(), guarded).credentials is not None
 
 
 def test_a_daemon_with_such_a_target_does_not_start() -> None:

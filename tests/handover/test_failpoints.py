@@ -115,7 +115,7 @@ async def hand_over(both: Nodes, room: int) -> bool:
     ]
     both.client.deliver(wanted(room))
     async with asyncio.timeout(HANG_SECONDS):
-        while not (both.decode.of(m.RemoteDone, room) or both.decode.of(m.HandoverLost, room)):
+        while not (both.decode.of(m.RemoteDone, room) or both.decode.of(m.HandoverFailed, room)):
             if parts and parts[0][0].of(parts[0][1], room):
                 parts.pop(0)[2]()
             await asyncio.sleep(0.005)
@@ -139,7 +139,7 @@ def test_a_defect_at_any_place_ends_its_room_alone(
             with monkeypatch.context() as patch:
                 patch.setattr(failpoints, "ARMED", parse(f"{place.value}{window}=raise"))
                 granted = await hand_over(both, ROOM)
-            lost, done = (both.decode.of(kind, ROOM) for kind in (m.HandoverLost, m.RemoteDone))
+            lost, done = (both.decode.of(kind, ROOM) for kind in (m.HandoverFailed, m.RemoteDone))
             assert len(lost) + len(done) == 1
             assert done or place not in NEVER_LOST
             if lost and granted:

@@ -158,7 +158,7 @@ def test_a_killed_prefill_process_is_noticed_and_fenced(phase: str, script: Scri
             if phase == "ready":
                 await node.inbound.wait(m.RemoteReady)
             node.kill()
-            await node.inbound.wait(m.HandoverLost)
+            await node.inbound.wait(m.HandoverFailed)
             if phase != "queued":
                 # By proof of death: its lease outlasts the test.
                 await node.inbound.wait(m.WriterFenced)
@@ -178,6 +178,6 @@ def test_death_after_done_does_not_matter() -> None:
             await node.inbound.wait(m.RemoteDone)
             node.kill()
             await asyncio.sleep(0.5)
-            assert not node.inbound.of(m.HandoverLost)
+            assert not node.inbound.of(m.HandoverFailed)
 
     asyncio.run(asyncio.wait_for(scenario(), 90))

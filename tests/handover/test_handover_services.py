@@ -90,7 +90,7 @@ def test_a_room_goes_from_reserve_to_done(precision: WirePrecision) -> None:
             assert target.slot_bytes(granted.slot) == expected_slot(units, source, slot)
             await both.prefill.wait(m.PrefillEnd)
             await quiet(both)
-            assert not both.decode.of(m.HandoverLost) and not both.decode.of(m.WriterFenced)
+            assert not both.decode.of(m.HandoverFailed) and not both.decode.of(m.WriterFenced)
             assert len(both.decode.of(m.RemoteReady)) == 1
 
     run(scenario())
@@ -134,7 +134,7 @@ def test_queued_is_repeated_and_is_not_dead() -> None:
             await both.connected()
             await both.reserve(ROOM)
             await asyncio.sleep(0.5)
-            assert not both.decode.of(m.HandoverLost)
+            assert not both.decode.of(m.HandoverFailed)
             both.service.deliver(m.PrefillAccepted(m.RoomId(ROOM)))
             await both.decode.wait(m.GrantWanted)
 
@@ -162,7 +162,7 @@ def test_without_a_prefill_node_a_room_is_lost_at_once() -> None:
         async with nodes(decode_contract=other_weights) as both:
             await asyncio.sleep(0.3)
             both.client.deliver(wanted(ROOM))
-            lost = await both.decode.wait(m.HandoverLost)
+            lost = await both.decode.wait(m.HandoverFailed)
             assert "no prefill node" in lost.reason
             assert not both.decode.of(m.PeersChanged)
 
@@ -193,7 +193,7 @@ def test_a_refusal_loses_the_room_without_a_fence() -> None:
             await both.reserve(ROOM)
             error = m.RequestError(m.ErrorKind.TOO_LONG, "prompt is too long")
             both.service.deliver(m.PrefillRefused(m.RoomId(ROOM), error))
-            lost = await both.decode.wait(m.HandoverLost)
+            lost = await both.decode.wait(m.HandoverFailed)
             assert "too long" in lost.reason
             await quiet(both)
             assert not both.decode.of(m.WriterFenced)
@@ -233,7 +233,7 @@ def test_a_cancelled_room_ends_on_both_sides(phase: str, precision: WirePrecisio
             if phase not in ("reserve", "accept"):
                 await both.decode.wait(m.WriterFenced)
             await quiet(both)
-            assert not both.decode.of(m.HandoverLost) and not both.decode.of(m.RemoteDone)
+            assert not both.decode.of(m.HandoverFailed) and not both.decode.of(m.RemoteDone)
             assert len(both.prefill.of(m.PrefillEnd)) == 1
             assert len(both.decode.of(m.WriterFenced)) <= 1
 
@@ -247,7 +247,7 @@ def test_a_declined_grant_ends_the_room() -> None:
             await both.accept(ROOM)
             both.client.deliver(m.HandoverDeclined(m.RoomId(ROOM)))
             await both.prefill.wait(m.PrefillEnd)
-            await both.decode.wait(m.HandoverLost)
+            await both.decode.wait(m.HandoverFailed)
             await quiet(both)
 
     run(scenario())
@@ -290,8 +290,8 @@ def test_a_fault_on_the_way_is_never_done_and_the_next_room_is(
             await both.grant(ROOM)
             both.compute(ROOM)
             both.say_token(ROOM)
-            lost = await both.decode.wait(m.HandoverLost, ROOM)
-            assert isinstance(lost, m.HandoverLost)
+            lost = await both.decode.wait(m.HandoverFailed, ROOM)
+            assert isinstance(lost, m.HandoverFailed)
             assert lost.cause is cause and reason in lost.reason
             await both.decode.wait(m.WriterFenced, ROOM)
             assert not both.decode.of(m.RemoteDone)
@@ -310,7 +310,7 @@ def test_a_broken_transfer_fails_the_room_and_is_drained() -> None:
             await both.connected()
             await both.grant(ROOM)
             both.compute(ROOM)
-            lost = await both.decode.wait(m.HandoverLost)
+            lost = await both.decode.wait(m.HandoverFailed)
             assert "loopback" in lost.reason
             await both.decode.wait(m.WriterFenced)
             await both.prefill.wait(m.PrefillEnd)
@@ -330,7 +330,7 @@ def test_a_broken_endpoint_is_replaced(fault: Fault) -> None:
             first = both.client.links[0].connection
             await both.grant(ROOM)
             both.compute(ROOM)
-            await both.decode.wait(m.HandoverLost)
+            await both.decode.wait(m.HandoverFailed)
             await both.prefill.wait(m.PrefillEnd)
             async with asyncio.timeout(HANG_SECONDS):
                 while both.client.links[0].connection in (None, first):
@@ -350,7 +350,7 @@ def test_a_forward_that_breaks_after_the_grant_fails_the_room() -> None:
             await both.grant(ROOM)
             error = m.RequestError(m.ErrorKind.INTERNAL, "the forward broke")
             both.service.deliver(m.PrefillRefused(m.RoomId(ROOM), error))
-            lost = await both.decode.wait(m.HandoverLost)
+            lost = await both.decode.wait(m.HandoverFailed)
             assert lost.reason == "the forward broke"
             await both.decode.wait(m.WriterFenced)
             await both.prefill.wait(m.PrefillEnd)
@@ -364,7 +364,7 @@ def test_an_out_of_bounds_grant_is_refused_before_anything_is_posted() -> None:
             await both.connected()
             await both.accept(ROOM)
             both.client.deliver(m.HandoverGranted(m.Grant(m.RoomId(ROOM), 11, 0, (10**6,), 0)))
-            lost = await both.decode.wait(m.HandoverLost)
+            lost = await both.decode.wait(m.HandoverFailed)
             assert "1000000" in lost.reason
             await both.decode.wait(m.WriterFenced)
             await both.prefill.wait(m.PrefillEnd)
@@ -387,7 +387,7 @@ def test_a_server_that_goes_away_is_noticed_and_fenced_by_its_lease(phase: str) 
                 both.compute(ROOM)
             gone = time.monotonic()
             await both.server.stop(0)
-            await both.decode.wait(m.HandoverLost)
+            await both.decode.wait(m.HandoverFailed)
             both.pair.fabric.let_go()
             if phase in ("grant", "compute"):
                 await both.decode.wait(m.WriterFenced)
@@ -398,7 +398,7 @@ def test_a_server_that_goes_away_is_noticed_and_fenced_by_its_lease(phase: str) 
                 while both.decode.of(m.PeersChanged)[-1] != m.PeersChanged(False):
                     await asyncio.sleep(0.005)
             both.client.deliver(wanted(ROOM + 1))
-            await both.decode.wait(m.HandoverLost, ROOM + 1)
+            await both.decode.wait(m.HandoverFailed, ROOM + 1)
             await quiet(both)
 
     run(scenario())
@@ -412,7 +412,7 @@ def test_a_stuck_connection_is_replaced() -> None:
             first = n.client.links[0].connection
             await n.grant(ROOM)
             n.compute(ROOM)
-            lost = await n.decode.wait(m.HandoverLost)
+            lost = await n.decode.wait(m.HandoverFailed)
             assert "flushed" in lost.reason
             await n.decode.wait(m.WriterFenced)
             await n.prefill.wait(m.PrefillEnd)
@@ -516,7 +516,7 @@ def test_an_abort_is_idempotent_and_bars_the_room() -> None:
                 for _ in range(3):
                     answer = await abort(ROOM, raw.connection)
                     assert answer.drain == pb.DRAIN_DRAINED
-                await both.decode.wait(m.HandoverLost)
+                await both.decode.wait(m.HandoverFailed)
                 await both.decode.wait(m.WriterFenced)
                 await abort(99, raw.connection)
                 late = await raw.status(raw.reserve(99))

@@ -18,7 +18,7 @@ from tasuki.engine.messages import CAUSES
 from tasuki.prefill_node import handover_messages as prefill_wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import report_pb2, timeline_pb2
-from tasuki.pycache._cpp_cache import HybridTree, TreeConfig
+from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, TransferError
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
@@ -274,5 +274,5 @@ def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> 
 
 
 def test_the_causes_are_those_that_a_match_names() -> None:
-    tree = HybridTree(TreeConfig(slabs=4, blocks_per_slab=1, pages_per_slab=1))
-    assert set(tree.match(np.zeros(3, dtype=np.int32)).causes.as_dict()) == CAUSES
+    tree = PrefixCache(TreeConfig(slabs=4, blocks_per_slab=1, pages_per_slab=1))
+    assert set(tree.match(np.zeros(3, dtype=np.int32)).miss_reasons.as_dict()) == CAUSES

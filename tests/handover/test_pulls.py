@@ -10,7 +10,7 @@ from tasuki.engine.build import EngineParts
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.role import Role
-from tasuki.engine.routing.cost_learner import LEAST, RateMeter
+from tasuki.engine.routing.cost_learner import LEAST, CostLearner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.sending.link import SourceArena
@@ -206,7 +206,7 @@ def test_an_offer_is_pinned_until_it_was_sent(decode: Lone) -> None:
     stats = decode.stats()
     assert stats.integrity == "ok" and stats.tree["leases"] == 1 and stats.slots["tree"] == 1
     assert (decode.parts.arena.bytes == before).all()
-    decode.post(m.HandoverLost(ticket.room, "cut"))
+    decode.post(m.HandoverFailed(ticket.room, "cut"))
     decode.post(m.PullEnd(ticket.room))
     decode.run()
     decode.assert_at_rest()
@@ -228,7 +228,7 @@ def test_what_was_evicted_or_is_another_rooms_is_refused(decode: Lone) -> None:
     decode.assert_at_rest()
 
 
-def costs_of(node: Lone) -> RateMeter:
+def costs_of(node: Lone) -> CostLearner:
     handover = node.engine._handover
     assert isinstance(handover, DecodeHandover | PrefillHandover)
     return handover._router.costs

@@ -191,7 +191,7 @@ def test_a_pull_that_breaks_on_its_way_is_severed_and_the_next_room_goes_through
             first = both.client.links[0].connection
             both.client.deliver(m.PullPinned(source_of(both)))
             await lost_and_fenced(both)
-            await both.decode.wait(m.HandoverLost, ROOM)
+            await both.decode.wait(m.HandoverFailed, ROOM)
             await both.prefill.wait(m.PrefillEnd, ROOM)
             async with asyncio.timeout(HANG_SECONDS):
                 while both.client.links[0].connection in (None, first):

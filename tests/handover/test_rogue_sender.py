@@ -141,12 +141,12 @@ def test_a_breach_ends_the_room_once_and_commits_nothing(breach: str) -> None:
             client.deliver(wanted(ROOM))
             await inbound.wait(m.GrantWanted)
             client.deliver(m.HandoverGranted(grant_of(ROOM, pair.target.layout)))
-            await inbound.wait(m.HandoverLost)
+            await inbound.wait(m.HandoverFailed)
             await inbound.wait(m.WriterFenced)
             await over(lambda: not client._rooms)
             kinds = [type(message) for message in inbound.messages]
-            assert kinds.count(m.HandoverLost) == kinds.count(m.WriterFenced) == 1
-            assert kinds.index(m.HandoverLost) < kinds.index(m.WriterFenced)
+            assert kinds.count(m.HandoverFailed) == kinds.count(m.WriterFenced) == 1
+            assert kinds.index(m.HandoverFailed) < kinds.index(m.WriterFenced)
             assert kinds.count(m.RemoteReady) <= 1 and m.RemoteDone not in kinds
             # After a lease's end the link is made anew; the next prompt may go there.
             await over(lambda: client.links[0].connection is not None)

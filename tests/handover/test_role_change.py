@@ -22,7 +22,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.errors import InvalidRequest, RoleFixed
 from tasuki.server.role_change import TUNING, RoleChange
 from tasuki.transfer.transports.nixl.transport import installed_package
@@ -195,7 +195,7 @@ def stranger_s_status(node: Node) -> grpc.StatusCode:
 
 
 def make_change(role: str = "prefill", **changes: object) -> tuple[RoleChange, list[int]]:
-    front = FrontConfig(api_key="secret", **changes)  # type: ignore[arg-type]
+    front = ServerConfig(api_key="secret", **changes)  # type: ignore[arg-type]
     own: object = PrefillConfig(advertise="10.0.0.1:7")
     if role == "decode":
         own = DecodeConfig(prefill="10.0.0.2:7")
@@ -247,7 +247,7 @@ def test_a_call_never_says_who_may_ask_where_a_node_is_or_whom_it_trusts(
 
 
 def test_every_setting_of_a_node_is_either_tuned_by_calls_or_fixed() -> None:
-    configs = (EngineConfig, FrontConfig, PrefillConfig, DecodeConfig)
+    configs = (EngineConfig, ServerConfig, PrefillConfig, DecodeConfig)
     names = {item.name for config in configs for item in fields(config)}
     assert not TUNING & FIXED
     unsorted = names ^ (TUNING | FIXED)
@@ -259,7 +259,7 @@ def test_every_setting_of_a_node_is_either_tuned_by_calls_or_fixed() -> None:
 def test_the_other_role_s_file_is_what_it_starts_with_and_comes_back_to(tmp_path: Path) -> None:
     file = tmp_path / "decode.toml"
     file.write_text('prefill = "10.0.0.2:7"\nmax-batch = 9\n', encoding="utf-8")
-    front = FrontConfig(api_key="secret", drain_timeout=7.0)
+    front = ServerConfig(api_key="secret", drain_timeout=7.0)
     own = PrefillConfig(advertise="10.0.0.1:7", other_role_config=str(file))
     role = RoleChange("prefill", (EngineConfig(model="m"), front, own))
     role.offer("127.0.0.1:7", None, lambda: None)
@@ -286,14 +286,14 @@ def test_a_file_that_is_no_start_for_the_other_role_keeps_a_node_from_starting(
         file.write_text(text, encoding="utf-8")
     own = PrefillConfig(other_role_config=str(file))
     with pytest.raises((InvalidRequest, ConfigFileError), match=part):
-        RoleChange("prefill", (EngineConfig(model="m"), FrontConfig(), own))
+        RoleChange("prefill", (EngineConfig(model="m"), ServerConfig(), own))
 
 
 def test_a_file_that_broke_since_keeps_a_node_in_its_role(tmp_path: Path) -> None:
     file = tmp_path / "decode.toml"
     file.write_text("max_batch = 9", encoding="utf-8")
     own = PrefillConfig(other_role_config=str(file))
-    role = RoleChange("prefill", (EngineConfig(model="m"), FrontConfig(), own))
+    role = RoleChange("prefill", (EngineConfig(model="m"), ServerConfig(), own))
     role.offer("127.0.0.1:7", None, lambda: None)
     file.unlink()
     with pytest.raises(RoleFixed, match="cannot be read"):

@@ -46,9 +46,9 @@ def sending(**seconds: float) -> Any:
     return replace(SERVICE_LIMITS, progress_seconds=LOOK, deadlines=SenderDeadlines(**seconds))
 
 
-async def lost(both: Nodes, cause: m.LossCause) -> m.HandoverLost:
-    message = await both.decode.wait(m.HandoverLost, ROOM)
-    assert isinstance(message, m.HandoverLost) and message.cause is cause, message
+async def lost(both: Nodes, cause: m.LossCause) -> m.HandoverFailed:
+    message = await both.decode.wait(m.HandoverFailed, ROOM)
+    assert isinstance(message, m.HandoverFailed) and message.cause is cause, message
     return message
 
 
@@ -77,7 +77,7 @@ def test_a_place_in_a_queue_that_moves_is_waited_for_until_the_queues_own_time()
             await both.connected()
             await both.reserve(ROOM)
             position = 0
-            while not both.decode.of(m.HandoverLost):
+            while not both.decode.of(m.HandoverFailed):
                 # To and fro: what a peer tells must not keep a room for ever.
                 position = 1 - position
                 both.service.deliver(m.PrefillQueued(m.RoomId(ROOM), position))
@@ -125,8 +125,8 @@ def test_a_receiver_that_beats_and_never_grants_does_not_keep_the_lease() -> Non
             await both.accept(ROOM)
             await ended(both, m.LossCause.STALLED)
             assert both.service.receivers == ["decode-0"], "its beats are answered all the while"
-            message = await both.decode.wait(m.HandoverLost, ROOM)
-            assert isinstance(message, m.HandoverLost) and "grant is awaited" in message.reason
+            message = await both.decode.wait(m.HandoverFailed, ROOM)
+            assert isinstance(message, m.HandoverFailed) and "grant is awaited" in message.reason
             await quiet(both)
 
     run(scenario())
@@ -141,7 +141,7 @@ def test_a_granted_room_waits_for_those_before_it_as_long_as_they_move(moves: bo
             await both.grant(ROOM)
             connection = both.client.links[0].connection
             assert connection is not None
-            while not both.decode.of(m.HandoverLost):
+            while not both.decode.of(m.HandoverFailed):
                 connection.landed += moves
                 await asyncio.sleep(SOON / 3)
             await lost(both, m.LossCause.QUEUE_TIMEOUT if moves else m.LossCause.STALLED)
@@ -201,7 +201,7 @@ def test_windows_that_land_one_after_the_other_are_waited_for() -> None:
                 await asyncio.sleep(3 * SOON)
                 both.pair.fabric.let_go()
             await both.decode.wait(m.RemoteDone, ROOM)
-            assert not both.decode.of(m.HandoverLost)
+            assert not both.decode.of(m.HandoverFailed)
 
     run(scenario())
 
@@ -246,8 +246,8 @@ def test_a_sender_that_stands_still_gives_its_room_up_and_says_so(
             if state == "holding":
                 both.compute(ROOM)
             await ended(both, cause)
-            message = await both.decode.wait(m.HandoverLost, ROOM)
-            assert isinstance(message, m.HandoverLost) and "gives up" in message.reason
+            message = await both.decode.wait(m.HandoverFailed, ROOM)
+            assert isinstance(message, m.HandoverFailed) and "gives up" in message.reason
             if state != "queued":
                 await both.decode.wait(m.WriterFenced, ROOM)
             await quiet(both)

@@ -63,8 +63,8 @@ def test_a_room_whose_channel_was_closed_before_it_began_is_lost_at_once() -> No
             await channel.close()
             speak_over(both, channel)
             both.client.deliver(wanted(ROOM))
-            lost = await both.decode.wait(m.HandoverLost, ROOM)
-            assert isinstance(lost, m.HandoverLost) and "closed" in lost.reason.lower()
+            lost = await both.decode.wait(m.HandoverFailed, ROOM)
+            assert isinstance(lost, m.HandoverFailed) and "closed" in lost.reason.lower()
             await quiet(both)
 
     run(scenario())
@@ -83,7 +83,7 @@ def test_a_room_whose_first_message_never_leaves_hears_that_its_link_is_lost() -
                 await asyncio.sleep(0.1)
                 connection.lost.set()
                 await channel.close()
-                await both.decode.wait(m.HandoverLost, ROOM)
+                await both.decode.wait(m.HandoverFailed, ROOM)
                 await quiet(both)
 
     run(scenario())
@@ -98,8 +98,8 @@ def test_a_room_whose_first_message_never_leaves_is_lost_though_its_link_stands(
                 async with grpc.aio.insecure_channel(address) as channel:
                     speak_over(both, channel)
                     both.client.deliver(wanted(ROOM))
-                    lost = await both.decode.wait(m.HandoverLost, ROOM)
-                    assert isinstance(lost, m.HandoverLost) and "took no message" in lost.reason
+                    lost = await both.decode.wait(m.HandoverFailed, ROOM)
+                    assert isinstance(lost, m.HandoverFailed) and "took no message" in lost.reason
                     await quiet(both)
 
     run(scenario())
@@ -138,12 +138,12 @@ def test_what_breaks_in_a_task_of_a_room_ends_it_and_is_fenced() -> None:
             await both.grant(ROOM)
             both.compute(ROOM)
             both.say_token(ROOM)
-            lost = await both.decode.wait(m.HandoverLost, ROOM)
-            assert isinstance(lost, m.HandoverLost)
+            lost = await both.decode.wait(m.HandoverFailed, ROOM)
+            assert isinstance(lost, m.HandoverFailed)
             assert lost.cause is m.LossCause.PROTOCOL and "digester" in lost.reason
             await both.decode.wait(m.WriterFenced, ROOM)
             await quiet(both)
-            assert len(both.decode.of(m.HandoverLost)) == len(both.decode.of(m.WriterFenced)) == 1
+            assert len(both.decode.of(m.HandoverFailed)) == len(both.decode.of(m.WriterFenced)) == 1
 
     run(scenario())
 
@@ -158,8 +158,8 @@ def test_a_room_that_cannot_even_be_opened_is_answered() -> None:
 
             both.client._traceparent = broken
             both.client.deliver(wanted(ROOM))
-            lost = await both.decode.wait(m.HandoverLost, ROOM)
-            assert isinstance(lost, m.HandoverLost) and lost.cause is m.LossCause.PROTOCOL
+            lost = await both.decode.wait(m.HandoverFailed, ROOM)
+            assert isinstance(lost, m.HandoverFailed) and lost.cause is m.LossCause.PROTOCOL
 
     run(scenario())
 
@@ -176,10 +176,10 @@ def test_a_room_that_breaks_outside_its_events_is_answered_once_and_fenced() -> 
 
             inbox.next = broken  # type: ignore[assignment, method-assign]
             both.say_token(ROOM)
-            await both.decode.wait(m.HandoverLost, ROOM)
+            await both.decode.wait(m.HandoverFailed, ROOM)
             await both.decode.wait(m.WriterFenced, ROOM)
             await quiet(both)
-            assert len(both.decode.of(m.HandoverLost)) == 1
+            assert len(both.decode.of(m.HandoverFailed)) == 1
 
     run(scenario())
 
@@ -251,7 +251,7 @@ def test_a_prefill_nodes_room_that_breaks_beside_its_events_lets_its_engine_go()
             room_of(both.service)._core.inbox.next = broken
             both.say_token(ROOM)
             await both.prefill.wait(m.PrefillEnd, ROOM)
-            await both.decode.wait(m.HandoverLost, ROOM)
+            await both.decode.wait(m.HandoverFailed, ROOM)
             await both.decode.wait(m.WriterFenced, ROOM)
             await quiet(both)
             assert len(both.prefill.of(m.PrefillEnd)) == 1

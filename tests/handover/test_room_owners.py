@@ -74,7 +74,7 @@ def test_an_abort_of_another_peers_room_leaves_it_alone() -> None:
             both.compute(ROOM)
             both.say_token(ROOM)
             await both.decode.wait(m.RemoteDone, ROOM)
-            assert not both.decode.of(m.HandoverLost)
+            assert not both.decode.of(m.HandoverFailed)
 
     run(scenario())
 

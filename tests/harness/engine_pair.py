@@ -90,13 +90,13 @@ class EnginePair:
         assert isinstance(end, RoomSent), end
         return end
 
-    def done(self, room: Room) -> m.RemoteDone | m.HandoverLost:
+    def done(self, room: Room) -> m.RemoteDone | m.HandoverFailed:
         """What Done leads to, as the decode node does it; the room is over after it."""
         end, number = self.flushed(room), room.ticket.room
         try:
             self.receiver.verify(number, room.ticket.generation, end.report.digests, 5.0)
         except TransferError as error:
-            message: m.RemoteDone | m.HandoverLost = m.HandoverLost(number, str(error))
+            message: m.RemoteDone | m.HandoverFailed = m.HandoverFailed(number, str(error))
         else:
             report = end.report
             message = m.RemoteDone(

@@ -23,7 +23,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
-from tasuki.pycache._cpp_cache import Lease
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import CopyKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -35,27 +35,29 @@ class PoisonedCache(HybridPrefixCache):
     """NaN wherever an id changes owner: what is read before it is written shows at once. Bytes that
     a waiting copy still reads stay."""
 
-    def lease(self, *args: Any, **terms: Any) -> Lease | None:
-        return self._poisoned(super().lease(*args, **terms))
+    def allocate(self, *args: Any, **terms: Any) -> Allocation | None:
+        return self._poisoned(super().allocate(*args, **terms))
 
-    def lease_receive(self, *args: Any, **terms: Any) -> Lease | None:
-        return self._poisoned(super().lease_receive(*args, **terms))
+    def allocate_to_receive(self, *args: Any, **terms: Any) -> Allocation | None:
+        return self._poisoned(super().allocate_to_receive(*args, **terms))
 
-    def extend(self, lease: Lease, capacity_tokens: int) -> bool:
-        held = len(lease.pages)
-        extended = super().extend(lease, capacity_tokens)
-        self._poison(lease.pages[held:].tolist(), ())
+    def extend(self, allocation: Allocation, capacity_tokens: int) -> bool:
+        held = len(allocation.pages)
+        extended = super().extend(allocation, capacity_tokens)
+        self._poison(allocation.pages[held:].tolist(), ())
         return extended
 
-    def take_checkpoint_slot(self, lease: Lease) -> int | None:
-        slot = super().take_checkpoint_slot(lease)
+    def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
+        slot = super().take_checkpoint_slot(allocation)
         self._poison((), () if slot is None else (slot,))
         return slot
 
-    def _poisoned(self, lease: Lease | None) -> Lease | None:
-        if lease is not None:
-            self._poison(lease.pages[lease.shared_pages :].tolist(), lease.working_slots)
-        return lease
+    def _poisoned(self, allocation: Allocation | None) -> Allocation | None:
+        if allocation is not None:
+            self._poison(
+                allocation.pages[allocation.shared_pages :].tolist(), allocation.working_slots
+            )
+        return allocation
 
     def _poison(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         arena, blocks = self.arena, self.arena.layout.blocks_per_slab

@@ -10,10 +10,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tasuki.engine import messages as m
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Server, start_server
-from tasuki.server.grpc.services import front_services
+from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
@@ -164,12 +164,12 @@ class Front:
 @contextmanager
 def running_front(
     codec: TextCodec,
-    config: FrontConfig | None = None,
+    config: ServerConfig | None = None,
     queue_limit: int = 4096,
     engine: ScriptedEngine | None = None,
 ) -> Iterator[Front]:
     """A real gRPC server on loopback, on an event loop of its own thread."""
-    config = config or FrontConfig()
+    config = config or ServerConfig()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -187,7 +187,7 @@ def running_front(
 
     async def start() -> Server:
         return await start_server(
-            "127.0.0.1:0", front_services(client, codec, config), config.access
+            "127.0.0.1:0", grpc_services(client, codec, config), config.access
         )
 
     server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.routes import openai_routes
@@ -83,10 +83,10 @@ def running_http(
     codec: TextCodec,
     api_key: str = "",
     queue_limit: int = 4096,
-    config: FrontConfig | None = None,
+    config: ServerConfig | None = None,
 ) -> Iterator[HttpFront]:
     """A real server on loopback, beside the gRPC server of running_front."""
-    config = config or FrontConfig(api_key=api_key)
+    config = config or ServerConfig(api_key=api_key)
     with running_front(codec, config, queue_limit=queue_limit) as front:
         model = ServedModel("tiny", 1_700_000_000, 1000, codec)
 

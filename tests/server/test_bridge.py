@@ -17,11 +17,11 @@ from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.loop_bridge import Bridge
 from tasuki.server.grpc.server import Server, Service, start_server
-from tasuki.server.grpc.services import front_services
+from tasuki.server.grpc.services import grpc_services
 from tasuki.utils.loops.loop_thread import LoopThread, run_on
 
 from tests.harness.front_fixtures import ScriptedEngine, text_codec
@@ -62,7 +62,7 @@ class Bridged:
 def bridged(
     folder: Path, engine: ScriptedEngine | None = None, patience: float = 30.0
 ) -> Iterator[Bridged]:
-    config = FrontConfig(api_key=KEY)
+    config = ServerConfig(api_key=KEY)
     engine = engine or ScriptedEngine()
     lost: list[str] = []
     front, host = LoopThread("front", lost.append), LoopThread("host", lost.append)
@@ -78,7 +78,7 @@ def bridged(
     engine.start()
     guest = Guest()
     services = [
-        *front_services(client, text_codec(folder), config),
+        *grpc_services(client, text_codec(folder), config),
         Service(
             "tasuki.handover.v1.Handover",
             partial(handover_pb2_grpc.add_HandoverServicer_to_server, guest),

@@ -6,7 +6,7 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LostState
+from tasuki.engine.messages import Eviction, EvictedCheckpoint
 from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.request_log import RequestLog
@@ -66,7 +66,12 @@ def test_what_was_lost_to_whom_and_what_was_given_up_for_it() -> None:
     thief = Eviction(9, "checkpoint", "turn_end", 640, 1.0, 0.25, "thief")
     victims = [Eviction(n, "pages", None, 64 * n, 0.5, None, "me") for n in range(12)]
     hit = m.HitBreakdown(
-        900, 700, 128, {"checkpoint_evicted": 512, "new": 260}, None, LostState(640, 3.5, thief)
+        900,
+        700,
+        128,
+        {"checkpoint_evicted": 512, "new": 260},
+        None,
+        EvictedCheckpoint(640, 3.5, thief),
     )
     usage = m.Usage(900, 5, hit, None, "local", False, 0.2, 1.0)
     end = m.Finished(m.RequestId("me"), m.FinishReason.STOP, usage)

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.errors import ERROR_KIND_KEY
 from tasuki.server.text.text_codec import TextCodec
 
@@ -530,7 +530,7 @@ def test_a_turn_taken_back_takes_its_cursor_along(
 
 def test_sessions_are_limited(codec: TextCodec) -> None:
     with (
-        running_front(codec, FrontConfig(max_sessions=1)) as front,
+        running_front(codec, ServerConfig(max_sessions=1)) as front,
         grpc.insecure_channel(front.address) as channel,
     ):
         sessions = pb_grpc.SessionStub(channel)
@@ -547,7 +547,7 @@ def test_sessions_are_limited(codec: TextCodec) -> None:
 
 
 def test_idle_sessions_give_way(codec: TextCodec) -> None:
-    config = FrontConfig(max_sessions=1, session_idle_seconds=0.0)
+    config = ServerConfig(max_sessions=1, session_idle_seconds=0.0)
     with (
         running_front(codec, config) as front,
         grpc.insecure_channel(front.address) as channel,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.http.host_check import host_name
 
 from tests.harness.front_fixtures import text_codec
@@ -32,7 +32,7 @@ def test_loopback_answers_to_its_own_names_only(tmp_path: Path) -> None:
 def test_more_names_are_served_where_they_are_listed(
     tmp_path: Path, allowed: str, expected: int
 ) -> None:
-    with running_http(text_codec(tmp_path), config=FrontConfig(allowed_hosts=allowed)) as http:
+    with running_http(text_codec(tmp_path), config=ServerConfig(allowed_hosts=allowed)) as http:
         assert status(http, "api.example:443") == expected
         assert status(http, "localhost") == 200
         if "fd00" in allowed:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import text_codec
@@ -34,7 +34,7 @@ def bomb() -> bytes:
 
 @pytest.fixture(scope="module")
 def http(codec: TextCodec) -> Iterator[HttpFront]:
-    config = FrontConfig(api_key=KEY, max_message_mib=LIMIT // 2**20)
+    config = ServerConfig(api_key=KEY, max_message_mib=LIMIT // 2**20)
     with running_http(codec, config=config) as running:
         yield running
 

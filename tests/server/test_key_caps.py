@@ -17,7 +17,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
 from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RequestLimit, WatcherLimit
 from tasuki.server.request_ids import RequestNames
 from tasuki.server.text.text_codec import TextCodec
@@ -86,7 +86,7 @@ class Asking:
 @contextmanager
 def front_of(keys: str, **settings: Any) -> Iterator[tuple[Front, Callable[[str], Asking]]]:
     engine = settings.pop("engine", None)
-    config = FrontConfig(api_keys=keys, **settings)
+    config = ServerConfig(api_keys=keys, **settings)
     with (
         running_front(CODEC, config, engine=engine) as front,
         grpc.insecure_channel(front.address) as channel,
@@ -151,9 +151,9 @@ def test_one_key_never_has_all_sessions(keys: str) -> None:
 
 @pytest.mark.parametrize("given_cap", [None, 0, 2])
 def test_the_cap_of_sessions_is_half_of_all_unless_it_is_given(given_cap: int | None) -> None:
-    config = FrontConfig(max_sessions=9, sessions_per_key=given_cap)
+    config = ServerConfig(max_sessions=9, sessions_per_key=given_cap)
     assert config.key_sessions == (4 if given_cap is None else given_cap)
-    assert FrontConfig(max_sessions=1).key_sessions == 1
+    assert ServerConfig(max_sessions=1).key_sessions == 1
 
 
 def test_a_key_over_its_cap_gives_up_its_own_idle_sessions_only(keys: str) -> None:
@@ -304,7 +304,7 @@ def test_a_gateway_s_key_stands_for_many_callers(keys: str) -> None:
 
 
 def test_http_says_429_beyond_a_key_s_requests(keys: str) -> None:
-    config = FrontConfig(api_keys=keys, requests_per_key=1)
+    config = ServerConfig(api_keys=keys, requests_per_key=1)
     bearer = {"Authorization": f"Bearer {KEYS['ann']}"}
     with running_http(CODEC, config=config) as running:
         running.engine.hold = True

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.daemons import Node, asked, flags, random_prompt
@@ -131,7 +131,7 @@ def test_no_body_holds_the_loop(front: HttpFront, watch: LoopWatch, name: str) -
 def test_no_message_holds_the_loop(codec: TextCodec, watch: LoopWatch, kind: str) -> None:
     options = [("grpc.max_send_message_length", -1)]
     with (
-        running_http(codec, config=FrontConfig()) as running,
+        running_http(codec, config=ServerConfig()) as running,
         grpc.insecure_channel(running.front.address, options) as channel,
     ):
         text = "it was " * 600_000

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_cache, build_fused_engine, build_parts
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.node import Node
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.text.text_codec import TextCodec
@@ -129,7 +129,7 @@ async def traced_path() -> list[str]:
     loaded = build_parts(config)
     codec = TextCodec.load(Path(config.model), loaded.model_config.vocab, 4096)
     engine = build_fused_engine(config, loaded, build_cache(config, loaded))
-    front = FrontConfig(bind="127.0.0.1:0", http_bind="127.0.0.1:0")
+    front = ServerConfig(bind="127.0.0.1:0", http_bind="127.0.0.1:0")
     served = served_model(config.model, front, engine.max_request_tokens, codec)
     path = PromptPath(codec.require_tokenizer().encode(PROMPT))
     threading.setprofile(path.trace)

@@ -16,7 +16,7 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeyError, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
 from tasuki.server.auth.rate_limits import RateLimits, no_limits
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.errors import PromptTooLong, RateLimited
 
 from tests.harness.daemons import Node, flags
@@ -96,7 +96,7 @@ def test_no_minute_ever_admits_more_than_two_allowances(asked: list[tuple[float,
 
 
 def test_a_call_over_the_limit_is_told_when_to_come_back(tmp_path: Path) -> None:
-    config = FrontConfig(requests_per_minute=1)
+    config = ServerConfig(requests_per_minute=1)
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]))
     with (
         running_front(text_codec(tmp_path), config) as front,
@@ -114,7 +114,7 @@ def test_a_call_over_the_limit_is_told_when_to_come_back(tmp_path: Path) -> None
 
 
 def test_a_session_pays_as_well(tmp_path: Path) -> None:
-    config = FrontConfig(tokens_per_minute=60)
+    config = ServerConfig(tokens_per_minute=60)
     with (
         running_front(text_codec(tmp_path), config) as front,
         Client(front.address) as client,
@@ -129,7 +129,7 @@ def test_a_session_pays_as_well(tmp_path: Path) -> None:
 
 
 def test_http_says_429_with_retry_after(tmp_path: Path) -> None:
-    config = FrontConfig(requests_per_minute=2)
+    config = ServerConfig(requests_per_minute=2)
     with running_http(text_codec(tmp_path), config=config) as http:
         assert [http.complete().status, http.chat().status] == [200, 200]
         for refused in (http.complete(), http.complete(stream=True)):
@@ -143,7 +143,7 @@ def test_http_says_429_with_retry_after(tmp_path: Path) -> None:
 def test_each_key_of_a_file_has_a_minute_of_its_own(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"ann {SECRETS[0]}\n\nben {SECRETS[1]}  # a comment\n", encoding="utf-8")
-    config = FrontConfig(requests_per_minute=1, api_keys=str(keys), api_key="a-third")
+    config = ServerConfig(requests_per_minute=1, api_keys=str(keys), api_key="a-third")
     assert not any(secret in repr((config, config.access)) for secret in (*SECRETS, "a-third"))
     with running_http(text_codec(tmp_path), config=config) as http:
 
@@ -157,7 +157,7 @@ def test_each_key_of_a_file_has_a_minute_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_message_over_the_size_is_refused(tmp_path: Path) -> None:
-    config = FrontConfig(max_message_mib=1)
+    config = ServerConfig(max_message_mib=1)
     with running_http(text_codec(tmp_path), config=config) as http:
         body = json.dumps({"prompt": "a" * 2**20}).encode()
         refused = http.ask("POST", "/v1/completions", body)
@@ -186,7 +186,7 @@ def test_a_bad_file_of_keys_is_named_without_its_keys(tmp_path: Path, text: str,
     path = tmp_path / "keys"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ApiKeyError) as caught:
-        FrontConfig(api_keys=str(path)).access  # noqa: B018
+        ServerConfig(api_keys=str(path)).access  # noqa: B018
     assert part in str(caught.value) and "k-1" not in str(caught.value)
 
 
@@ -228,7 +228,7 @@ def test_a_daemon_never_logs_its_secrets(tmp_path: Path) -> None:
 def test_a_line_of_keys_may_list_scopes(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("ann k-1\nprom k-2 metrics\nroot k-3 caller,operator\n", encoding="utf-8")
-    keys = FrontConfig(api_keys=str(path)).access.keys
+    keys = ServerConfig(api_keys=str(path)).access.keys
     scopes = {}
     for key in ("k-1", "k-2", "k-3"):
         caller = keys.caller([f"Bearer {key}"])

@@ -19,7 +19,7 @@ from tasuki.server.auth.caller import CERTIFIED, EVERY_SCOPE, Caller, Scope
 from tasuki.server.auth.surface_table import surface_table
 from tasuki.server.auth.surfaces import ANY_METHOD, GRPC, HTTP, Needs, Unscoped, suffices
 from tasuki.server.bind import BindError
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.server import Service, start_server
 from tasuki.server.http.server import start_http_server
 from tasuki.server.text.text_codec import TextCodec
@@ -264,18 +264,18 @@ def test_off_loopback_a_node_without_keys_does_not_start(
     fields = {name: paths.get(str(value), value) for name, value in fields.items()}
     service = Service("tasuki.v1.CacheAdmin", lambda server: None)
 
-    async def start(config: FrontConfig) -> None:
+    async def start(config: ServerConfig) -> None:
         server = await start_server("0.0.0.0:0", [service], config.access)
         await server.drain(0)
 
-    async def start_http(config: FrontConfig) -> None:
+    async def start_http(config: ServerConfig) -> None:
         server = await start_http_server("0.0.0.0:0", [], lambda: None, config.access)
         await server.drain()
 
     for starts in (start, start_http):
         with pytest.raises(BindError, match="--api-key or --api-keys"):
-            asyncio.run(starts(FrontConfig(bind="0.0.0.0:0", **fields)))
-        asyncio.run(starts(FrontConfig(bind="0.0.0.0:0", api_key="secret", **fields)))
+            asyncio.run(starts(ServerConfig(bind="0.0.0.0:0", **fields)))
+        asyncio.run(starts(ServerConfig(bind="0.0.0.0:0", api_key="secret", **fields)))
 
 
 def test_the_hand_over_s_server_asks_its_peers_for_no_key() -> None:
@@ -291,12 +291,12 @@ def test_a_certificate_alone_owns_no_node_that_others_reach(tmp_path: Path) -> N
     authority = Authority(tmp_path, "ours")
     issued = authority.issue()
     tls = {"tls_cert": issued.certificate, "tls_key": issued.key, "tls_client_ca": authority.path}
-    assert FrontConfig(bind="0.0.0.0:0", **tls).access.keys.caller([]) == CERTIFIED
-    assert FrontConfig(http_bind="[::]:0", **tls).access.keys.caller([]) == CERTIFIED
+    assert ServerConfig(bind="0.0.0.0:0", **tls).access.keys.caller([]) == CERTIFIED
+    assert ServerConfig(http_bind="[::]:0", **tls).access.keys.caller([]) == CERTIFIED
     assert not CERTIFIED.may(Scope.OPERATOR)
     credentials = ClientTls(authority.path, issued.certificate, issued.key).grpc_credentials()
     with (
-        running_front(CODEC, FrontConfig(bind="0.0.0.0:0", **tls)) as front,
+        running_front(CODEC, ServerConfig(bind="0.0.0.0:0", **tls)) as front,
         grpc.secure_channel(front.address, credentials) as channel,
     ):
         with pytest.raises(grpc.RpcError) as refused:
@@ -309,7 +309,7 @@ def test_a_certificate_alone_owns_no_node_that_others_reach(tmp_path: Path) -> N
 def test_two_values_of_the_header_are_no_key() -> None:
     key = ("authorization", "Bearer secret")
     with (
-        running_front(CODEC, FrontConfig(api_key="secret")) as front,
+        running_front(CODEC, ServerConfig(api_key="secret")) as front,
         grpc.insecure_channel(front.address) as channel,
     ):
         stub = pb_grpc.CacheAdminStub(channel)

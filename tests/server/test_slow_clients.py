@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.http import body as http_body
 from tasuki.server.http import server as http_server
 from tasuki.server.text.text_codec import TextCodec
@@ -34,7 +34,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 @contextmanager
 def front(codec: TextCodec, **settings: object) -> Iterator[HttpFront]:
-    with running_http(codec, config=FrontConfig(api_key=KEY, **settings)) as running:
+    with running_http(codec, config=ServerConfig(api_key=KEY, **settings)) as running:
         yield running
 
 
@@ -161,7 +161,7 @@ def test_connections_are_capped_in_all(codec: TextCodec) -> None:
 
 
 def test_grpc_holds_no_more_connections_than_it_may(codec: TextCodec) -> None:
-    with running_front(codec, FrontConfig(max_connections=4)) as running:
+    with running_front(codec, ServerConfig(max_connections=4)) as running:
         host, port = running.address.rsplit(":", 1)
         idle = [
             socket.create_connection((host, int(port)), timeout=HANG_SECONDS) for _ in range(12)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, Lease, PageMatch, TreeConfig
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, PageMatch, TreeConfig
 from tasuki.server.auth.tenant import salt_of
 from tasuki.transfer.transports.nixl.transport import installed_package
 
@@ -99,7 +99,7 @@ def test_sixty_guesses_learn_nothing_of_a_secret(
 
 
 def in_pages(match: PageMatch) -> tuple[object, ...]:
-    return match.kv_tokens, match.usable_tokens, match.checkpoint_kind, match.causes.as_dict()
+    return match.kv_tokens, match.usable_tokens, match.checkpoint_kind, match.miss_reasons.as_dict()
 
 
 def whole_pages_known(prompt: NDArray[np.int32], seen: list[NDArray[np.int32]]) -> int:
@@ -117,9 +117,11 @@ def test_a_match_in_pages_says_nothing_of_what_agrees_inside_one(seed: int) -> N
     """The same prompt with its last pages, which nobody had whole, replaced by tokens that nobody
     had at all: what is told by pages stays, though what is true changes."""
     generator = np.random.default_rng(seed)
-    tree = HybridTree(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=99))
+    tree = PrefixCache(
+        TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=99)
+    )
     seen: list[NDArray[np.int32]] = []
-    held: list[Lease] = []
+    held: list[Allocation] = []
     exact_differed = 0
     for _ in range(600):
         runs = [
@@ -133,19 +135,19 @@ def test_a_match_in_pages_says_nothing_of_what_agrees_inside_one(seed: int) -> N
         match, other = tree.match(prompt), tree.match(blank)
         assert in_pages(match.in_pages) == in_pages(other.in_pages)
         assert match.in_pages.kv_tokens % 64 == match.in_pages.usable_tokens % 64 == 0
-        causes = match.in_pages.causes.as_dict()
+        causes = match.in_pages.miss_reasons.as_dict()
         assert match.in_pages.usable_tokens + sum(causes.values()) == len(prompt)
         assert all(count % 64 == 0 for cause, count in causes.items() if cause != "new")
-        exact_differed += match.causes.as_dict() != other.causes.as_dict()
-        lease = tree.lease(prompt, capacity_tokens=len(prompt) + 8, working_slots=1)
-        if lease is not None:
+        exact_differed += match.miss_reasons.as_dict() != other.miss_reasons.as_dict()
+        allocation = tree.allocate(prompt, capacity_tokens=len(prompt) + 8, working_slots=1)
+        if allocation is not None:
             seen.append(prompt)
-            held.append(lease)
-        if held and (lease is None or generator.random() < 0.7):
+            held.append(allocation)
+        if held and (allocation is None or generator.random() < 0.7):
             done = held.pop(0)
             first = done.cached_tokens + 1
             end = int(generator.integers(first, max(first, done.match.prompt_tokens) + 1))
-            tree.publish(done, end, done.working_slots[0], CheckpointKind.TURN_END)
+            tree.insert(done, end, done.working_slots[0], CheckpointKind.TURN_END)
             tree.release(done)
         tree.check_integrity()
     assert exact_differed > 100, "exact counts would have told"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, LostState, RequestPhase
+from tasuki.engine.messages import Eviction, LifeMark, EvictedCheckpoint, RequestPhase
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeys
@@ -24,8 +24,8 @@ from tasuki.server.auth.tenant import (
     tenant_of,
     watch_scope,
 )
-from tasuki.server.config import FrontConfig
-from tasuki.server.errors import FrontError, InvalidField, PermissionDenied
+from tasuki.server.config import ServerConfig
+from tasuki.server.errors import ServerError, InvalidField, PermissionDenied
 from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
 
 from tests.harness.front_fixtures import text_codec
@@ -119,7 +119,7 @@ def test_a_name_out_of_shape_is_refused_by_field(named: list[str]) -> None:
 def front_of(tmp_path: Path, **changes: object) -> Iterator[HttpFront]:
     keys = tmp_path / "keys"
     keys.write_text(KEYS, encoding="utf-8")
-    config = FrontConfig(api_keys=str(keys), **changes)  # type: ignore[arg-type]
+    config = ServerConfig(api_keys=str(keys), **changes)  # type: ignore[arg-type]
     with running_http(text_codec(tmp_path), config=config) as http:
         yield http
 
@@ -267,7 +267,7 @@ COUNTS = st.tuples(*[st.integers(0, 200)] * (len(CAUSES) + 1))
 
 def hit_of(counts: tuple[int, ...], in_pages: m.HitBreakdown | None = None) -> m.HitBreakdown:
     usable, *causes = counts
-    lost = LostState(7, 1.0, None)
+    lost = EvictedCheckpoint(7, 1.0, None)
     prompt = usable + sum(causes)
     told = dict(zip(CAUSES, causes, strict=True))
     kv = min(prompt, usable + told["never_checkpointed"] + told["alignment"])
@@ -363,6 +363,6 @@ def test_keys_of_a_file_are_tenants_unless_they_share(tmp_path: Path) -> None:
 
 
 def test_a_tenant_refused_is_a_typed_error() -> None:
-    with pytest.raises(FrontError) as refused:
+    with pytest.raises(ServerError) as refused:
         tenant_of(Caller("eve"), ["ann"])
     assert refused.value.status is grpc.StatusCode.PERMISSION_DENIED

@@ -18,7 +18,7 @@ from tasuki.client.session import Client
 from tasuki.prefill_node.node import require_named_peers
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.server import start_server
 from tasuki.server.http.server import start_http_server
 from tasuki.server.text.text_codec import TextCodec
@@ -42,8 +42,10 @@ def issued(authority: Authority) -> Issued:
     return authority.issue()
 
 
-def shown(issued: Issued, tls_client_ca: str = "") -> FrontConfig:
-    return FrontConfig(tls_cert=issued.certificate, tls_key=issued.key, tls_client_ca=tls_client_ca)
+def shown(issued: Issued, tls_client_ca: str = "") -> ServerConfig:
+    return ServerConfig(
+        tls_cert=issued.certificate, tls_key=issued.key, tls_client_ca=tls_client_ca
+    )
 
 
 def stats_status(address: str, tls: ClientTls | None, api_key: str = "") -> grpc.StatusCode:
@@ -84,7 +86,7 @@ def test_mutual_tls_asks_for_a_certificate_of_the_authority(
 
 
 def test_the_key_guards_grpc_but_not_health() -> None:
-    with running_front(CODEC, FrontConfig(api_key="s3cret")) as running:
+    with running_front(CODEC, ServerConfig(api_key="s3cret")) as running:
         assert stats_status(running.address, None, "s3cret") is grpc.StatusCode.OK
         assert stats_status(running.address, None) is grpc.StatusCode.UNAUTHENTICATED
         assert stats_status(running.address, None, "other") is grpc.StatusCode.UNAUTHENTICATED
@@ -97,7 +99,7 @@ def test_the_key_guards_grpc_but_not_health() -> None:
 
 
 def test_secrets_stay_out_of_repr() -> None:
-    config = FrontConfig(api_key="s3cret")
+    config = ServerConfig(api_key="s3cret")
     assert "s3cret" not in repr(config) + repr(config.access)
 
 
@@ -154,14 +156,14 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path, issued: Issued
 )
 def test_half_a_tls_configuration_is_refused(fields: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="tls_cert and tls_key"):
-        FrontConfig(**fields)
+        ServerConfig(**fields)
 
 
 def test_a_prefill_node_off_loopback_must_know_its_peers() -> None:
     tls = {"tls_cert": "a", "tls_key": "b"}
 
     def require(bind: str, **fields: Any) -> None:
-        require_named_peers(bind, FrontConfig(**fields).access)
+        require_named_peers(bind, ServerConfig(**fields).access)
 
     with pytest.raises(BindError, match="--tls-client-ca"):
         require("0.0.0.0:0", **tls)

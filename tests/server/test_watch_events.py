@@ -12,7 +12,7 @@ from tasuki.client.prefix_index import PrefixIndex
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, prefix_hashes
 from tasuki.pycache.packed_events import pack_events
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.grpc import cache_messages as watch_messages
@@ -22,15 +22,15 @@ from tests.harness.engines import Lone, submit, tiny_parts
 from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
 
 
-def small_tree() -> HybridTree:
-    return HybridTree(TreeConfig(slabs=40, blocks_per_slab=4, pages_per_slab=3))
+def small_tree() -> PrefixCache:
+    return PrefixCache(TreeConfig(slabs=40, blocks_per_slab=4, pages_per_slab=3))
 
 
 @dataclass
 class TreeEngine(ScriptedEngine):
     """Answers what is asked of events from a real tree, which the test changes under the lock."""
 
-    tree: HybridTree = field(default_factory=small_tree)
+    tree: PrefixCache = field(default_factory=small_tree)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def _handle(self, message: m.Inbox) -> None:
@@ -48,10 +48,14 @@ class TreeEngine(ScriptedEngine):
     def keep(self, seed: int, length: int, salt: bytes = b"") -> None:
         tokens = np.random.default_rng(seed).integers(0, 99, length, dtype=np.int32)
         with self.lock:
-            lease = self.tree.lease(tokens, salt=salt, capacity_tokens=length, working_slots=1)
-            assert lease is not None
-            self.tree.publish(lease, length, lease.working_slots[0], CheckpointKind.TURN_END)
-            self.tree.release(lease)
+            allocation = self.tree.allocate(
+                tokens, salt=salt, capacity_tokens=length, working_slots=1
+            )
+            assert allocation is not None
+            self.tree.insert(
+                allocation, length, allocation.working_slots[0], CheckpointKind.TURN_END
+            )
+            self.tree.release(allocation)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.prefill_node.gateway_rooms import PATIENCE_SECONDS
 from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.config import FrontConfig
+from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Service, start_server
 from tasuki.server.smg.gateway_model import GatewayModel
@@ -42,7 +42,7 @@ TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
 
 @contextmanager
 def gateway_front(
-    config: FrontConfig,
+    config: ServerConfig,
 ) -> Iterator[tuple[str, list[tuple[m.RequestId, RequestContext]]]]:
     """The gateway's service over a scripted engine: its address, and who began what."""
     began: list[tuple[m.RequestId, RequestContext]] = []
@@ -79,7 +79,7 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
     keys.write_text(
         "ann ann-has-this-key gateway\nben ben-has-that-key gateway\n", encoding="utf-8"
     )
-    config = FrontConfig(gateway=True, requests_per_minute=1, api_keys=str(keys))
+    config = ServerConfig(gateway=True, requests_per_minute=1, api_keys=str(keys))
     prompt = pb.TokenizedInput(input_ids=[5, 6, 7])
     with (
         gateway_front(config) as (address, began),

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
-from tasuki.pycache._cpp_cache import CheckpointKind, HybridTree, TreeConfig, prefix_hashes
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, prefix_hashes
 from tasuki.pycache.packed_events import pack_events
-from tasuki.server.errors import FrontError, InvalidRequest
+from tasuki.server.errors import ServerError, InvalidRequest
 from tasuki.server.smg.gateway_model import GatewayModel
 from tasuki.server.smg.usable_blocks import (
     Announced,
@@ -64,7 +64,7 @@ def test_every_token_is_every_token_however_it_is_written(top_k: int) -> None:
 def test_a_room_names_its_prefill_node() -> None:
     room = pb.KvBootstrapInfo(bootstrap_host="::1", bootstrap_port=7, bootstrap_room=2**63 - 1)
     told = read_gateway_request(request(kv_bootstrap_info=room), MODEL).submit.told
-    assert told == m.ToldRoom(m.RoomId(2**63 - 1), "[::1]:7")
+    assert told == m.GatewayRoom(m.RoomId(2**63 - 1), "[::1]:7")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ class Router:
 @pytest.mark.parametrize("seed", range(3))
 def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    tree = HybridTree(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3))
+    tree = PrefixCache(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3))
     watch, everything = tree.watch("spelled"), tree.watch("all")
     late: int | None = None
     blocks, router, states = UsableBlocks(namespace_of(b"")), Router(), {}
@@ -174,11 +174,11 @@ def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None
         pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
         tokens = np.concatenate(pages)[: int(generator.integers(2, 320))]
         salt = b"tenant" if step % 5 == 0 else b""
-        lease = tree.lease(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
-        if lease is not None:
-            end = int(generator.integers(lease.cached_tokens + 1, len(tokens) + 1))
-            tree.publish(lease, end, lease.working_slots[0], CheckpointKind.TURN_END)
-            tree.release(lease)
+        allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
+        if allocation is not None:
+            end = int(generator.integers(allocation.cached_tokens + 1, len(tokens) + 1))
+            tree.insert(allocation, end, allocation.working_slots[0], CheckpointKind.TURN_END)
+            tree.release(allocation)
             names = prefix_hashes(tokens[:end], salt)
             prompts[names[-1]] = [] if salt else names[1 : end // 64 + 1]
         if step % 90 == 89:
@@ -207,10 +207,10 @@ def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None
 
 def test_a_stream_goes_on_from_what_its_subscriber_saw_in_bounded_messages() -> None:
     tokens = np.arange(64 * 5000, dtype=np.int32)
-    tree = HybridTree(TreeConfig(slabs=2000, blocks_per_slab=4, pages_per_slab=3))
-    lease = tree.lease(tokens, capacity_tokens=len(tokens), working_slots=1)
-    assert lease is not None
-    tree.publish(lease, len(tokens), lease.working_slots[0], CheckpointKind.TURN_END)
+    tree = PrefixCache(TreeConfig(slabs=2000, blocks_per_slab=4, pages_per_slab=3))
+    allocation = tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=1)
+    assert allocation is not None
+    tree.insert(allocation, len(tokens), allocation.working_slots[0], CheckpointKind.TURN_END)
     own = namespace_of(b"")
     changes = UsableBlocks(own).apply(pack_events(tree.drain_events(tree.watch("spelled"))))
     messages = list(GatewayEvents(41, own).batches(changes))
@@ -260,6 +260,6 @@ def test_loads_count_what_eviction_cannot_take_apart() -> None:
 
 
 def test_refusals_have_the_status_of_the_error_table() -> None:
-    with pytest.raises(FrontError) as refused:
+    with pytest.raises(ServerError) as refused:
         read_gateway_request(request(top_logprobs_num=2), MODEL)
     assert refused.value.kind == "invalid"
