@@ -12,9 +12,9 @@ from tasuki.cli.recording.handover_chart import chart, pull_chart
 from tasuki.client.session import Client
 from tasuki.dashboard.metrics.life_spans import seconds_by_phase
 from tasuki.engine.messages import (
+    EvictedCheckpoint,
     Eviction,
     HitBreakdown,
-    EvictedCheckpoint,
     PullReport,
     RequestPhase,
     RouteReport,

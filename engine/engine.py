@@ -146,9 +146,9 @@ class Engine:
             self._handover.reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
     def _admit(self, request: Request) -> bool:
-        """Whether the request no longer waits for an allocation here or a prefill node. One that can
-        never be served is rejected. A refusal is remembered: a blocked request costs a step nothing
-        until something happened that might change the answer."""
+        """Whether the request no longer waits for an allocation here or a prefill node. One that
+        can never be served is rejected. A refusal is remembered: a blocked request costs a step
+        nothing until something happened that might change the answer."""
         answer_depends_on = (self._cache.room_version, self._handover.prefill_available)
         if request.refused_at == answer_depends_on:
             return False

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache._cpp_cache import CheckpointKind, Allocation
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from . import messages as m

@@ -2,8 +2,8 @@
 Beside it the digests of memory, which know neither tree nor ids.
 
 Single-threaded: only the engine loop calls it; digests may be taken on any thread. Token arrays are
-one-dimensional, C-contiguous int32. What is Final here is read-only; an allocation's values may change.
-"""
+one-dimensional, C-contiguous int32. What is Final here is read-only; an allocation's values may
+change."""
 
 from collections.abc import Iterator
 from enum import Enum
@@ -127,8 +127,8 @@ class Match:
     """Of an allocation's match: where states inside a long first-seen prompt would pay."""
 
 class Allocation:
-    """What one request holds. Returned by allocate() and allocate_to_receive(); a handle, released exactly
-    once."""
+    """What one request holds. Returned by allocate() and allocate_to_receive(); a handle, released
+    exactly once."""
 
     id: Final[int]
     generation: Final[int]
@@ -340,7 +340,8 @@ class PrefixCache:
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """As allocate(), for a receiver: tree KV is pinned to its last whole page at or before prompt
+        """As allocate(), for a receiver: tree KV is pinned to its last whole page at or before
+        prompt
         - 1,
         whether or not a state stands there; nothing is forked: the state arrives in
         working_slots[0]."""
@@ -367,12 +368,13 @@ class PrefixCache:
         """Give the tree the pages whole within [0, boundary) and, with a slot, the state at
         boundary.
 
-        REQUIRES: boundary <= allocation.tokens; slot is a working or destination slot of the allocation and
-        holds exactly the state after boundary tokens, clean for every later consumer. The slot now
-        is the tree's; a duplicate of an existing checkpoint is freed instead. A boundary inside a
-        page publishes a tail: needs a slot, takes the allocation's partial page too, and ends the
-        allocation's right to write (only release() may follow). `hint` is what the end of the answer
-        tells of the next request: unknown, tool_call or end_of_turn."""
+        REQUIRES: boundary <= allocation.tokens; slot is a working or destination slot of the
+        allocation and holds exactly the state after boundary tokens, clean for every later
+        consumer. The slot now is the tree's; a duplicate of an existing checkpoint is freed
+        instead. A boundary inside a page publishes a tail: needs a slot, takes the allocation's
+        partial page too, and ends the allocation's right to write (only release() may follow).
+        `hint` is what the end of the answer tells of the next request: unknown, tool_call or
+        end_of_turn."""
     def release(self, allocation: Allocation) -> None:
         """Unpin, free what is still the allocation's own. InvalidArgument if already released or
         granted."""
@@ -410,8 +412,9 @@ class PrefixCache:
     # maintenance
     def drain_moves(self) -> list[tuple[int, int]]:
         """Pages (from, to) whose KV the tree moved to empty a slab, in order. Copy them at once
-        after allocate(), allocate_to_receive(), extend() and take_checkpoint_slot(), before anything is
-        written to the ids that the call handed out. A page under an allocation is never moved."""
+        after allocate(), allocate_to_receive(), extend() and take_checkpoint_slot(), before
+        anything is written to the ids that the call handed out. A page under an allocation is never
+        moved."""
     def advance_to(self, now_ms: int) -> None:
         """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
         is never told lets a second pass with every request."""

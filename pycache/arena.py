@@ -18,8 +18,8 @@ def torch_dtype(name: str) -> torch.dtype:
 class Arena:
     """Owns `slabs` slabs of `layout` in one allocation; does not know who uses which id.
 
-    Not thread-safe for writers: the engine loop writes ids that it has allocated, a transport writes
-    ids that were granted to it, and the two never overlap.
+    Not thread-safe for writers: the engine loop writes ids that it has allocated, a transport
+    writes ids that were granted to it, and the two never overlap.
 
     Views, all into the same memory, none contiguous:
     kv[i]    [page ids, 2 (key, value), PAGE_TOKENS, kv_heads, head_dim] of the i-th block region

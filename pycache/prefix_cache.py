@@ -8,8 +8,8 @@ Invariants:
 2. Whoever reads or writes ids that a call here returned, a forward or another node, does so after
    the copies that waited when that call returned. So they are taken and run before the next forward
    is launched, and before the event is recorded behind which another node may write or read
-   (engine/plan_stream.py). Copies for an allocation that is released meanwhile still run: in the list's
-   order they come before whatever its ids are used for next.
+   (engine/plan_stream.py). Copies for an allocation that is released meanwhile still run: in the
+   list's order they come before whatever its ids are used for next.
 """
 
 import time
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ._cpp_cache import PrefixCache, Allocation, TreeConfig
+from ._cpp_cache import Allocation, PrefixCache, TreeConfig
 from .arena import Arena
 from .copies import CopyKind, CopyOp
 
@@ -82,8 +82,8 @@ class HybridPrefixCache(PrefixCache):
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """Allocation to compute: working_slots[0] holds the state after cached_tokens tokens once the
-        copies that wait on return have run."""
+        """Allocation to compute: working_slots[0] holds the state after cached_tokens tokens once
+        the copies that wait on return have run."""
         self.advance_to(self._clock())
         allocation = super().allocate(
             tokens,
@@ -113,8 +113,8 @@ class HybridPrefixCache(PrefixCache):
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """Allocation to be written by a sender; granted at once, so that its ids cannot be released by
-        mistake."""
+        """Allocation to be written by a sender; granted at once, so that its ids cannot be released
+        by mistake."""
         allocation = super().allocate_to_receive(
             tokens,
             salt=salt,

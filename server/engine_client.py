@@ -26,10 +26,10 @@ from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
 
 from .errors import (
     DuplicateRequest,
-    ServerError,
     RequestAborted,
     RequestLimit,
     RequestRejected,
+    ServerError,
     SlowReader,
     UnknownRequest,
     WatcherLimit,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tasuki.engine.messages import ErrorKind, RequestError
 from tasuki.server.http.errors import error_body, error_status
 
-from .errors import ServerError, RateLimited, RequestRejected, Retry
+from .errors import RateLimited, RequestRejected, Retry, ServerError
 
 _REJECTED = {
     ErrorKind.INVALID: "The engine refused the request: its prompt is empty or no prompt.",

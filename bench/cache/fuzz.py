@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from tasuki.pycache._cpp_cache import (
+    Allocation,
     CacheError,
     CheckpointKind,
     PrefixCache,
-    Allocation,
     TreeConfig,
     prefix_hashes,
 )

@@ -6,7 +6,7 @@ from array import array
 from functools import partial
 
 import numpy as np
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, TreeConfig
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
 from timing import CLOCK_NS, heap_bytes, median_us, now, percentile_us, quiet
 from workloads import (
     CHUNK,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.model.flops import PrefillFlops
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, ImpossibleRequest
+from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, PrefixCache
 
 from .prompts import Prompts
 from .rules import ReplayRules

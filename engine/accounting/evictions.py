@@ -8,7 +8,7 @@ it may release its allocation, so `collect` runs once a step.
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
-from tasuki.engine.messages import Eviction, HitBreakdown, EvictedCheckpoint, RequestId
+from tasuki.engine.messages import EvictedCheckpoint, Eviction, HitBreakdown, RequestId
 from tasuki.pycache._cpp_cache import CheckpointKind, Match, PageMatch
 from tasuki.pycache._cpp_cache import Eviction as Decision
 from tasuki.pycache.prefix_cache import HybridPrefixCache

@@ -1,8 +1,7 @@
 """Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
 
-Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings one.
-Thread rule: the engine loop's.
-"""
+Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings
+one. Thread rule: the engine loop's."""
 
 import time
 from collections.abc import Collection, Sequence

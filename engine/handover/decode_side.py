@@ -171,8 +171,8 @@ class DecodeHandover(Handover):
             self._wanted.append(room)
 
     def advance(self) -> None:
-        """Allocation and grant for every room whose sender is about to start, as far as there is room;
-        emit what is granted or pinned once its ids are at rest."""
+        """Allocation and grant for every room whose sender is about to start, as far as there is
+        room; emit what is granted or pinned once its ids are at rest."""
         self._grants.advance()
         while self._wanted and self._granted(self._wanted[0]):
             self._wanted.popleft()
@@ -303,7 +303,8 @@ class DecodeHandover(Handover):
         request.prefilled_on = "local"
         request.hit = None
         if request.output:
-            # The first token is out and will be part of the next allocation; the client's prompt is not.
+            # The first token is out and will be part of the next allocation; the client's prompt is
+            # not.
             match = self._cache.match(request.prompt, request.salt, request.cursor)
             request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())

@@ -65,8 +65,8 @@ class EarlyStart:
         where none was begun.
 
         Before the first step of all its length is unknown and taken for nothing. REQUIRES: the room
-        had no step; the request's output is one token, not its last; the allocation covers that token's
-        position."""
+        had no step; the request's output is one token, not its last; the allocation covers that
+        token's position."""
         if tail_seconds is None or tail_seconds <= self._step_seconds:
             self._counters.unneeded += 1
             self._belief *= _DOUBT

@@ -1,9 +1,9 @@
 """The sending half of a hand-over, as a prefill engine sees it: rooms, their windows, their first
 token.
 
-Owns rooms; a room's allocation is let go only by PrefillEnd, which its daemon posts after the sender has
-drained, so that no window ever reads a page that has a new owner. Thread rule: the engine loop's.
-"""
+Owns rooms; a room's allocation is let go only by PrefillEnd, which its daemon posts after the
+sender has drained, so that no window ever reads a page that has a new owner. Thread rule: the
+engine loop's."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -101,7 +101,8 @@ class PrefillHandover(Handover):
         self._pulls.advance()
 
     def admit(self, request: Request) -> bool:
-        """Pull what the receiver offers where that pays, else allocation; the receiver is to grant."""
+        """Pull what the receiver offers where that pays, else allocation; the receiver is to
+        grant."""
         if self._pull_pays(request) and self._pulls.begin(request):
             return True
         allocation = self._cache.allocate(

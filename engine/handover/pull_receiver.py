@@ -1,20 +1,19 @@
 """The return path as a prefill engine sees it: what it pulls from the node that answered the last
 turn.
 
-Owns the allocations that are granted to pulls and the quarantines of those lost. A pull belongs to a
-room but outlives it: whoever asked may leave, what lands is cached all the same. Emits what the
+Owns the allocations that are granted to pulls and the quarantines of those lost. A pull belongs to
+a room but outlives it: whoever asked may leave, what lands is cached all the same. Emits what the
 prefill node acts on; each method is one event, and messages of pulls that are over are dropped.
 Invariants: a request pulls at most once; what was granted becomes the tree's only after every
 window was verified, and is free again otherwise only after its writer's fence; of one room's number
-there is one pull at a time.
-"""
+there is one pull at a time."""
 
 from dataclasses import dataclass
 from itertools import count
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Pulling, Request, Waiting
-from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Allocation
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, ImpossibleRequest
 
 from .at_rest import AtRestQueue
 from .base import HandoverContext

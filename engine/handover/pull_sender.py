@@ -1,9 +1,8 @@
 """The return path as a decode engine sees it: prefixes that a prefill node pulls from here.
 
-Owns the allocations that pin them while they are sent. Emits what the decode node acts on; messages of
-pulls that are over are dropped. Invariant: what is being sent stays pinned and unchanged until
-end(), which the daemon posts after its sender has drained.
-"""
+Owns the allocations that pin them while they are sent. Emits what the decode node acts on; messages
+of pulls that are over are dropped. Invariant: what is being sent stays pinned and unchanged until
+end(), which the daemon posts after its sender has drained."""
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request

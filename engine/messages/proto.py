@@ -13,7 +13,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .evictions import Eviction, EvictedCheckpoint
+from .evictions import EvictedCheckpoint, Eviction
 from .reports import HitBreakdown, PullReport, RouteReport, TransferReport, Usage
 from .requests import Finished
 from .types import FinishReason

@@ -1,8 +1,8 @@
 """Decides what the next forward computes: admits, cuts chunks, grows allocations, retracts.
 
-Owns the queue and the running set; asks the cache for allocations; knows nothing of tensors or messages.
-Admission is first come, first served and transactional: a request gets all it needs or waits.
-"""
+Owns the queue and the running set; asks the cache for allocations; knows nothing of tensors or
+messages. Admission is first come, first served and transactional: a request gets all it needs or
+waits."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

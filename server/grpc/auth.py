@@ -12,7 +12,7 @@ from tasuki.server.auth.caller import OWNER, Caller
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
 from tasuki.server.auth.tenant import TENANT_KEY, WatchScope, tenant_of, watch_scope
-from tasuki.server.errors import CallContext, ServerError, InvalidApiKey, NotServedHere
+from tasuki.server.errors import CallContext, InvalidApiKey, NotServedHere, ServerError
 
 from .malformed_requests import refusing
 

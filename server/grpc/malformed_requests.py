@@ -13,9 +13,9 @@ import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tasuki.server.errors import (
     CallContext,
-    ServerError,
     InvalidRequest,
     NotServedHere,
+    ServerError,
     refusals,
 )
 

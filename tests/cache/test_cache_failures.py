@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, TreeConfig
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
 
 Tokens = NDArray[np.int32]
 END = CheckpointKind.TURN_END

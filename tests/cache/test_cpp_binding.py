@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import (
+    Allocation,
     CacheError,
     CheckpointKind,
-    PrefixCache,
     InvalidArgument,
-    Allocation,
+    PrefixCache,
     TreeConfig,
 )
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tasuki.pycache._cpp_cache import (
+    Allocation,
     CheckpointKind,
-    PrefixCache,
     ImpossibleRequest,
     InvalidArgument,
-    Allocation,
+    PrefixCache,
     TreeConfig,
 )
 

@@ -12,8 +12,8 @@ from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CacheEvent,
     CheckpointKind,
-    PrefixCache,
     InvalidArgument,
+    PrefixCache,
     TreeConfig,
     prefix_hashes,
 )

@@ -6,10 +6,10 @@ import torch
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
-    CheckpointKind,
-    PrefixCache,
-    InvalidArgument,
     Allocation,
+    CheckpointKind,
+    InvalidArgument,
+    PrefixCache,
     TreeConfig,
 )
 from tasuki.pycache.arena import Arena

@@ -9,8 +9,8 @@ from tasuki.client.prefix_index import PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CheckpointKind,
-    PrefixCache,
     ImpossibleRequest,
+    PrefixCache,
     TreeConfig,
     prefix_hashes,
 )

@@ -7,8 +7,8 @@ from tasuki.engine.messages import Tokens
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache._cpp_cache import (
     CheckpointKind,
-    PrefixCache,
     InvalidArgument,
+    PrefixCache,
     TreeConfig,
     ViewedNode,
 )

@@ -1,16 +1,15 @@
 """What PrefixCache must answer, in plain Python: prefixes as tuples, compared token by token.
 
-Owns the truth about which prefixes were published, by which ids, and what every live allocation holds.
-It does not know eviction order, which is policy: it learns what was evicted by asking what still
-matches, and refuses what may never go: pinned items, KV above a state.
-"""
+Owns the truth about which prefixes were published, by which ids, and what every live allocation
+holds. It does not know eviction order, which is policy: it learns what was evicted by asking what
+still matches, and refuses what may never go: pinned items, KV above a state."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import PAGE_TOKENS, PrefixCache, Allocation, Match
+from tasuki.pycache._cpp_cache import PAGE_TOKENS, Allocation, Match, PrefixCache
 
 Prefix = tuple[int, ...]
 Place = tuple[bytes, Prefix]  # salt, tokens from the start

@@ -13,7 +13,7 @@ from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.history.what_if import WhatIf
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, EvictedCheckpoint, RequestPhase
+from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig
 from tasuki.pycache.packed_tree import pack_tree

@@ -10,7 +10,7 @@ from pathlib import Path
 from tasuki.cli.recording.file_format import RecordingWriter
 from tasuki.dashboard.history.events import event_of
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, EvictedCheckpoint
+from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.timeline import (
     BarrierWait,

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.handover.room_names import RoomNames
-from tasuki.engine.messages import Eviction, EvictedCheckpoint
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, TreeConfig
+from tasuki.engine.messages import EvictedCheckpoint, Eviction
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
 
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 

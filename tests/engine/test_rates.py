@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine.messages import Choice
-from tasuki.engine.routing.cost_learner import FRESH, LEAST, LineFit, CostLearner
+from tasuki.engine.routing.cost_learner import FRESH, LEAST, CostLearner, LineFit
 from tasuki.engine.routing.cost_model import (
     Line,
     Rates,

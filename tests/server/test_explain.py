@@ -6,7 +6,7 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, EvictedCheckpoint
+from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.request_log import RequestLog

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, Allocation, PageMatch, TreeConfig
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PageMatch, PrefixCache, TreeConfig
 from tasuki.server.auth.tenant import salt_of
 from tasuki.transfer.transports.nixl.transport import installed_package
 

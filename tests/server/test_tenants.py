@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Eviction, LifeMark, EvictedCheckpoint, RequestPhase
+from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeys
@@ -25,7 +25,7 @@ from tasuki.server.auth.tenant import (
     watch_scope,
 )
 from tasuki.server.config import ServerConfig
-from tasuki.server.errors import ServerError, InvalidField, PermissionDenied
+from tasuki.server.errors import InvalidField, PermissionDenied, ServerError
 from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
 
 from tests.harness.front_fixtures import text_codec

@@ -12,7 +12,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, prefix_hashes
 from tasuki.pycache.packed_events import pack_events
-from tasuki.server.errors import ServerError, InvalidRequest
+from tasuki.server.errors import InvalidRequest, ServerError
 from tasuki.server.smg.gateway_model import GatewayModel
 from tasuki.server.smg.usable_blocks import (
     Announced,
