@@ -47,7 +47,7 @@ def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
                 offered=ticket.offered,
             ),
             prompt=wanted.prompt.astype("<i4", copy=False).tobytes(),
-            told=wanted.sender is not None,
+            by_gateway=wanted.sender is not None,
         )
     )
 

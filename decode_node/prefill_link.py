@@ -158,7 +158,7 @@ class PrefillLink:
         return PrefillNodeStatus(self.target, self._name, state, refused)
 
     async def run(self) -> None:
-        """Connect, beat, and again, until cancelled. A target that must not be dialled is told of
+        """Connect, beat, and again, until cancelled. A target that must not be dialled is reported
         once, and stays refused."""
         refusal = self._dialling.refusal(self.target)
         if refusal is not None:
@@ -266,12 +266,12 @@ class PrefillLink:
                 beat = await unless_silent(call.read(), silence)
                 if not isinstance(beat, pb.Beat):
                     return
-                silence.heard(time.monotonic())
+                silence.received(time.monotonic())
                 if beat.HasField("progress"):
                     connection.progress = progress_from_wire(beat.progress)
-                if (asked_at := asked.get(beat.heard)) is not None:
+                if (asked_at := asked.get(beat.received)) is not None:
                     self._sender.renew(connection.id, asked_at)
-                asked = {s: at for s, at in asked.items() if s >= beat.heard}
+                asked = {s: at for s, at in asked.items() if s >= beat.received}
                 if len(asked) > _MOST_UNHEARD:
                     log.warning("prefill node %s beats and confirms nothing", self.target)
                     return

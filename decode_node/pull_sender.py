@@ -4,7 +4,7 @@ and the sender.
 Owns what a pull adds to a sending room (transfer/rooms/sending_room.py). Lives on when its
 hand-over is over, until it has drained. Knows no gRPC calls: its messages go to the room's stream,
 and how it ended also to the connection, whose renewals carry it. Thread rule: the event loop.
-Invariants: the engine is given PullEnd exactly once, after the drain; the connection is told of the
+Invariants: the engine is given PullEnd exactly once, after the drain; the connection reports the
 drain exactly once, whatever went over the stream.
 """
 

@@ -194,7 +194,7 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     ticket: m.Ticket | None = None
-    told: m.GatewayRoom | None = None
+    gateway_room: m.GatewayRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: m.HitBreakdown | None = None

@@ -1,4 +1,5 @@
-"""A tool-calling agent over OpenAI's API: ask, run what the model calls, tell it, ask again.
+"""A tool-calling agent over OpenAI's API: ask, run what the model calls, send the result, ask
+again.
 
 `python examples/tool_agent.py http://127.0.0.1:8000/v1 [API_KEY]`
 
@@ -42,14 +43,14 @@ def rounds(client: OpenAI, model: str, question: str, limit: int = 4) -> list[di
         {"role": "system", "content": "Answer shortly. Use the tools for distances."},
         {"role": "user", "content": question},
     ]
-    told = []
+    usages = []
     for _ in range(limit):
         reply = client.chat.completions.create(
             model=model, messages=messages, tools=TOOLS, max_tokens=64, temperature=0
         )
         usage = reply.usage
         cached = usage.prompt_tokens_details.cached_tokens
-        told.append({"prompt": usage.prompt_tokens, "cached": cached})
+        usages.append({"prompt": usage.prompt_tokens, "cached": cached})
         message = reply.choices[0].message
         print(f"[{usage.prompt_tokens} prompt tokens, {cached} cached] {message.content or ''}")
         messages.append(message.model_dump(exclude_none=True))
@@ -59,7 +60,7 @@ def rounds(client: OpenAI, model: str, question: str, limit: int = 4) -> list[di
             result = RUN[call.function.name](**json.loads(call.function.arguments))
             print(f"  {call.function.name}({call.function.arguments}) -> {result}")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return told
+    return usages
 
 
 def main(url: str, key: str = "none") -> None:

@@ -167,7 +167,7 @@ class ReceiverConnections:
         """
         connection = self._connections[name]
         connection.beating = True
-        connection.silence.heard(time.monotonic())
+        connection.silence.received(time.monotonic())
         reader = asyncio.create_task(self._read(name, connection, renewals))
         sequence = 0
         try:
@@ -177,7 +177,7 @@ class ReceiverConnections:
                 connection.writer.answering()
                 yield pb.Beat(
                     sequence=sequence,
-                    heard=connection.renewal,
+                    received=connection.renewal,
                     progress=progress_to_wire(self._progress()),
                 )
                 await asyncio.wait({reader}, timeout=self._beat_seconds)
@@ -202,7 +202,7 @@ class ReceiverConnections:
             asked = connection.asked.pop(renewal.sequence, None)
             if asked is None:
                 continue
-            connection.silence.heard(time.monotonic())
+            connection.silence.received(time.monotonic())
             self._sender.renew(name, asked)
             for sequence in [s for s in connection.asked if s < renewal.sequence]:
                 del connection.asked[sequence]

@@ -1,7 +1,7 @@
 """How the last rooms of each connection ended, so that a late or repeated abort is answered right.
 
 Knows no live rooms. Thread rule: the event loop. Invariants: what one connection's rooms came to is
-told to none other; a drain that was forced is remembered as long as its connection is, since to
+reported to none other; a drain that was forced is remembered as long as its connection is, since to
 forget it would be to say that nothing can land any more; of a connection that is forgotten nothing
 is said.
 """

@@ -65,15 +65,15 @@ class GatewayRooms:
         limits and whose Reserve names the trace and brings the salt.
         """
         begun = time.monotonic()
-        if submit.told is None:
+        if submit.gateway_room is None:
             raise InvalidRequest(
                 "kv_bootstrap_info is missing: this prefill node answers only prompts whose decode "
-                "node a gateway tells it of; name this worker as a prefill worker"
+                "node a gateway names; name this worker as a prefill worker"
             )
         owned = (request_context.caller.name, submit.request_id)
         if owned in self._calls:
             raise DuplicateRequest(f"request_id {submit.request_id!r} is in flight: use another")
-        call = self._calls[owned] = GatewayCall(submit, submit.told.room)
+        call = self._calls[owned] = GatewayCall(submit, submit.gateway_room.room)
         try:
             self._arrive(call)
             token = await call.first
@@ -133,7 +133,7 @@ class GatewayRooms:
 
     def _leave(self, call: GatewayCall) -> None:
         """The gateway has its answer or listens no more. A room that is open goes on: of its own
-        call's end the decode node hears itself."""
+        call's end the decode node reports itself."""
         if self._parked.get(call.room) is call:
             del self._parked[call.room]
             self._rendezvous.withdraw(call.room)

@@ -317,9 +317,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await context.abort(
                 grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
             )
-        awaits_gateway = first.reserve.told
+        awaits_gateway = first.reserve.by_gateway
         if awaits_gateway and self._gateway_rooms is None:
-            await context.abort(failed, "reserve.told: no gateway tells this node; give --gateway")
+            await context.abort(
+                failed, "reserve.by_gateway: no gateway calls this node; give --gateway"
+            )
         request_id, traceparent = wire.trail_from_wire(context.invocation_metadata())
         room = OutgoingHandover(
             reserve,

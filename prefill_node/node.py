@@ -84,9 +84,14 @@ class PrefillNode:
         )
         self._loop = LoopThread("tasuki-handover", lambda reason: self.front.lose(reason))
         gateway_rooms = GatewayRooms() if server_config.gateway else None
-        told = None if gateway_rooms is None else GatewayAnswers(gateway_rooms, self._loop)
+        answers = None if gateway_rooms is None else GatewayAnswers(gateway_rooms, self._loop)
         gateway = gateway_of(
-            engine_config, server_config, parts.model_config, engine.max_request_tokens, None, told
+            engine_config,
+            server_config,
+            parts.model_config,
+            engine.max_request_tokens,
+            None,
+            answers,
         )
         self.front = Node(
             engine,

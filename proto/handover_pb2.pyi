@@ -114,14 +114,14 @@ class Difference(_message.Message):
     def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("sequence", "heard", "progress")
+    __slots__ = ("sequence", "received", "progress")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    HEARD_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    heard: int
+    received: int
     progress: Progress
-    def __init__(self, sequence: _Optional[int] = ..., heard: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., received: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("engine_seconds", "front_seconds")
@@ -190,16 +190,16 @@ class SenderMessage(_message.Message):
     def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("connection_id", "ticket", "prompt", "told")
+    __slots__ = ("connection_id", "ticket", "prompt", "by_gateway")
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
-    TOLD_FIELD_NUMBER: _ClassVar[int]
+    BY_GATEWAY_FIELD_NUMBER: _ClassVar[int]
     connection_id: str
     ticket: Ticket
     prompt: bytes
-    told: bool
-    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., told: bool = ...) -> None: ...
+    by_gateway: bool
+    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., by_gateway: bool = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered")

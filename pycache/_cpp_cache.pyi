@@ -103,7 +103,7 @@ class PageMatch:
     kv_tokens: Final[int]
     usable_tokens: Final[int]
     checkpoint_kind: Final[CheckpointKind | None]
-    causes: Final[Causes]
+    miss_reasons: Final[MissReasons]
     """usable_tokens + sum of all fields == the prompt's tokens."""
 
 class Match:
@@ -119,7 +119,7 @@ class Match:
     branch_tokens: Final[int | None]
     """Where this prefill should leave a checkpoint since KV reaches deeper than state, if
     anywhere."""
-    causes: Final[Causes]
+    miss_reasons: Final[MissReasons]
     in_pages: Final[PageMatch]
     lost: Final[EvictedCheckpoint | None]
     """The deepest state of the prompt that was evicted, where its eviction is remembered."""
@@ -189,14 +189,14 @@ class TreeStats:
     prompt_tokens: Final[int]
     """Sum over allocations cut by allocate()."""
     usable_tokens: Final[int]
-    lost: Final[Causes]
+    lost: Final[MissReasons]
     """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
     policies: Final[dict[str, float]]
     """Of auto: what each candidate would have saved of late, prefill of one token is 1; the
     last thousand requests of the sample count most."""
 
 class EventGap:
-    """The watcher was too slow: its stream's events first_lost..resync_from are not told one by
+    """The watcher was too slow: its stream's events first_lost..resync_from are not sent one by
     one."""
 
     first_lost: Final[int]
@@ -227,9 +227,9 @@ class EventBatch:
     """Changes in order, or a snapshot. A value: iterate it on any thread, at any time."""
 
     sequence: Final[int]
-    """Every change of the stream up to it is told."""
+    """Every change of the stream up to it was drained."""
     is_snapshot: Final[bool]
-    """Forget all that was told before: these *_stored events are all that stands, parents
+    """Forget all that was drained before: these *_stored events are all that stands, parents
     first. The first batch of a watch is one, and so is one with a gap."""
     gap: Final[EventGap | None]
     def packed(self) -> tuple[NDArray[np.uint64], bytes, NDArray[np.int32]]:
@@ -354,7 +354,7 @@ class PrefixCache:
     def extend(self, allocation: Allocation, capacity_tokens: int) -> bool:
         """More own pages, all or nothing."""
     def append(self, allocation: Allocation, tokens: NDArray[np.int32]) -> None:
-        """Tell the allocation which tokens follow (sampled and forwarded)."""
+        """Append the tokens that follow (sampled and forwarded)."""
     def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
         """A destination slot for a snapshot, by eviction if need be; None: skip this checkpoint."""
     def insert(
@@ -373,7 +373,7 @@ class PrefixCache:
         consumer. The slot now is the tree's; a duplicate of an existing checkpoint is freed
         instead. A boundary inside a page publishes a tail: needs a slot, takes the allocation's
         partial page too, and ends the allocation's right to write (only release() may follow).
-        `hint` is what the end of the answer tells of the next request: unknown, tool_call or
+        `hint` is what the end of the answer shows of the next request: unknown, tool_call or
         end_of_turn."""
     def release(self, allocation: Allocation) -> None:
         """Unpin, free what is still the allocation's own. InvalidArgument if already released or
@@ -392,7 +392,7 @@ class PrefixCache:
 
     # events
     def watch(self, stream: str = "usable", capacity: int = 65536) -> int:
-        """Begin to tell changes: of all, of usable prefixes alone (those with a checkpoint), or
+        """Begin to record changes: of all, of usable prefixes alone (those with a checkpoint), or
         of all with the tokens of each stored page (spelled).
         At most capacity events wait undrained; then they are dropped and the next batch is a
         snapshot with a gap. Hashes the tokens of the whole tree if nobody watched before."""
@@ -417,7 +417,7 @@ class PrefixCache:
         moved."""
     def advance_to(self, now_ms: int) -> None:
         """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
-        is never told lets a second pass with every request."""
+        is never called lets a second pass with every request."""
     def drain_evictions(self) -> list[Eviction]:
         """Those since the last call, oldest first; at most 4096 are remembered."""
     def flush(self) -> int:

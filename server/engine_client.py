@@ -266,7 +266,7 @@ class EngineClient:
         """The engine refuses new requests from now on; returns when everything in flight has
         ended. Raises RequestAborted where undrain() came first."""
         if not (await self._query(m.Drained, m.Drain)).at_rest:
-            raise RequestAborted("this node was told to take requests again: drain it once more")
+            raise RequestAborted("this node takes requests again: drain it once more")
 
     def undrain(self) -> None:
         """The engine takes requests again. Raises RequestRejected once the node retires."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Which process of which boot of which host; start_ticks tells a reused pid from its first
+    """Which process of which boot of which host; start_ticks sets a reused pid apart from its first
     owner."""
 
     boot_id: str

@@ -19,14 +19,14 @@ KEPT_WINDOWS = 256
 
 
 class Phase(Enum):
-    """A step of the three-phase commit that both sides pass. A pull is granted with its ask, tells
-    no token, and its receiver hears of no start: GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
+    """A step of the three-phase commit that both sides pass. A pull is granted with its ask, sends
+    no token, and its receiver learns of no start: GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
     """
 
     ACCEPTED = "the sender is about to start"
-    GRANTED = "the receiver's pages and slot are told"
-    READY = "the first token is told"
-    DONE = "the final status is told: every window is flushed"
+    GRANTED = "the receiver's pages and slot are sent"
+    READY = "the first token is sent"
+    DONE = "the final status is sent: every window is flushed"
     VERIFIED = "every window landed and every digest is equal"
 
 

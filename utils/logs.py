@@ -19,7 +19,17 @@ def configure_logging(shape: str, level: str) -> None:
     """shape, level: of LOG_FORMATS and LOG_LEVELS. Writes to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if shape == "json" else TextLines())
+    handler.addFilter(is_no_hang_up)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def is_no_hang_up(record: logging.LogRecord) -> bool:
+    """False for the traceback that gRPC logs where a caller hangs up while it is answered: no
+    defect of the node, and whoever can connect could fill the log with it."""
+    raised = record.exc_info[0] if record.exc_info else None
+    return (
+        raised is None or raised.__name__ != "ExecuteBatchError" or record.name.startswith("tasuki")
+    )
 
 
 class TextLines(logging.Formatter):

@@ -39,14 +39,14 @@ def tree_for(tokens: int, states: int, policy: str = "lru") -> PrefixCache:
     )
 
 
-def lease_for(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> Allocation:
+def allocated_for(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> Allocation:
     allocation = tree.allocate(tokens, capacity_tokens=len(tokens), working_slots=1, cursor=cursor)
     assert allocation is not None
     return allocation
 
 
 def keep(tree: PrefixCache, tokens: Tokens) -> None:
-    allocation = lease_for(tree, tokens)
+    allocation = allocated_for(tree, tokens)
     tree.insert(allocation, len(tokens), allocation.working_slots[0], KIND)
     tree.release(allocation)
 
@@ -54,7 +54,7 @@ def keep(tree: PrefixCache, tokens: Tokens) -> None:
 def keep_chunked(tree: PrefixCache, tokens: Tokens) -> int:
     """Nanoseconds of all calls that insert a prompt chunk by chunk, with a state at each."""
     start = now()
-    allocation = lease_for(tree, tokens)
+    allocation = allocated_for(tree, tokens)
     for end in range(CHUNK, len(tokens) + 1, CHUNK):
         tree.insert(allocation, end, tree.take_checkpoint_slot(allocation), KIND)
     tree.release(allocation)
@@ -134,7 +134,7 @@ def bushes(row: Row, work: Bushes, *, label: str) -> None:
     before = heap_bytes()
     for i, tokens_ in enumerate(prompts):
         start = now()
-        allocation = lease_for(tree, tokens_)
+        allocation = allocated_for(tree, tokens_)
         slot = allocation.working_slots[0]
         middle = now()
         tree.insert(allocation, len(tokens_), slot, KIND)
@@ -159,7 +159,7 @@ def bushes(row: Row, work: Bushes, *, label: str) -> None:
     for i in sample:
         asked = prompts[i].copy()
         start = now()
-        tree.release(lease_for(tree, asked))
+        tree.release(allocated_for(tree, asked))
         pairs.append(now() - start)
     row[f"{label}: lease + release p50, us"] = percentile_us(pairs, 50)
     evict(row, tree, label)
@@ -213,7 +213,7 @@ def shorts(row: Row) -> None:
 def blocked(row: Row) -> None:
     """What a request that does not fit costs a step while it waits."""
     tree = tree_for(200_000, 4)
-    live = lease_for(tree, prompt(1, 200_000))
+    live = allocated_for(tree, prompt(1, 200_000))
     big = prompt(2, 200_000)
 
     def attempt() -> None:

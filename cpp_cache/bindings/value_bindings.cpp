@@ -69,7 +69,7 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
           "policy", [](const CacheConfig& config) { return std::string(name_of(config.policy)); })
       .def_readonly("attention_cost", &CacheConfig::attention_cost);
 
-  py::class_<MissReasons>(module, "Causes")
+  py::class_<MissReasons>(module, "MissReasons")
       .def_readonly("new", &MissReasons::fresh)
       .def_readonly("never_checkpointed", &MissReasons::never_checkpointed)
       .def_readonly("checkpoint_evicted", &MissReasons::checkpoint_evicted)
@@ -89,7 +89,7 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
       .def_property_readonly(
           "checkpoint_kind",
           [kinds](const PageMatch& match) { return kinds.of(match.checkpoint_kind); })
-      .def_readonly("causes", &PageMatch::miss_reasons);
+      .def_readonly("miss_reasons", &PageMatch::miss_reasons);
 
   py::class_<Match>(module, "Match")
       .def_readonly("prompt_tokens", &Match::prompt_tokens)
@@ -99,7 +99,7 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
           "checkpoint_kind",
           [kinds](const Match& match) { return kinds.of(match.checkpoint_kind); })
       .def_readonly("branch_tokens", &Match::branch_tokens)
-      .def_readonly("causes", &Match::miss_reasons)
+      .def_readonly("miss_reasons", &Match::miss_reasons)
       .def_readonly("in_pages", &Match::in_pages)
       .def_readonly("lost", &Match::evicted)
       .def_readonly("interior_tokens", &Match::interior_tokens);
@@ -123,11 +123,11 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("nodes", &CacheStats::nodes)
       .def_readonly("ghost_nodes", &CacheStats::ghost_nodes)
       .def_readonly("checkpoints", &CacheStats::checkpoints)
-      .def_readonly("leases", &CacheStats::allocations)
+      .def_readonly("allocations", &CacheStats::allocations)
       .def_readonly("cursors", &CacheStats::cursors)
       .def_readonly("evicted_pages", &CacheStats::evicted_pages)
       .def_readonly("evicted_checkpoints", &CacheStats::evicted_checkpoints)
-      .def_readonly("leased_requests", &CacheStats::allocated_requests)
+      .def_readonly("allocated_requests", &CacheStats::allocated_requests)
       .def_readonly("prompt_tokens", &CacheStats::prompt_tokens)
       .def_readonly("usable_tokens", &CacheStats::usable_tokens)
       .def_readonly("lost", &CacheStats::miss_reasons)
@@ -151,7 +151,7 @@ void bind_evictions(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("boundary", &Eviction::boundary)
       .def_readonly("pages", &Eviction::pages)
       .def_readonly("score", &Eviction::score)
-      .def_property_readonly("allocate", [](const Eviction& eviction) -> std::optional<std::int64_t> {
+      .def_property_readonly("allocation", [](const Eviction& eviction) -> std::optional<std::int64_t> {
         if (!eviction.allocation) return std::nullopt;
         return raw(*eviction.allocation);
       });

@@ -74,7 +74,7 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
       .def_property_readonly("state",
                              [kinds](const ViewedNode& node) { return kinds.of(node.state); })
       .def_readonly("tails", &ViewedNode::tails)
-      .def_readonly("leases", &ViewedNode::allocations)
+      .def_readonly("allocations", &ViewedNode::allocations)
       .def_readonly("state_pins", &ViewedNode::state_pins)
       .def_readonly("is_protected", &ViewedNode::is_protected)
       .def_readonly("unused", &ViewedNode::unused)

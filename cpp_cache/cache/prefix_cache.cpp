@@ -206,7 +206,7 @@ void PrefixCache::check_insertable(const Allocation& allocation, std::int64_t bo
                                    std::optional<SlotId> slot) const {
   const std::int64_t whole = boundary / kPageTokens * kPageTokens;
   const auto refuse = [boundary](const std::string& why) {
-    throw InvalidArgument("publish: boundary " + std::to_string(boundary) + why);
+    throw InvalidArgument("insert: boundary " + std::to_string(boundary) + why);
   };
   if (boundary < 1 || boundary > allocation.tokens()) {
     refuse(" is not in the allocation's tokens 1.." + std::to_string(allocation.tokens()));
@@ -221,10 +221,10 @@ void PrefixCache::check_insertable(const Allocation& allocation, std::int64_t bo
     refuse(" ends before what the allocation computed");
   }
   if (boundary != whole && !allocation.own[static_cast<std::size_t>(whole / kPageTokens)]) {
-    refuse(" is inside a page that the allocation published whole already");
+    refuse(" is inside a page that the allocation inserted whole already");
   }
   if (slot && !allocation.holds_slot(*slot)) {
-    throw InvalidArgument("publish: slot " + std::to_string(raw(*slot)) +
+    throw InvalidArgument("insert: slot " + std::to_string(raw(*slot)) +
                           " is neither a working nor a destination slot of the allocation");
   }
 }

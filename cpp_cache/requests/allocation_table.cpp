@@ -37,10 +37,10 @@ Allocation& AllocationTable::working(AllocationId id, std::string_view verb) {
   Allocation& allocation = at(id);
   if (allocation.state == AllocationState::kGranted) {
     throw InvalidArgument(name(id, verb) +
-                          " is granted to a sender: settle or quarantine it first");
+                          " is granted to a sender: accept_received or quarantine it first");
   }
   if (allocation.state == AllocationState::kClosed) {
-    throw InvalidArgument(name(id, verb) + " published a tail: only release may follow");
+    throw InvalidArgument(name(id, verb) + " inserted a tail: only release may follow");
   }
   return allocation;
 }

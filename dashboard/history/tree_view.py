@@ -19,7 +19,7 @@ def _node(node: TreeNode) -> dict[str, Any]:
         "children": node.children,
         "state": node.state,
         "tails": node.tails,
-        "leases": node.leases,
+        "leases": node.allocations,
         "state_pins": node.state_pins,
         "protected": node.is_protected,
         "unused": node.unused,

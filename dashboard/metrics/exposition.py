@@ -1,4 +1,4 @@
-"""A node's metrics: what its requests were told and what its cache counts, in Prometheus' text
+"""A node's metrics: what its requests were answered and what its cache counts, in Prometheus' text
 format.
 
 Owns a registry of its own, so that several nodes of one process share nothing. One thread.
@@ -64,7 +64,7 @@ class Exposition:
                 self._faults.observe(message)
 
     def families(self, report: NodeReport) -> list[Metric]:
-        """All that is told, under our own names."""
+        """All that is measured, under our own names."""
         return [*self._registry.collect(), *cache_families(report), *engine_families(report)]
 
     def text(self, report: NodeReport) -> bytes:

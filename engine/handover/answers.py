@@ -63,7 +63,7 @@ class Answers(Handover):
             message.salt,
             message.cursor,
             message.marks,
-            told=message.told,
+            gateway_room=message.gateway_room,
         )
         error = refusal or self._intake.refusal(request.prompt, request.final_length)
         if request.id in self._requests:

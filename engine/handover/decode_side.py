@@ -107,9 +107,9 @@ class DecodeHandover(Handover):
 
     def _submit(self, message: m.Submit) -> None:
         refusal = None
-        if message.told is not None and message.told.room in self._rooms:
+        if message.gateway_room is not None and message.gateway_room.room in self._rooms:
             refusal = m.RequestError(
-                m.ErrorKind.INVALID, f"room {message.told.room} is in use: make another"
+                m.ErrorKind.INVALID, f"room {message.gateway_room.room} is in use: make another"
             )
         self._answers.submit(message, refusal)
 
@@ -134,7 +134,7 @@ class DecodeHandover(Handover):
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         decision = self._router.prefill_place(match)
         # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
-        if request.told is None:
+        if request.gateway_room is None:
             request.route = report(decision)
             if decision.choice is m.Choice.HERE:
                 return False
@@ -143,12 +143,12 @@ class DecodeHandover(Handover):
 
     def _ask(self, request: Request, match: Match) -> None:
         """Ask a prefill node for the prompt; nothing is held here until it is about to start."""
-        told, request.told = request.told, None
-        if told is not None and told.room in self._rooms:
+        named, request.gateway_room = request.gateway_room, None
+        if named is not None and named.room in self._rooms:
             # Another request of that room was queued before this one.
-            told = None
+            named = None
         ticket = m.Ticket(
-            room=m.RoomId(secrets.randbits(63)) if told is None else told.room,
+            room=m.RoomId(secrets.randbits(63)) if named is None else named.room,
             generation=next(self._generations),
             kv_matched=match.kv_tokens // PAGE_TOKENS * PAGE_TOKENS,
             sampling=request.sampling,
@@ -161,7 +161,7 @@ class DecodeHandover(Handover):
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = DecodeRoom(ticket.room, request)
         self._names.note(ticket.room, request.id)
-        sender = None if told is None else told.sender
+        sender = None if named is None else named.sender
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt, sender))
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:

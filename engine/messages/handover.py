@@ -68,8 +68,8 @@ class GrantWanted(OfRoom):
 
 class RemoteReady(Message):
     """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
-    tail_seconds: until every window is flushed, as the sender expects; None where it cannot
-    tell."""
+    tail_seconds: until every window is flushed, as the sender expects; None where it has
+    no estimate."""
 
     room: RoomId
     token: int
@@ -148,7 +148,7 @@ class PrefillToken(Message):
 
 
 class HandoverWanted(Message):
-    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has told
+    """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
     it of the room."""
 
     request_id: RequestId

@@ -19,9 +19,8 @@ class Submit(Message):
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
     marks are token counts at which the client wants a checkpoint (role boundaries). session: what
-    operators may call the conversation; the engine does not look at it. told: the room of its
-    first hand-over, where a gateway made it.
-    """
+    operators may call the conversation; the engine does not look at it. gateway_room: the room of
+    its first hand-over, where a gateway made it."""
 
     request_id: RequestId
     prompt: Tokens
@@ -30,7 +29,7 @@ class Submit(Message):
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     session: str | None = None
-    told: GatewayRoom | None = None
+    gateway_room: GatewayRoom | None = None
 
 
 class Abort(Message):

@@ -34,15 +34,15 @@ class LayerEvents(LayerHooks):
         if layer == self._layers - 1:
             self._once_passed(self._steps.end_forward)
 
-    def _once_passed(self, tell: Callable[[], None]) -> None:
+    def _once_passed(self, report: Callable[[], None]) -> None:
         """Once all that was enqueued has ended."""
         # Blocking, so that the waiting thread sleeps instead of polling beside the forward's.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
-        self._events.put((event, tell))
+        self._events.put((event, report))
 
     def _tick(self) -> None:
         while True:
-            event, tell = self._events.get()
+            event, report = self._events.get()
             event.synchronize()
-            tell()
+            report()

@@ -73,7 +73,7 @@ def read_node_name(text: str) -> NodeName:
     """Raises InvalidField."""
     node, _, serial = text.partition(".")
     if not (node.isascii() and node.isdecimal() and serial.isascii() and serial.isdecimal()):
-        raise InvalidField("under", f"is {text!r}: give a node's name as Tree told it")
+        raise InvalidField("under", f"is {text!r}: give a node's name as Tree returned it")
     name = (int(node), int(serial))
     if name[0] >= 2**31 or name[1] >= 2**64:
         raise InvalidField("under", f"is {text!r}, which no node is called")
@@ -97,7 +97,7 @@ def _node(node: TreeNode) -> pb.TreeNode:
         children=node.children,
         state=node.state,
         tails=node.tails,
-        leases=node.leases,
+        leases=node.allocations,
         state_pins=node.state_pins,
         protected=node.is_protected,
         unused=node.unused,

@@ -66,7 +66,7 @@ def read_gateway_request(
             prompt=prompt,
             sampling=_sampling(wanted, model, model.max_tokens - len(prompt)),
             salt=salt_of(tenant, b""),
-            told=_room(request),
+            gateway_room=_room(request),
         ),
         stops=check_stops("sampling_params.stop", wanted.stop),
         streams=request.stream,

@@ -250,7 +250,7 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     arena = Arena(layout, 9)
     cache = PoisonedCache(arena)
 
-    def allocate(tokens: np.ndarray, slots: int) -> Allocation:
+    def allocated(tokens: np.ndarray, slots: int) -> Allocation:
         taken = cache.allocate(
             tokens,
             salt=b"",
@@ -265,17 +265,17 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     # A slab of its own each, one page of which is free again at release: four gaps, one slab free.
     homes = {}
     for first in (1, 2, 3, 4):
-        held = allocation(prompt(first, first + 10), 1)
+        held = allocated(prompt(first, first + 10), 1)
         homes[first] = held.pages.tolist()[:2]
         for place, page in enumerate(homes[first]):
             arena.kv[0][page].fill_(10 * first + place)
         cache.insert(held, 128, held.working_slots[0], CheckpointKind.TURN_END)
         cache.release(held)
-    cache.release(allocation(prompt(7, partial=0), 2))
+    cache.release(allocated(prompt(7, partial=0), 2))
     assert cache.stats().evicted_pages == 0
     found = {}
     for first in (1, 2, 3, 4):
-        held = allocation(prompt(first, first + 10), 1)
+        held = allocated(prompt(first, first + 10), 1)
         found[first] = held.pages.tolist()[: held.shared_pages]
         for place, page in enumerate(found[first]):
             assert torch.all(arena.kv[0][page] == 10 * first + place)

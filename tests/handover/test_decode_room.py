@@ -47,7 +47,7 @@ def test_every_state_ends_and_an_illegal_move_names_both_ends() -> None:
 
 @pytest.mark.parametrize("granted", [False, True])
 def test_a_room_is_kept_until_its_writer_is_fenced(decode: Lone, granted: bool) -> None:
-    decode.post(submit("r", prompt(1), 2, told=HERE))
+    decode.post(submit("r", prompt(1), 2, gateway_room=HERE))
     decode.step()
     if granted:
         decode.post(m.GrantWanted(ROOM))
@@ -61,8 +61,8 @@ def test_a_room_is_kept_until_its_writer_is_fenced(decode: Lone, granted: bool) 
 
 def test_two_requests_of_one_told_room_do_not_share_it(decode: Lone) -> None:
     """Both are queued before the room is asked for: the second gets one of its own."""
-    decode.post(submit("one", prompt(1), 2, told=HERE))
-    decode.post(submit("two", prompt(2), 2, told=HERE))
+    decode.post(submit("one", prompt(1), 2, gateway_room=HERE))
+    decode.post(submit("two", prompt(2), 2, gateway_room=HERE))
     decode.step()
     wanted = [said for said in decode.said if isinstance(said, m.HandoverWanted)]
     assert [said.request_id for said in wanted] == ["one", "two"]

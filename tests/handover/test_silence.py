@@ -30,7 +30,7 @@ def test_a_peer_that_is_heard_in_time_is_never_lost() -> None:
     for _ in range(50):
         assert ticked(silence, now, 0.85) is None
         now += 0.95
-        silence.heard(now)
+        silence.received(now)
 
 
 def test_a_gap_of_our_own_is_not_the_peers() -> None:
@@ -39,7 +39,7 @@ def test_a_gap_of_our_own_is_not_the_peers() -> None:
     # Five seconds in which this node did nothing: what the peer said then is read only now.
     assert not silence.tick(5.8)
     assert ticked(silence, 5.8, 0.15) is None
-    silence.heard(6.0)
+    silence.received(6.0)
     assert ticked(silence, 6.0, 0.85) is None
 
 

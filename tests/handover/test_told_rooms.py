@@ -43,7 +43,7 @@ class Room:
 def submit(prompt: list[int], request_id: str = "r", room: m.RoomId = ROOM) -> m.Submit:
     told = m.GatewayRoom(room, "127.0.0.1:1")
     tokens = np.array(prompt, dtype=np.int32)
-    return m.Submit(m.RequestId(request_id), tokens, SamplingParams(), told=told)
+    return m.Submit(m.RequestId(request_id), tokens, SamplingParams(), gateway_room=told)
 
 
 async def answer(rooms: GatewayRooms, asked: m.Submit) -> list[object]:

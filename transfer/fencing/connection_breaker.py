@@ -47,7 +47,7 @@ class ConnectionBreaker:
         await self._settle()
 
     async def _break_all(self, writer: WriterLife) -> None:
-        """Which data connection is whose cannot be told: links to those that live are broken too,
+        """Which data connection is whose cannot be known: links to those that live are broken too,
         and connect anew."""
         broken = [writer, *self._lose_all()]
         await asyncio.to_thread(self._transport.sever)

@@ -4,7 +4,7 @@ Owns the count of one peer's silence. Knows neither peers nor what they say. Thr
 loop; Silence itself reads no clock.
 Invariants: silence counts only between two ticks that this loop made in time, since what a peer
 said in a gap of ours may wait where nobody has read it yet; but gaps postpone nothing for ever: the
-LATE_TICKS-th since the peer was last heard is the last.
+LATE_TICKS-th since the peer's last message is the last.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ class Silence:
         self, limit: float, now: float, period: float | None = None, *, grace: float = 0.0
     ) -> None:
         """limit: seconds of silence that lose a peer. period: how often tick() is to be called; a
-        tick that comes after two of them is late. grace: seconds more before the peer is heard for
-        the first time. Times are this node's monotonic seconds."""
+        tick that comes after two of them is late. grace: seconds more before the first message.
+        Times are this node's monotonic seconds."""
         self.limit = limit
         self.period = limit / _TICKS_A_LIMIT if period is None else period
-        self.heard(now)
+        self.received(now)
         self._silent = -grace
 
-    def heard(self, now: float) -> None:
+    def received(self, now: float) -> None:
         """The peer said something."""
         self._ticked = now
         self._silent = 0.0

@@ -14,13 +14,13 @@ from tasuki.transfer.errors import TransferError
 
 
 class SenderState(Enum):
-    IDLE = "not heard of"
+    IDLE = "not known"
     PARKED = "one of the two calls came, the other is awaited"
     QUEUED = "in the engine's queue"
     PINNING = "asked for; the engine is to pin what was offered"
     ACCEPTED = "leased and about to start; a grant is awaited"
     STREAMING = "granted: windows leave as layers finish"
-    READY = "the first token is told, windows are in flight"
+    READY = "the first token is sent, windows are in flight"
     HOLDING = "transfer complete, the first token is awaited"
     DRAINING = "stopped: posted transfers are awaited"
     DONE = "final status delivered"

@@ -47,9 +47,10 @@ class ReceiverDeadlines(_ByState):
 class SenderDeadlines(_ByState):
     """Of a room on the prefill node. parked: longer than the gateway's own deadline. queued: a
     little longer than the engine's, which says why. accepted: a lease is held and its receiver
-    grants nothing; longer than the receiver's own, which tells why. streaming: our engine finishes
-    no layer and nothing is flushed. ready: nothing is flushed. holding: the first token does not
-    come. draining: longer than SenderSettings.drain_seconds; then the drain counts as forced."""
+    grants nothing; longer than the receiver's own, which has the reason. streaming: our engine
+    finishes no layer and nothing is flushed. ready: nothing is flushed. holding: the first token
+    does not come. draining: longer than SenderSettings.drain_seconds; then the drain counts as
+    forced."""
 
     parked: float = 20.0
     queued: float = QUEUE_SECONDS + _ENGINE_FIRST

@@ -50,7 +50,7 @@ class Transport(ABC):
     @property
     @abstractmethod
     def settle_seconds(self) -> float:
-        """How long after its writer's death, or after sever(), this node may be told of more of
+        """How long after its writer's death, or after sever(), this node may learn of more of
         what was written: the way from the peer's host, not the time that this node takes."""
 
     @property

@@ -27,7 +27,7 @@ class Fault(Enum):
     NONE = "none"
     FLIP_BIT = "a bit of the first piece's first byte lands wrong"
     DUPLICATE = "bytes land and are announced twice"
-    HOLD = "stays pending, and lands when the fabric is told to let go"
+    HOLD = "stays pending, and lands when the fabric lets go"
     LOSE = "reported as done, and neither bytes nor notification arrive"
     REFUSE = "cannot be posted"
     BREAK = "fails after it was posted, nothing landed"

@@ -3,6 +3,7 @@ tickets and grants, aborts of what is another's."""
 
 import contextlib
 import random
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
+from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 
 from scripts.attack.attack import Attempt
@@ -21,13 +23,19 @@ from scripts.attack.crowd import at_once
 from scripts.attack.drawing import examples, messages
 from scripts.attack.grpc_call import judge
 from tests.handover.test_rogue_receiver import SLABS, Rogue
+from tests.harness.daemons import Node
 
 _ROOM_SECONDS = 10.0
 _GENERATION = 7
 
 
 class Stranger(Rogue):
-    """A rogue that may lose its connection, and that names other peers' rooms."""
+    """A rogue that may lose its connection, and that names other peers' rooms. Its own have numbers
+    drawn at random, as every receiver's: a node has room for one of a number at a time."""
+
+    def __init__(self, prefill: Node, layout: CacheLayout) -> None:
+        super().__init__(prefill, layout)
+        self._rooms = secrets.randbits(62)
 
     def _beat(self) -> None:
         self.is_beating = True
