@@ -17,7 +17,7 @@ import pytest
 from tasuki.cli.embedded import embedded_model
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from scripts.clients.environments import interpreter
+from scripts.clients.install import interpreter
 from tests.harness.daemons import Node, flags
 from tests.harness.waiting import HANG_SECONDS, until
 
