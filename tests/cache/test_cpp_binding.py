@@ -39,6 +39,8 @@ def stub_names() -> dict[str, set[str]]:
                 members.add(member.name)
             if isinstance(member, ast.Assign):
                 members |= {target.id for target in member.targets if isinstance(target, ast.Name)}
+            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                members.add(member.target.id)
     return names
 
 

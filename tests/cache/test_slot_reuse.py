@@ -7,13 +7,13 @@ import pytest
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.harness.engines import poison, tiny_parts
+from tests.harness.engines import PoisonedCache, tiny_parts
 from tests.harness.trees import keep_value, slot_bytes, take_from, text
 
 
 @pytest.fixture
 def cache() -> HybridPrefixCache:
-    return HybridPrefixCache(tiny_parts(arena_mib=0.2).arena, poison)
+    return PoisonedCache(tiny_parts(arena_mib=0.2).arena)
 
 
 def test_every_first_working_slot_is_zero_or_a_copy_whoever_had_it_before(

@@ -1,6 +1,5 @@
 """One byte budget under every policy: nothing starves, moved KV follows, decisions repeat."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +16,9 @@ from tasuki.pycache._cpp_cache import (
 )
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import run_copies
-from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.harness import trees
+from tests.harness.engines import PoisonedCache
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 from tests.harness.trees import END, keep, take, take_from, text
 
@@ -195,7 +194,7 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
     layout = replace(small_layout((GDN, FULL)), head_dim=4, conv_channels=4, key_dim=32)
     assert layout.pages_per_slab == 3
     arena = Arena(layout, 9)
-    cache = HybridPrefixCache(arena, on_fresh=fill_with_nan)
+    cache = PoisonedCache(arena)
 
     def allocate(tokens: np.ndarray, slots: int) -> Allocation:
         taken = take_from(cache, tokens, slots)
@@ -221,11 +220,3 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
             assert torch.all(arena.kv[0][page] == 10 * first + place)
         cache.release(held)
     assert sum(found[first] != homes[first] for first in homes) == 1
-
-
-def fill_with_nan(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
-    for page in pages:
-        arena.kv[0][page].fill_(torch.nan)
-    for slot in slots:
-        for state in arena.ssm:
-            state[slot].fill_(torch.nan)

@@ -158,7 +158,7 @@ def test_the_engine_answers_with_what_its_requests_left() -> None:
 
 def test_questions_are_read_strictly() -> None:
     assert read_node_name(node_name((7, 2**40))) == (7, 2**40)
-    assert tree_question(pb.TreeRequest()).limit == 256
+    assert tree_question(pb.TreeRequest())[0] == 256
     for bad in (
         pb.TreeRequest(limit=0),
         pb.TreeRequest(limit=5000),

@@ -4,13 +4,17 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from tasuki.client.aio import AsyncClient
+from tasuki.client.conversation import Conversation
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client, Session
+from tasuki.client.session_protocol import Call, Over, Pause, SessionLife, advance
 from tasuki.engine import messages as m
+from tasuki.proto import inference_pb2 as pb
 
 from tests.harness.daemons import random_prompt
 from tests.harness.front_fixtures import Front, running_front, text_codec
@@ -107,6 +111,43 @@ def test_a_cancelled_turn_leaves_the_conversation_as_it_was(front: Front, sessio
     front.engine.hold = False
     session.generate().result()
     assert last_prompt(front) == prompt
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "calls"),
+    [
+        (grpc.StatusCode.NOT_FOUND, "unknown_session", 1),
+        (grpc.StatusCode.UNAVAILABLE, None, 1),
+        (grpc.StatusCode.UNAVAILABLE, "draining", 1),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "session_limit", FAST.attempts),
+        (grpc.StatusCode.PERMISSION_DENIED, "permission_denied", 1),
+    ],
+)
+def test_a_close_that_fails_for_a_moment_is_tried_again(
+    status: grpc.StatusCode, kind: str | None, calls: int
+) -> None:
+    refusal = ClientError("no", status, kind)
+    steps = SessionLife(Conversation(b""), FAST, "s").close()
+    asked, outcome = 0, None
+    try:
+        while not isinstance(step := advance(steps, outcome), Over):
+            assert isinstance(step, Call | Pause)
+            asked += isinstance(step, Call)
+            outcome = refusal if isinstance(step, Call) else None
+    except ClientError as error:
+        assert error is refusal and kind in ("session_limit", "permission_denied")
+    else:
+        assert kind in (None, "draining", "unknown_session")
+    assert asked == calls
+
+
+def test_a_close_that_is_let_in_later_is_over() -> None:
+    steps = SessionLife(Conversation(b""), FAST, "s").close()
+    limit = ClientError("many", grpc.StatusCode.RESOURCE_EXHAUSTED, "request_limit")
+    assert isinstance(advance(steps, None), Call)
+    assert isinstance(advance(steps, limit), Pause)
+    assert isinstance(advance(steps, None), Call)
+    assert isinstance(advance(steps, pb.SessionCloseResponse()), Over)
 
 
 def test_a_session_that_its_node_has_lost_is_closed_without_complaint(

@@ -16,8 +16,8 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.harness.engines import (
     Lone,
+    PoisonedCache,
     assert_answered_as_alone,
-    poison,
     prompt,
     submit,
     tiny_engine,
@@ -41,7 +41,7 @@ def test_an_allocation_moves_no_byte() -> None:
 @pytest.mark.parametrize("released", range(1, 6))
 def test_copies_of_a_lease_that_is_released_meanwhile_harm_nobody(released: int) -> None:
     """Its ids are soon another's, whose copies wait behind its own."""
-    cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena, poison)
+    cache = PoisonedCache(tiny_parts(arena_mib=0.5).arena)
     keep_value(cache, text(64, 7), 7.0)
     keep_value(cache, text(64, 8), 8.0)
     for turn in range(released):

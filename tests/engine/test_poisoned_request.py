@@ -4,12 +4,15 @@ batch, with nothing of it in the cache; a first token that is none never reaches
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
 from tasuki.engine import messages as m
+from tasuki.engine.forward_plan import PlanGap
 from tasuki.engine.role import Role
+from tasuki.engine.thread import EngineThread
 from tasuki.model.batch import Batch
 
 from tests.harness.engine_pair import engine_pair, with_early_head
@@ -94,6 +97,20 @@ def test_a_fault_that_passes_costs_time_only() -> None:
     assert not fails
     assert_answered_as_alone(engine, GOOD, 12)
     engine.assert_at_rest()
+
+
+def test_a_plan_that_the_runner_refuses_ends_the_loop_and_no_single_request() -> None:
+    engine = tiny_engine()
+    engine.engine._plans._planner._number += 1
+    said: list[m.Outbox] = []
+    died: SimpleQueue[str] = SimpleQueue()
+    thread = EngineThread(engine.engine, said.extend, died.put)
+    thread.start()
+    for name, tokens in GOOD.items():
+        thread.post(submit(name, tokens, 4))
+    assert PlanGap.__name__ in died.get(timeout=30)
+    thread.stop()
+    assert not said
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.copies import CopyKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
@@ -31,14 +33,45 @@ from tasuki.transfer.windows.step_counter import StepCounter
 Kind = TypeVar("Kind")
 
 
-def poison(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
-    """NaN wherever an id changes owner: what is read before it is written shows at once."""
-    layout = arena.layout
-    for kv in arena.kv:
-        kv[list(pages)] = float("nan")
-    for slot in slots:
-        start = slot * layout.slab_bytes
-        arena.bytes[start : start + layout.slot_bytes].view(torch.float32).fill_(float("nan"))
+class PoisonedCache(HybridPrefixCache):
+    """NaN wherever an id changes owner: what is read before it is written shows at once. Bytes that
+    a waiting copy still reads stay."""
+
+    def allocate(self, *args: Any, **terms: Any) -> Allocation | None:
+        return self._poisoned(super().allocate(*args, **terms))
+
+    def allocate_to_receive(self, *args: Any, **terms: Any) -> Allocation | None:
+        return self._poisoned(super().allocate_to_receive(*args, **terms))
+
+    def extend(self, allocation: Allocation, capacity_tokens: int) -> bool:
+        held = len(allocation.pages)
+        extended = super().extend(allocation, capacity_tokens)
+        self._poison(allocation.pages[held:].tolist(), ())
+        return extended
+
+    def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
+        slot = super().take_checkpoint_slot(allocation)
+        self._poison((), () if slot is None else (slot,))
+        return slot
+
+    def _poisoned(self, allocation: Allocation | None) -> Allocation | None:
+        if allocation is not None:
+            self._poison(
+                allocation.pages[allocation.shared_pages :].tolist(), allocation.working_slots
+            )
+        return allocation
+
+    def _poison(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        arena, blocks = self.arena, self.arena.layout.blocks_per_slab
+        moved = {copy.source for copy in self._copies if copy.kind is CopyKind.PAGE}
+        forked = {copy.source for copy in self._copies if copy.kind is CopyKind.SLOT}
+        fresh = [page for page in pages if page not in moved and page // blocks not in forked]
+        for kv in arena.kv:
+            kv[fresh] = float("nan")
+        for slot in set(slots) - forked - {page // blocks for page in moved}:
+            start = slot * arena.layout.slab_bytes
+            state = arena.bytes[start : start + arena.layout.slot_bytes]
+            state.view(torch.float32).fill_(float("nan"))
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:
@@ -66,9 +99,8 @@ class Lone:
         self, config: EngineConfig, role: Role, sender: Sender | None, early: EarlyStart | None
     ) -> Engine:
         parts = self.parts
-        cache = HybridPrefixCache(
+        cache = PoisonedCache(
             parts.arena,
-            poison,
             policy=config.cache_policy,
             attention_cost=parts.attention_cost,
             slabs=parts.slabs,

@@ -11,7 +11,7 @@ from tasuki.model.ops.sampling.gumbel import gumbel, noise_key
 from tasuki.model.ops.sampling.params import MAX_TOP_K, MIN_TOP_P, SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.reference import sample as naive_sample
-from tasuki.model.ops.sampling.sample import Draws, sample, sample_kept
+from tasuki.model.ops.sampling.sample import Draws, sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 
 from .tensors import count
@@ -66,7 +66,7 @@ def drawn_from_a_cut(
     logits: torch.Tensor, params: list[SamplingParams], positions: list[int], device: torch.device
 ) -> list[Sampled]:
     draws, there = prepared(params, positions, device), logits.to(device)
-    sample_kept(there, cut(there, draws), draws, count(len(params), device))
+    sample(there, draws, count(len(params), device), cut(there, draws))
     return results(draws)
 
 

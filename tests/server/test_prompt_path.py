@@ -33,7 +33,7 @@ from tests.harness.http_calls import ask
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 20
 PROMPT = "The sash that one runner of a relay hands to the next."
-FIRST = "server/openai/chat.py"
+FIRST = "server/openai/generation.py"
 TREE = "pycache/prefix_cache.py"
 
 

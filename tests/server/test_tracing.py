@@ -10,8 +10,7 @@ import grpc
 import pytest
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.tracing import export as trace_export
-from tasuki.server.tracing.export import TracingUnavailable, open_tracing
-from tasuki.server.tracing.tracing import NoTracing
+from tasuki.server.tracing.tracing import NoTracing, TracingUnavailable, open_tracing
 
 from tests.harness import http_calls
 from tests.harness.daemons import Node, random_prompt
