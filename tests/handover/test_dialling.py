@@ -14,8 +14,9 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.discovery.membership import MembershipError
 
 from tests.harness.certificates import Authority
-from tests.harness.daemons import Node, flags, refusal_to_start
+from tests.harness.daemons import Node, flags
 from tests.harness.handover_nodes import nodes
+from tests.harness.running_nodes import refused_start
 from tests.harness.waiting import HANG_SECONDS, until
 
 ELSEWHERE = (
@@ -53,8 +54,8 @@ def test_a_target_in_the_settings_is_refused_at_the_start(tmp_path: Path) -> Non
 
 
 def test_a_daemon_with_such_a_target_does_not_start() -> None:
-    refusal = refusal_to_start("decode", *flags(arena_mib=16), "--prefill", "192.0.2.1:7001")
-    assert "plain text" in refusal
+    lines = refused_start("decode", *flags(arena_mib=16), "--prefill", "192.0.2.1:7001")
+    assert any("plain text" in line for line in lines)
 
 
 def test_a_target_that_is_learnt_of_is_refused_by_name_and_told_of_once(tmp_path: Path) -> None:

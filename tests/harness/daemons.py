@@ -20,7 +20,6 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
 from tasuki.client.answer import Answer, AnswerStream
 from tasuki.client.channel import bearing
-from tasuki.client.errors import LaunchError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
@@ -215,19 +214,6 @@ def fleet(launch: Callable[..., Daemon] = Daemon) -> Iterator[Callable[..., Node
 
 def _stop(node: Node) -> None:
     assert node.stop() == 0, node.last_words
-
-
-def refusal_to_start(command: str, *more: str) -> str:
-    """Why a daemon does not start, as its launcher is told."""
-    daemon = Daemon(command, more)
-    try:
-        daemon.wait_ready()
-    except LaunchError as error:
-        return str(error)
-    finally:
-        daemon.stop()
-        assert "Traceback" not in "\n".join(daemon.last_words), daemon.last_words
-    raise AssertionError(f"{command} {more} has started")
 
 
 def has_met(decode: Node) -> bool:

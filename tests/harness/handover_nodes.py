@@ -192,7 +192,7 @@ class Nodes:
         has one."""
         client, service, pair = self.client, self.service, self.pair
         rooms = (client._rooms, service._rooms, pair.sender._rooms)
-        pulls = (client._pulls, service._pulls._live, pair.back_sender._rooms)
+        pulls = (client._pulls, service._pulls, pair.back_sender._rooms)
         async with asyncio.timeout(HANG_SECONDS):
             while any((*rooms, *pulls)):
                 await asyncio.sleep(0.005)

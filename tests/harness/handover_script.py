@@ -50,12 +50,12 @@ _STAGES = ("reserve", "accept", "grant", "compute", "hand-over", "pull")
 """Nodes' methods, each with the rooms that it is for."""
 _PLACES = {
     "client.trace": "client._traceparent",
-    "client.events": "client._rooms.*._core.inbox.next",
+    "client.events": "client._rooms.*._next",
     "client.stream": "client._rooms.*._stream._said.get",
-    "client.fence": "client._rooms.*._fence.hold",
-    "client.pull.events": "client._pulls.*._core.inbox.next",
-    "service.events": "service._rooms.*._core.inbox.next",
-    "service.pull.events": "service._pulls._live.*._core.inbox.next",
+    "client.fence": "client._rooms.*.fence.hold",
+    "client.pull.events": "client._pulls.*._next",
+    "service.events": "service._rooms.*._next",
+    "service.pull.events": "service._pulls.*._next",
 }
 """Methods that a script may break; others it names by their path."""
 _TO_THE_SERVICE = ("Prefill", "PullWanted")

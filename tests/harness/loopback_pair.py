@@ -21,7 +21,7 @@ from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
 from tasuki.transfer.sending.link import SourceArena
-from tasuki.transfer.sending.outgoing_room import RoomEnd
+from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
 from tasuki.transfer.windows.destination import Destination
@@ -33,6 +33,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 POISON = 0xA5
 FULL, GDN = LayerKind.FULL, LayerKind.GDN
+ROOM, GENERATION = 7, 3
 
 
 def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> CacheLayout:
@@ -156,6 +157,16 @@ class Ends:
             return self._ends[room]
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A room that both ends have opened. pages, slot: what its sender sends from."""
+
+    number: int
+    granted: Destination
+    pages: tuple[int, ...]
+    slot: int
+
+
 @dataclass
 class Pair:
     source: Node
@@ -169,12 +180,70 @@ class Pair:
     """The return path: from target to source."""
     back_receiver: Receiver
 
+    def layer_opens(self, room: int, layer: int, timeout: float) -> bool:
+        """Whether the room's barrier lets through to the layer within `timeout` seconds."""
+        barrier = self.receiver.barrier(room)
+        if barrier is None:
+            return False
+        closing = threading.Timer(timeout, barrier.close)
+        closing.start()
+        try:
+            return barrier.wait(layer)
+        finally:
+            closing.cancel()
+
     def run(self, room: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
         """Plan and tick each forward through all its layers."""
         for plan in plans:
             self.sender.plan_forward(room, plan(self.steps.value))
-            for _ in self.source.layout.layer_kinds:
-                self.steps.tick()
+            self.tick()
+
+    def tick(self, layers: int | None = None) -> None:
+        """So many layers are computed; by default all of a forward's."""
+        for _ in range(layers or len(self.source.layout.layer_kinds)):
+            self.steps.tick()
+
+    def open(
+        self, pages: int = 5, room: int = ROOM, peer: str = "peer", held: int = 0, seed: int = 1
+    ) -> Opened:
+        """A room of that many pages, of which the receiver holds the first `held`; which ids both
+        ends use follows from the seed."""
+        generator = np.random.default_rng(seed)
+        layout, slabs = self.source.layout, self.source.slabs
+        granted = destination(layout, slabs, pages - held, generator, held)
+        local, slot = random_ids(layout, slabs, pages, generator)
+        self.receiver.expect(room, GENERATION, granted)
+        self.sender.open(room, GENERATION, peer, granted, self.ends)
+        return Opened(room, granted, local, slot)
+
+    def compute(self, opened: Opened, chunk: int = 2) -> None:
+        self.run(opened.number, plans(opened.pages, opened.slot, chunk))
+
+    def hand_over(self, pages: int = 5, chunk: int = 2) -> Opened:
+        """Open a room and compute all of it; windows may be in flight."""
+        opened = self.open(pages)
+        self.compute(opened, chunk)
+        return opened
+
+    def sent(self, room: int = ROOM) -> RoomSent:
+        end = self.ends.wait(room)
+        assert isinstance(end, RoomSent), end
+        return end
+
+    def verified(self, room: int = ROOM, timeout: float = HANG_SECONDS) -> RoomSent:
+        """Raises what verification does."""
+        end = self.sent(room)
+        self.receiver.verify(room, GENERATION, end.report.digests, timeout=timeout)
+        return end
+
+    def assert_landed(self, opened: Opened) -> None:
+        """Pages and state are those of the source, through the wire's precision."""
+        units = WireUnits.of(self.source.layout, self.source.precision)
+        sent = opened.pages[opened.granted.first_page :]
+        for ours, theirs in zip(opened.granted.pages, sent, strict=True):
+            assert self.target.page_bytes(ours) == expected_page(units, self.source, theirs)
+        state = expected_slot(units, self.source, opened.slot)
+        assert self.target.slot_bytes(opened.granted.slot) == state
 
 
 def plans(
