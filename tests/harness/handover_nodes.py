@@ -214,7 +214,7 @@ async def nodes(
     precision: WirePrecision = EXACT,
     service_limits: HandoverServiceSettings = SERVICE_LIMITS,
 ) -> AsyncIterator[Nodes]:
-    settings = sender or SenderSettings(lease_seconds=1.0)
+    settings = sender or SenderSettings(lease_seconds=3.0)
     with loopback_pair(
         slabs=SLABS,
         faults=faults,

@@ -179,7 +179,7 @@ class HandoverWorld:
         parts: dict[str, Any] = {
             "decode": LIMITS,
             "prefill": SERVICE_LIMITS,
-            "sender": SenderSettings(lease_seconds=1.0),
+            "sender": SenderSettings(lease_seconds=3.0),
         }
         for path, value in settings.items():
             part, *names = path.split(".")
