@@ -3,27 +3,12 @@
 Failure 5 of hybrid caches: a stale slot read as a state. Memory is poisoned with NaN here whenever
 an id is handed out."""
 
-import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from tests.harness.engines import PoisonedCache, tiny_parts
-
-Tokens = NDArray[np.int32]
-
-
-def text(length: int, seed: int = 0) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 128, length, dtype=np.int32)
-
-
-def slot_bytes(cache: HybridPrefixCache, slot: int) -> torch.Tensor:
-    layout = cache.arena.layout
-    start = slot * layout.slab_bytes
-    return cache.arena.bytes[start : start + layout.slot_bytes].view(torch.float32)
+from tests.harness.trees import keep_value, slot_bytes, take_from, text
 
 
 @pytest.fixture
@@ -31,36 +16,14 @@ def cache() -> HybridPrefixCache:
     return PoisonedCache(tiny_parts(arena_mib=0.2).arena)
 
 
-def keep(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:
-    allocation = cache.allocate(
-        tokens,
-        salt=b"",
-        capacity_tokens=len(tokens),
-        working_slots=1,
-        cursor=None,
-    )
-    assert allocation is not None
-    run_copies(cache.arena, cache.take_copies())
-    slot_bytes(cache, allocation.working_slots[0]).fill_(value)
-    cache.insert(allocation, len(tokens), allocation.working_slots[0], CheckpointKind.TURN_END)
-    cache.release(allocation)
-
-
 def test_every_first_working_slot_is_zero_or_a_copy_whoever_had_it_before(
     cache: HybridPrefixCache,
 ) -> None:
-    keep(cache, text(64, 7), 7.0)
+    keep_value(cache, text(64, 7), 7.0)
     copies = zeros = 0
     for turn in range(30):
         seed = 7 if turn % 3 == 0 else 100 + turn
-        allocation = cache.allocate(
-            text(70, seed),
-            salt=b"",
-            capacity_tokens=70,
-            working_slots=2,
-            cursor=None,
-        )
-        assert allocation is not None
+        allocation = take_from(cache, text(70, seed), slots=2)
         run_copies(cache.arena, cache.take_copies())
         expected = 7.0 if allocation.cached_tokens == 64 else 0.0
         held = slot_bytes(cache, allocation.working_slots[0])
@@ -73,15 +36,9 @@ def test_every_first_working_slot_is_zero_or_a_copy_whoever_had_it_before(
 
 
 def test_a_fork_leaves_its_source_as_it_was(cache: HybridPrefixCache) -> None:
-    keep(cache, text(64, 7), 7.0)
-    allocation = cache.allocate(
-        text(70, 7),
-        salt=b"",
-        capacity_tokens=70,
-        working_slots=1,
-        cursor=None,
-    )
-    assert allocation is not None and allocation.cow_source_slot is not None
+    keep_value(cache, text(64, 7), 7.0)
+    allocation = take_from(cache, text(70, 7))
+    assert allocation.cow_source_slot is not None
     run_copies(cache.arena, cache.take_copies())
     assert allocation.cow_source_slot not in allocation.working_slots
     slot_bytes(cache, allocation.working_slots[0]).fill_(1.0)

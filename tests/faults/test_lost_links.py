@@ -5,18 +5,18 @@ import random
 from itertools import islice
 
 import pytest
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.lost_links.plan import FAULTS, asks, disturbances
 from scripts.lost_links.stream import StreamSettings, play
 from scripts.lost_links.tally import HANDED_OVER, LOST, OUTCOMES, PULLED, Tally
+from tests.harness.running_nodes import needs_nixl
 
 REQUESTS = 1000
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+@needs_nixl
 def test_every_request_is_answered_whatever_becomes_of_the_link() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

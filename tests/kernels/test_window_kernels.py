@@ -1,29 +1,52 @@
-"""fp8 rows as a GPU encodes and decodes them: bit for bit what the twin makes."""
+"""What a GPU makes of a window: its digest and its fp8 rows equal the twins', bit for bit."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.row_codec import RowFormat
 from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec, KernelRows
 from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
+from tasuki.transfer.windows.window import WindowHeader
 
-LAYOUT = CacheLayout(
-    layer_kinds=(LayerKind.GDN, LayerKind.FULL, LayerKind.GDN, LayerKind.FULL),
-    kv_heads=1,
+from tests.harness.loopback_pair import FULL, GDN, small_layout
+
+LAYOUT = replace(
+    small_layout((GDN, FULL, GDN, FULL)),
     head_dim=32,
     kv_dtype="bfloat16",
-    conv_channels=24,
-    conv_columns=3,
     conv_dtype="bfloat16",
     value_heads=3,
-    value_dim=16,
+    value_dim=64,
     key_dim=64,
-    ssm_dtype="float32",
 )
-SLABS = 4
+SLABS = 6
+
+
+@pytest.mark.parametrize(
+    ("header", "pages", "slot"),
+    [
+        (WindowHeader(0, 0, 4, 3, 3, True), (LAYOUT.blocks_per_slab, 1, 0), 5),
+        (WindowHeader(1, 1, 2, 70_000, 1, False), (0,), None),
+        (WindowHeader(2, 0, 1, 0, 0, True), (), 2),
+        (WindowHeader(3, 0, 1, 0, 0, False), (), None),
+    ],
+)
+def test_a_window_has_the_same_digest_on_both(
+    header: WindowHeader, pages: tuple[int, ...], slot: int | None, device: torch.device
+) -> None:
+    memory = np.random.default_rng(7).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
+    ours = GpuWindowDigester(torch.from_numpy(memory).to(device), LAYOUT)
+    twin = WindowDigester(memory, LAYOUT)
+    room, generation = 2**62 + 5, 9
+    expected = twin.digest(room, generation, header, pages, slot)
+    assert ours.digest(room, generation, header, pages, slot) == expected
+    assert (expected == 0) == (not pages and slot is None)
 
 
 def numbers(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -76,7 +99,7 @@ def test_units_of_an_arena_are_encoded_and_decoded_in_place_as_by_the_twin(
 ) -> None:
     kv = Precision.FP8
     units = WireUnits.of(LAYOUT, WirePrecision(kv, precision))
-    size = SLABS * LAYOUT.slab_bytes
+    size = 4 * LAYOUT.slab_bytes
     plain = np.random.default_rng(5).standard_normal(size // 4, dtype=np.float32).view(np.uint8)
     # As numbers of either dtype.
     memory = torch.from_numpy(plain.copy())
