@@ -3,13 +3,15 @@
 Failure 5 of hybrid caches: a stale slot read as a state. Memory is poisoned with NaN here whenever
 an id is handed out."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from tasuki.pycache._cpp_cache import CheckpointKind
-from tasuki.pycache.copies import run_copies
-from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.pycache.copies import CopyKind, CopyOp, run_copies
+from tasuki.pycache.prefix_cache import HybridPrefixCache, monotonic_ms
 
 from tests.harness.engines import poison, tiny_parts
 
@@ -101,3 +103,38 @@ def test_settling_does_not_wipe_the_state_that_was_transferred(cache: HybridPref
     assert cache.extend(allocation, 200)
     assert bool((slot_bytes(cache, allocation.working_slots[0]) == 3.0).all())
     cache.release(allocation)
+
+
+def test_what_a_waiting_copy_still_reads_is_not_fresh(cache: HybridPrefixCache) -> None:
+    blocks = cache.arena.layout.blocks_per_slab
+    fresh: list[tuple[list[int], list[int]]] = []
+    cache._on_fresh = lambda arena, pages, slots: fresh.append((list(pages), list(slots)))
+    # Slab 3 is forked from, and a page of slab 4 moves; what they are written to is fresh.
+    cache._copies = [
+        CopyOp(CopyKind.SLOT, 3, 5),
+        CopyOp(CopyKind.PAGE, 4 * blocks, 6 * blocks),
+        CopyOp(CopyKind.ZERO_SLOT, 7, 7),
+    ]
+    pages = np.array([3 * blocks, 4 * blocks, 4 * blocks + 1, 6 * blocks], dtype=np.int32)
+    cache._hand_out(pages, [3, 4, 5, 7])
+    assert fresh == [([4 * blocks + 1, 6 * blocks], [5, 7])]
+
+
+def test_what_does_not_fit_is_refused_and_leaves_no_copies(cache: HybridPrefixCache) -> None:
+    most = cache.capacity_tokens(1)
+    held = cache.allocate(text(10), salt=b"", capacity_tokens=most, working_slots=1, cursor=None)
+    assert held is not None
+    cache.take_copies()
+    for allocate in (cache.allocate, cache.allocate_to_receive):
+        refused = allocate(
+            text(10, 1), salt=b"", capacity_tokens=most, working_slots=1, cursor=None
+        )
+        assert refused is None
+    assert cache.take_checkpoint_slot(held) is None
+    assert cache.take_copies() == ()
+    cache.release(held)
+
+
+def test_the_caches_clock_is_monotonic_milliseconds() -> None:
+    before = time.monotonic_ns()
+    assert before // 10**6 <= monotonic_ms() <= time.monotonic_ns() // 10**6

@@ -316,3 +316,15 @@ def test_a_batch_outlives_its_tree() -> None:
     events: list[CacheEvent] = list(batch)
     del tree, batch
     assert [event.tokens for event in events] == [64, 128, 150]
+
+
+def test_one_page_alone_is_cleared_as_all_is() -> None:
+    tree = make_tree()
+    watch = watched(tree)
+    allocation = tree.allocate(text(64), capacity_tokens=64, working_slots=1)
+    assert allocation is not None
+    tree.insert(allocation, 64, None, END)
+    tree.release(allocation)
+    tree.drain_events(watch)
+    tree.flush()
+    assert told(tree, watch) == [("cleared", 0)]
