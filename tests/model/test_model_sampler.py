@@ -209,3 +209,13 @@ def test_without_a_cut_of_mass_no_token_is_too_unlikely_to_be_left() -> None:
 def test_the_least_and_the_most_that_a_row_holds_are_requests() -> None:
     SamplingParams(temperature=1e-5, top_k=0, top_p=1e-6, max_new_tokens=1)
     SamplingParams(temperature=100.0, top_k=2**31 - 1, top_p=1.0)
+
+
+def test_both_words_of_a_key_are_signed() -> None:
+    assert all(-(2**31) <= word < 0 for word in noise_key(3))
+
+
+def test_the_rarest_noise_is_its_naive_twins_too() -> None:
+    """A word of 601 of 2^32: there the half that is added to it shows."""
+    noise = float(gumbel(noise_key(1), 79, 15807)[15806])
+    assert noise > 15 and noise == pytest.approx(naive_gumbel(1, 79, 15806), abs=1e-4)
