@@ -3,10 +3,13 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from tasuki.engine import messages as m
+from tasuki.server.auth.access import Access
 from tasuki.server.auth.caller import ANYBODY
 from tasuki.server.bind import BindError
 from tasuki.server.http.log import HttpLog
@@ -227,3 +230,31 @@ def test_a_stranger_cannot_fill_the_log_with_heads_that_are_no_http(
     with caplog.at_level("INFO"):
         HttpLog().exception("ours", exc_info=ValueError("a defect"))
     assert "a defect" in caplog.text
+
+
+def test_a_route_that_no_table_names_is_served_to_nobody() -> None:
+    async def serve(request: web.Request) -> web.Response:
+        return web.Response(text="served")
+
+    def fetch(port: int, path: str, headers: dict[str, str]) -> int:
+        connection = HTTPConnection("127.0.0.1", port, timeout=HANG_SECONDS)
+        try:
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    async def ask() -> list[int]:
+        server = await start_http_server(
+            "127.0.0.1:0", [web.get("/forgotten", serve)], lambda: None, Access(api_key=KEY)
+        )
+        found = []
+        try:
+            for path in ("/forgotten", "/nowhere"):
+                for headers in ({"Authorization": f"Bearer {KEY}"}, {}):
+                    found.append(await asyncio.to_thread(fetch, server.port, path, headers))
+        finally:
+            await server.drain()
+        return found
+
+    assert asyncio.run(ask()) == [501, 401, 404, 401]
