@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tasuki.bench.measure.floors import measure_floors
-from tasuki.bench.measure.host import describe_host
 from tasuki.bench.measure.model_floor import ModelFloor
-from tasuki.bench.measure.report import Report, Row
+from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import Answer, Rig
 from tasuki.engine.messages import HitBreakdown
 from tasuki.utils.config.flags import parse_configs
@@ -54,15 +52,10 @@ def main(argv: Sequence[str]) -> int:
         "tasuki bench agentic", "Time turns of agents.", argv, BenchConfig, AgenticConfig
     )
     model = config.model_config()
-    floors = measure_floors(config.torch_device, config.torch_dtype)
-    report = Report(
-        f"agentic {config.model}", describe_host(config.torch_device, config.commit), floors
-    )
-    print(report.head(), flush=True)
-    with report.kept(config.out_path):
+    with config.reported(f"agentic {config.model}") as report:
         engine = config.engine_config()
         rig = Rig(model, engine)
-        floor = ModelFloor.of(model, rig.parts.layout, floors)
+        floor = ModelFloor.of(model, rig.parts.layout, report.floors)
         _warm_up(rig, own)
         for row in _lone_rows(_lone_turn(rig, own), own, config.model, floor):
             report.add(row)

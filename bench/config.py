@@ -1,9 +1,11 @@
 """Flags that every `tasuki bench` takes, and the engine that they describe."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+from tasuki.bench.measure.report import Report, reported
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
@@ -35,9 +37,11 @@ class BenchConfig:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
-    @property
-    def out_path(self) -> Path | None:
-        return Path(self.out) if self.out else None
+    @contextmanager
+    def reported(self, bench: str) -> Iterator[Report]:
+        """Measures the floors and shows the report's head; what is in it at the end is written."""
+        with reported(bench, self.torch_device, self.torch_dtype, self.commit, self.out) as report:
+            yield report
 
     def model_config(self) -> ModelConfig:
         """Raises ModelConfigError."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from tasuki.bench.measure.floors import measure_floors
-from tasuki.bench.measure.host import describe_host
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig
@@ -41,12 +39,7 @@ def main(argv: Sequence[str]) -> int:
         "tasuki bench decode", "Time decode steps.", argv, BenchConfig, DecodeConfig
     )
     model = config.model_config()
-    floors = measure_floors(config.torch_device, config.torch_dtype)
-    report = Report(
-        f"decode {config.model}", describe_host(config.torch_device, config.commit), floors
-    )
-    print(report.head(), flush=True)
-    with report.kept(config.out_path):
+    with config.reported(f"decode {config.model}") as report:
         # Before the engine takes all memory.
         peers = {
             point: {"transformers": decode_seconds(model, config.torch_device, point.context)}
@@ -55,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         }
         engine = config.engine_config()
         rig = Rig(model, engine)
-        floor = ModelFloor.of(model, rig.parts.layout, floors)
+        floor = ModelFloor.of(model, rig.parts.layout, report.floors)
         for point in own.parsed():
             answers = _start(rig, point)
             steps = _steps(rig, answers, own)

@@ -3,14 +3,11 @@
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tasuki.bench.cases.case import measure
 from tasuki.bench.cases.stage import Stage
-from tasuki.bench.measure.floors import measure_floors
-from tasuki.bench.measure.host import describe_host
-from tasuki.bench.measure.report import Report
+from tasuki.bench.measure.report import reported
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
@@ -47,14 +44,11 @@ def main(argv: Sequence[str]) -> int:
     if not torch.cuda.is_available():
         raise BenchError("no GPU is here, and Triton kernels run on nothing else")
     device = torch.device("cuda")
-    floors = measure_floors(device, torch.bfloat16)
-    report = Report("kernels", describe_host(device, config.commit), floors)
-    print(report.head(), flush=True)
-    stage = Stage(device, config.slabs)
-    with report.kept(Path(config.out) if config.out else None):
+    with reported("kernels", device, torch.bfloat16, config.commit, config.out) as report:
+        stage = Stage(device, config.slabs)
         for family in config.families.split(","):
             module = importlib.import_module(f".cases.{family}", __package__)
             for case in module.cases(stage):
-                report.add(measure(case, stage, floors))
+                report.add(measure(case, stage, report.floors))
                 torch.cuda.empty_cache()
     return 0

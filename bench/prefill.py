@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tasuki.bench.measure.floors import measure_floors
-from tasuki.bench.measure.host import describe_host
 from tasuki.bench.measure.model_floor import ModelFloor
-from tasuki.bench.measure.report import Report, Row
+from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import Rig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
@@ -33,12 +31,7 @@ def main(argv: Sequence[str]) -> int:
         "tasuki bench prefill", "Time cold prefills.", argv, BenchConfig, PrefillConfig
     )
     model = config.model_config()
-    floors = measure_floors(config.torch_device, config.torch_dtype)
-    report = Report(
-        f"prefill {config.model}", describe_host(config.torch_device, config.commit), floors
-    )
-    print(report.head(), flush=True)
-    with report.kept(config.out_path):
+    with config.reported(f"prefill {config.model}") as report:
         # Before the engine takes all memory.
         peers = {
             length: {"transformers": prefill_seconds(model, config.torch_device, length)}
@@ -47,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         }
         engine = config.engine_config()
         rig = Rig(model, engine)
-        floor = ModelFloor.of(model, rig.parts.layout, floors)
+        floor = ModelFloor.of(model, rig.parts.layout, report.floors)
         for length in own.lengths():
             seconds = _prefills(rig, length, own.repeats)
             report.add(_row(config.model, length, seconds, floor, peers.get(length, {})))

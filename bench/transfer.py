@@ -5,14 +5,13 @@ CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, contro
 starts, and a wire of fewer bytes.
 """
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from tasuki.bench.measure.floors import measure_floors
-from tasuki.bench.measure.host import describe_host
-from tasuki.bench.measure.report import Report, Row
+from tasuki.bench.measure.report import Row
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
@@ -21,7 +20,14 @@ from .config import BenchConfig
 from .errors import BenchError
 
 _GPU_PARTS = ("blocks", "engine", "nodes")
-_CPU_PARTS = ("digest", "goodput", "control", "early", "wire")
+_CPU_PARTS = {
+    "digest": "digest_rate",
+    "goodput": "goodput",
+    "control": "control",
+    "early": "early",
+    "wire": "encoded",
+}
+"""To the module whose rows() they are, imported where it is wanted."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +50,8 @@ def main(argv: Sequence[str]) -> int:
     on_gpu = config.device == "cuda"
     if on_gpu and torch.cuda.device_count() < 2:
         raise BenchError("transfer between GPUs needs two of them: give --device cpu")
-    floors = measure_floors(config.torch_device, config.torch_dtype)
-    report = Report(
-        f"transfer {'gpu' if on_gpu else 'cpu'}",
-        describe_host(config.torch_device, config.commit),
-        floors,
-    )
-    print(report.head(), flush=True)
     parts = own.parts.split(",") if own.parts else list(_GPU_PARTS if on_gpu else _CPU_PARTS)
-    with report.kept(config.out_path):
+    with config.reported(f"transfer {'gpu' if on_gpu else 'cpu'}") as report:
         if not on_gpu:
             report.note(
                 f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
@@ -74,26 +73,9 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
             yield from block_rows(kind, torch.device("cuda", 0), torch.device("cuda", 1))
     if "engine" in parts or "nodes" in parts:
         yield from _model_rows(parts, config, own)
-    if "digest" in parts:
-        from tasuki.bench.handover.digest_rate import digest_rows
-
-        yield from digest_rows()
-    if "goodput" in parts:
-        from tasuki.bench.handover.goodput import goodput_rows
-
-        yield from goodput_rows()
-    if "control" in parts:
-        from tasuki.bench.handover.control import control_rows
-
-        yield from control_rows()
-    if "early" in parts:
-        from tasuki.bench.handover.early import early_rows
-
-        yield from early_rows()
-    if "wire" in parts:
-        from tasuki.bench.handover.encoded import encoded_rows
-
-        yield from encoded_rows()
+    for part, module in _CPU_PARTS.items():
+        if part in parts:
+            yield from importlib.import_module(f".handover.{module}", __package__).rows()
 
 
 def _model_rows(

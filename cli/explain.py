@@ -11,16 +11,7 @@ from dataclasses import dataclass
 from tasuki.cli.recording.handover_chart import chart, pull_chart
 from tasuki.client.session import Client
 from tasuki.dashboard.metrics.life_spans import seconds_by_phase
-from tasuki.engine.messages import (
-    EvictedCheckpoint,
-    Eviction,
-    HitBreakdown,
-    PullReport,
-    RequestPhase,
-    RouteReport,
-    TransferReport,
-    Usage,
-)
+from tasuki.engine import messages as m
 from tasuki.engine.messages.proto import eviction_from_proto, usage_from_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.protocol.timeline_messages import timeline_from_wire
@@ -79,7 +70,7 @@ def story(report: pb.ExplainResponse) -> list[str]:
     ]
 
 
-def _answer(usage: Usage) -> list[str]:
+def _answer(usage: m.Usage) -> list[str]:
     where = "after a lost hand-over, here" if usage.local_fallback else usage.prefilled_on
     return [
         f"  answer   {usage.completion_tokens} tokens, the first after "
@@ -90,19 +81,19 @@ def _answer(usage: Usage) -> list[str]:
     ]
 
 
-def _route(route: RouteReport) -> list[str]:
+def _route(route: m.RouteReport) -> list[str]:
     times = ", ".join(f"{of} {1000 * at:.1f} ms" for of, at in sorted(route.estimates.items()))
     return [f"  route    {route.choice}: " + (f"by rates, {times}" if times else "by constants")]
 
 
-def _pulled(report: PullReport) -> list[str]:
+def _pulled(report: m.PullReport) -> list[str]:
     return [
         f"  pulled   {report.tokens} tokens' prefix from here, {report.bytes / 2**20:.1f} MiB in "
         f"{1000 * report.seconds:.1f} ms"
     ]
 
 
-def _prompt(hit: HitBreakdown) -> list[str]:
+def _prompt(hit: m.HitBreakdown) -> list[str]:
     source = f", from the state of a {hit.checkpoint_source}" if hit.checkpoint_source else ""
     lines = [
         f"  prompt   {hit.prompt_tokens} tokens, {hit.kv_tokens} with KV here, "
@@ -121,7 +112,7 @@ def _row(name: str, tokens: int, prompt: int, meaning: str) -> str:
     return f"    {name:<19}{tokens:>8}  {bar}" + (f"  {meaning}" if meaning else "")
 
 
-def _transfer(report: TransferReport) -> list[str]:
+def _transfer(report: m.TransferReport) -> list[str]:
     total = report.hidden_seconds + report.exposed_seconds
     share = f"{100 * report.hidden_seconds / total:.0f}% hidden" if total else "no time"
     return [
@@ -130,7 +121,7 @@ def _transfer(report: TransferReport) -> list[str]:
     ]
 
 
-def _lost(lost: EvictedCheckpoint) -> list[str]:
+def _lost(lost: m.EvictedCheckpoint) -> list[str]:
     """The evicted state that the prompt needed, and the request that took its place."""
     taken = "what took it is forgotten"
     if lost.eviction is not None:
@@ -142,7 +133,7 @@ def _lost(lost: EvictedCheckpoint) -> list[str]:
     ]
 
 
-def _took(evictions: Sequence[Eviction]) -> list[str]:
+def _took(evictions: Sequence[m.Eviction]) -> list[str]:
     """The policy's evictions for this request, each with its score."""
     lines = []
     for eviction in evictions[:_DECISIONS]:
@@ -156,7 +147,7 @@ def _took(evictions: Sequence[Eviction]) -> list[str]:
     return [f"  took     {len(evictions)} places in the cache", *lines] if lines else []
 
 
-def _worth(eviction: Eviction) -> str:
+def _worth(eviction: m.Eviction) -> str:
     return "" if eviction.score is None else f", held to be worth {eviction.score:.2e} a page"
 
 
@@ -164,6 +155,6 @@ def _life(life: Sequence[pb.LifeMark]) -> list[str]:
     if not life:
         return []
     marks = ((mark.state, mark.at_seconds) for mark in life)
-    spans = seconds_by_phase(RequestPhase.WAITING.value, marks)
+    spans = seconds_by_phase(m.RequestPhase.WAITING.value, marks)
     parts = (f"{phase} {1000 * seconds:.1f} ms" for phase, seconds in spans.items() if seconds)
     return [f"  life     {', '.join(parts)}"]

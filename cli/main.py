@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_expected(error):
             traceback.print_exc()
-        print(f"tasuki: error: {_one_line(error)}", file=sys.stderr)
+        line = " ".join(str(error).split()) or type(error).__name__
+        print(f"tasuki: error: {line}", file=sys.stderr)
         return 1
 
 
@@ -42,10 +43,6 @@ def _is_expected(error: Exception) -> bool:
     """tasuki's typed errors and the system's name the mend; anything else is a bug with a
     traceback."""
     return isinstance(error, OSError) or type(error).__module__.startswith(f"{PACKAGE}.")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _help() -> str:

@@ -5,7 +5,6 @@ One event loop's thread. client/session_protocol.py has the rules of reopening a
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc
@@ -13,13 +12,13 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.utils.tls import ClientTls
 
-from .answer import Answer, AnswerParts, Piece
+from .answer import Answer, AnswerReader, Piece, TurnOwner
 from .cache_events import EventBatch, EventParts
 from .channel import open_async_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
 from .prompt import Prompt, SamplingOptions, generate_request
-from .retry import RetryPolicy, next_pause
+from .retry import RetryPolicy
 from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
 Result = TypeVar("Result")
@@ -115,7 +114,7 @@ class AsyncClient:
         await self.close()
 
 
-class AsyncAnswer:
+class AsyncAnswer(AnswerReader):
     """`async for` pieces, or await `result`. Cancelling the task that reads it aborts the request.
 
     Attempts as AnswerStream's.
@@ -125,41 +124,26 @@ class AsyncAnswer:
         self,
         start: Callable[[], Awaitable[AsyncCall]],
         retry: RetryPolicy,
-        life: SessionLife | None = None,
+        owner: TurnOwner | None = None,
     ) -> None:
-        """start: one attempt. life: of the session whose turn this is; None: no session's."""
+        """start: one attempt."""
+        super().__init__(retry, owner)
         self._start = start
-        self._retry = retry
-        self._life = life
-        self._parts = AnswerParts()
         self._call: AsyncCall | None = None
-        self.cancelled = False
-
-    @property
-    def finished(self) -> bool:
-        return self._parts.finished
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        pauses = self._retry.pauses()
-        while not self._parts.finished:
+        while not self.finished:
             try:
                 if self._call is None:
                     self._call = await self._start()
                 async for response in self._call:
-                    piece = self._parts.take(response)
+                    piece = self._piece(response)
                     if piece is not None:
                         yield piece
-                    elif self._life is not None:
-                        self._life.turn_finished(self._parts.answer())
                 return
-            except (grpc.RpcError, ClientError) as caught:
+            except (grpc.RpcError, ClientError) as error:
                 self._call = None
-                if self._life is not None:
-                    self._life.turn_failed()
-                error = caught if isinstance(caught, ClientError) else client_error(caught)
-                if self._parts.begun or self.cancelled:
-                    raise error from caught
-                pause = next_pause(pauses, error)
+                pause = self._pause_after(error)
             await asyncio.sleep(pause)
 
     async def result(self) -> Answer:
@@ -234,13 +218,8 @@ class AsyncSession:
     async def __aenter__(self) -> "AsyncSession":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             await self.close()
 
 

@@ -1,7 +1,7 @@
 """One answer on the caller's side: pieces as they come, then the whole."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,20 +70,48 @@ class AnswerParts:
         )
 
 
-class Ask(Protocol):
-    """What an AnswerStream asks, and who gets the outcome."""
+class TurnOwner(Protocol):
+    """Whose turn an answer is: a session's life."""
 
-    def start(self) -> "grpc.CallIterator[pb.GenerateResponse]":
-        """The call, once for each attempt. Raises ClientError."""
-
-    def failed(self) -> None:
+    def turn_failed(self) -> None:
         """The call broke: what the node made of it is unknown."""
 
-    def finished(self, answer: Answer) -> None:
+    def turn_finished(self, answer: Answer) -> None:
         """The whole answer has been read."""
 
 
-class AnswerStream:
+class AnswerReader:
+    """What every attempt at one answer shares; who asks, and by which calls, is a subclass's."""
+
+    def __init__(self, retry: RetryPolicy, owner: TurnOwner | None) -> None:
+        """owner: None where no session's turn this is."""
+        self._owner = owner
+        self._pauses = retry.pauses()
+        self._parts = AnswerParts()
+        self.cancelled = False
+
+    @property
+    def finished(self) -> bool:
+        return self._parts.finished
+
+    def _piece(self, response: pb.GenerateResponse) -> Piece | None:
+        """None of the last response, which ends the turn."""
+        piece = self._parts.take(response)
+        if piece is None and self._owner is not None:
+            self._owner.turn_finished(self._parts.answer())
+        return piece
+
+    def _pause_after(self, caught: grpc.RpcError | ClientError) -> float:
+        """Seconds before the next attempt. Raises ClientError where there is none."""
+        error = caught if isinstance(caught, ClientError) else client_error(caught)
+        if self._owner is not None:
+            self._owner.turn_failed()
+        if self._parts.begun or self.cancelled:
+            raise error
+        return next_pause(self._pauses, error)
+
+
+class AnswerStream(AnswerReader):
     """Iterate it for pieces, or call `result` for the whole. `cancel` aborts the request.
 
     A call that fails before its first piece, and is worth it, is made again; once a piece has been
@@ -91,30 +119,28 @@ class AnswerStream:
     Raises ClientError.
     """
 
-    def __init__(self, ask: Ask, retry: RetryPolicy) -> None:
-        self._ask = ask
-        self._pauses = retry.pauses()
-        self._parts = AnswerParts()
-        self.cancelled = False
+    def __init__(
+        self,
+        start: "Callable[[], grpc.CallIterator[pb.GenerateResponse]]",
+        retry: RetryPolicy,
+        owner: TurnOwner | None = None,
+    ) -> None:
+        """start: one attempt; raises ClientError."""
+        super().__init__(retry, owner)
+        self._start = start
         self._call = self._attempt()
 
-    @property
-    def finished(self) -> bool:
-        return self._parts.finished
-
     def __iter__(self) -> Iterator[Piece]:
-        while not self._parts.finished:
+        while not self.finished:
             try:
                 for response in self._call:
-                    piece = self._parts.take(response)
+                    piece = self._piece(response)
                     if piece is not None:
                         yield piece
-                    else:
-                        self._ask.finished(self._parts.answer())
-            except grpc.RpcError as error:
-                self._call = self._again(client_error(error))
-            else:
                 return
+            except grpc.RpcError as error:
+                time.sleep(self._pause_after(error))
+            self._call = self._attempt()
 
     def result(self) -> Answer:
         """Reads what has not been read and returns the whole answer."""
@@ -129,17 +155,6 @@ class AnswerStream:
     def _attempt(self) -> "grpc.CallIterator[pb.GenerateResponse]":
         while True:
             try:
-                return self._ask.start()
+                return self._start()
             except ClientError as error:
-                self._pause(error)
-
-    def _again(self, error: ClientError) -> "grpc.CallIterator[pb.GenerateResponse]":
-        self._pause(error)
-        return self._attempt()
-
-    def _pause(self, error: ClientError) -> None:
-        """Before the next attempt; raises `error` where there is none."""
-        self._ask.failed()
-        if self._parts.begun or self.cancelled:
-            raise error
-        time.sleep(next_pause(self._pauses, error))
+                time.sleep(self._pause_after(error))

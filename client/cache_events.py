@@ -1,31 +1,14 @@
-"""Cache events as they come over the wire: the batches that PrefixIndex follows."""
+"""Cache events as they come over the wire: the batches that PrefixIndex follows.
+
+The wire carries neither why a state is kept nor a page's tokens. A namespace, the name of the empty
+prefix under the same salt, is None of nodes that do not send it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tasuki.proto import inference_pb2 as pb
-
-
-@dataclass(frozen=True)
-class CacheEvent:
-    """kind: page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared. tokens:
-    the prefix's length. prefix, parent: 16 bytes each; None of cleared. namespace: the name of the
-    empty prefix under the same salt; None of cleared, and of nodes that do not send it."""
-
-    sequence: int
-    kind: str
-    tokens: int
-    prefix: bytes | None
-    parent: bytes | None
-    namespace: bytes | None
-
-
-@dataclass(frozen=True)
-class EventGap:
-    """Events first_lost..resync_from were lost; the snapshot that follows replaces them."""
-
-    first_lost: int
-    resync_from: int
+from tasuki.pycache.packed_events import CacheEvent, EventGap
 
 
 @dataclass(frozen=True)
@@ -63,6 +46,8 @@ class EventParts:
                 prefix=event.prefix or None,
                 parent=event.parent or None,
                 namespace=event.namespace or None,
+                checkpoint_kind=None,
+                page=(),
             )
             for event in part.events
         )

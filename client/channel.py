@@ -1,7 +1,7 @@
 """A channel to a node: plain or TLS, with the API key on every call where there is one."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from tasuki.utils.tls import ClientTls
@@ -35,17 +35,6 @@ def bearing(channel: grpc.Channel, api_key: str) -> grpc.Channel:
     return grpc.intercept_channel(channel, _Bearer(api_key))
 
 
-class _Details(NamedTuple):
-    """A call's details with the fields that gRPC requires."""
-
-    method: str
-    timeout: float | None
-    metadata: Any
-    credentials: grpc.CallCredentials | None
-    wait_for_ready: bool | None
-    compression: grpc.Compression | None
-
-
 class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
     # gRPC's own call credentials refuse plain channels, which loopback uses.
     def __init__(self, api_key: str) -> None:
@@ -54,19 +43,8 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
     ) -> Any:
-        return continuation(self._with_key(details), request)
+        # gRPC's details are a named tuple.
+        metadata = [*(details.metadata or ()), self._entry]
+        return continuation(details._replace(metadata=metadata), request)
 
-    def intercept_unary_stream(
-        self, continuation: Callable[[Any, Any], Any], details: Any, request: Any
-    ) -> Any:
-        return continuation(self._with_key(details), request)
-
-    def _with_key(self, details: Any) -> _Details:
-        return _Details(
-            details.method,
-            details.timeout,
-            [*(details.metadata or ()), self._entry],
-            details.credentials,
-            getattr(details, "wait_for_ready", None),
-            getattr(details, "compression", None),
-        )
+    intercept_unary_stream = intercept_unary_unary  # type: ignore[assignment]

@@ -5,36 +5,17 @@ in another process. Thread rule: one thread at a time. Invariant: after every ba
 exactly the prefixes that stand by its stream.
 """
 
-from collections.abc import Iterator
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
+from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
+from tasuki.pycache.packed_events import CacheEvent
 
+from .cache_events import EventBatch
 
-class Event(Protocol):
-    """What is read of a CacheEvent, or of one that came over a wire."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def prefix(self) -> bytes | None: ...
-    @property
-    def parent(self) -> bytes | None: ...
-
-
-class Batch(Protocol):
-    """What is read of an EventBatch."""
-
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def is_snapshot(self) -> bool: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Event]: ...
+Event = CacheEvent | _cpp_cache.CacheEvent
+"""One that came over a wire, or the tree's own."""
+Batch = EventBatch | _cpp_cache.EventBatch
 
 
 class MissedEvents(ValueError):

@@ -6,8 +6,7 @@ which node gave it.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, Unpack
 
 import grpc
@@ -15,7 +14,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.utils.tls import ClientTls
 
-from .answer import Answer, AnswerStream
+from .answer import AnswerStream
 from .cache_events import EventBatch, EventParts
 from .channel import bearing, open_channel
 from .conversation import Conversation
@@ -74,7 +73,7 @@ class Client:
     ) -> AnswerStream:
         """One request with its whole prompt. The stream may outlive this call, not this client."""
         request = generate_request(prompt, request_id, cache_salt, marks, sampling)
-        return AnswerStream(OneShot(lambda: call(self._inference.Generate, request)), self._retry)
+        return AnswerStream(lambda: call(self._inference.Generate, request), self._retry)
 
     def abort(self, request_id: str) -> None:
         """Idempotent: ends the request where it still lives."""
@@ -108,26 +107,8 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class OneShot:
-    """A request that stands alone: every attempt is the same call."""
-
-    def __init__(self, start: Callable[[], "grpc.CallIterator[pb.GenerateResponse]"]) -> None:
-        self.start = start
-
-    def failed(self) -> None:
-        return None
-
-    def finished(self, answer: Answer) -> None:
-        return None
 
 
 class Session:
@@ -154,7 +135,13 @@ class Session:
     ) -> AnswerStream:
         """Answers the conversation so far. A finished answer becomes part of it."""
         request = pb.SessionGenerateRequest(request_id=request_id, sampling=pb.Sampling(**sampling))
-        turn = AnswerStream(_Turn(self._life, self._stub, request), self._life.retry)
+
+        def start() -> "grpc.CallIterator[pb.GenerateResponse]":
+            take(self._life.attempt_turn(request), self._stub)
+            stream: grpc.CallIterator[pb.GenerateResponse] = call(self._stub.Generate, request)
+            return stream
+
+        turn = AnswerStream(start, self._life.retry, self._life)
         self._life.turn_begun(turn)
         return turn
 
@@ -168,32 +155,9 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.close()
-
-
-class _Turn:
-    """One answer of a session."""
-
-    def __init__(
-        self, life: SessionLife, stub: pb_grpc.SessionStub, request: pb.SessionGenerateRequest
-    ) -> None:
-        self._stub = stub
-        self._life = life
-        self._request = request
-        self.failed = life.turn_failed
-        self.finished = life.turn_finished
-
-    def start(self) -> "grpc.CallIterator[pb.GenerateResponse]":
-        take(self._life.attempt_turn(self._request), self._stub)
-        stream: grpc.CallIterator[pb.GenerateResponse] = call(self._stub.Generate, self._request)
-        return stream
 
 
 def take(steps: Steps[Result], stub: pb_grpc.SessionStub) -> Result:

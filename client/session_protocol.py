@@ -2,7 +2,7 @@
 
 Each operation is a generator of steps: it yields a Call, a Pause or a ReadTurn, is sent the step's
 result, and has a ClientError thrown in where the step failed (`advance`). Session takes the steps
-with blocking calls, AsyncSession with awaited ones. Free of gRPC and threads. Invariant: the
+with blocking calls, AsyncSession with awaited ones. Makes no call itself. Invariant: the
 conversation holds only what the node confirmed.
 """
 
@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from grpc import StatusCode
 from tasuki.engine.messages import FinishReason
 from tasuki.proto import inference_pb2 as pb
 
@@ -99,13 +100,17 @@ class SessionLife:
 
     def close(self) -> Steps[None]:
         """Nothing is left to close where the node has lost the session, or died with it; one that
-        comes back drops what is idle."""
+        comes back drops what is idle. Other failures that may pass are retried."""
         self._closed = True
-        try:
-            yield Call("Close", pb.SessionCloseRequest(session_id=self.id))
-        except ClientError as error:
-            if not is_transient(error):
-                raise
+        pauses = self.retry.pauses()
+        while True:
+            try:
+                yield Call("Close", pb.SessionCloseRequest(session_id=self.id))
+                return
+            except ClientError as error:
+                if error.kind == "unknown_session" or error.status is StatusCode.UNAVAILABLE:
+                    return
+                yield Pause(next_pause(pauses, error))
 
     def attempt_turn(self, request: pb.SessionGenerateRequest) -> Steps[None]:
         """Before each attempt at an answer: puts the session's present id into the request."""

@@ -1,33 +1,19 @@
 """The engine's messages that metrics, history and traces observe."""
 
-from tasuki.engine.messages import (
-    Evicted,
-    Finished,
-    HandoverCancelled,
-    HandoverFailed,
-    PeersChanged,
-    PullCommitted,
-    PullFenced,
-    PullLost,
-    Rejected,
-    RoomEnded,
-    Submit,
-    TokenOut,
-    WriterFenced,
-)
+from tasuki.engine import messages as m
 
 ObservedMessage = (
-    Submit
-    | TokenOut
-    | Finished
-    | Rejected
-    | Evicted
-    | RoomEnded
-    | HandoverFailed
-    | HandoverCancelled
-    | WriterFenced
-    | PeersChanged
-    | PullCommitted
-    | PullLost
-    | PullFenced
+    m.Submit
+    | m.TokenOut
+    | m.Finished
+    | m.Rejected
+    | m.Evicted
+    | m.RoomEnded
+    | m.HandoverFailed
+    | m.HandoverCancelled
+    | m.WriterFenced
+    | m.PeersChanged
+    | m.PullCommitted
+    | m.PullLost
+    | m.PullFenced
 )

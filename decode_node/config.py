@@ -12,7 +12,7 @@ from tasuki.server.discovery.membership import (
     check_target,
 )
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
-from tasuki.transfer.precision.options import WireOptions
+from tasuki.transfer.precision.settings import WireOptions
 from tasuki.transfer.transports.factory import KINDS
 from tasuki.utils.config.options import option
 

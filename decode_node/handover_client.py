@@ -25,6 +25,7 @@ from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms.live_rooms import LiveRooms
+from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 
@@ -33,7 +34,7 @@ from .dialling import Dialling
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
 from .prefill_link import PrefillConnection, PrefillLink
-from .prefill_links import Attempts, PrefillLinks
+from .prefill_links import PrefillLinks
 from .pull_sender import PullSender, Say
 
 log = logging.getLogger(__name__)
@@ -65,13 +66,14 @@ class HandoverClient:
         self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
-        self._transport = transport
         self._loop = loop
         self._settings = settings or HandoverSettings()
         self._sender = sender
-        self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room")
+        self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room", self._over)
         self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms("pull")
-        self._attempts = Attempts()
+        self._tried: dict[m.RequestId, tuple[str, ...]] = {}
+        """Targets that a request's prompt was given to, until it is done, cancelled or prefilled
+        here."""
         self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._unanswered: set[m.RoomId] = set()
         """Rooms of which the engine knows no end yet."""
@@ -83,8 +85,7 @@ class HandoverClient:
                 target,
                 contract,
                 node,
-                transport.retry_seconds,
-                transport.settle_seconds,
+                transport,
                 self._settings,
                 sender,
                 self._links_changed,
@@ -120,7 +121,7 @@ class HandoverClient:
             room.put(m.HandoverCancelled(room.room))
         await self._rooms.end(self._settings.patience)
         for pull in self._pulls:
-            pull.stop("the decode node shuts down")
+            pull.put(Stopped("the decode node shuts down"))
         await self._pulls.end(self._settings.patience)
         if self._following is not None:
             self._following.cancel()
@@ -145,17 +146,17 @@ class HandoverClient:
             case m.HandoverCancelled():
                 self._unanswered.discard(message.room)
                 if (room := self._rooms.get(message.room)) is not None:
-                    self._attempts.over(room.request_id)
+                    self._tried.pop(room.request_id, None)
                     room.put(message)
                 else:
                     # Cancelled while RemoteDone was under way: everything was flushed.
                     self._post(m.WriterFenced(message.room))
-            case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
-                if (pull := self._pulls.get(number)) is not None:
-                    pull.put(message)
             case m.HandoverDeclined():
                 if (room := self._rooms.get(message.room)) is not None:
                     room.put(message)
+            case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
+                if (pull := self._pulls.get(number)) is not None:
+                    pull.put(message)
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
         """Open a room; where that breaks the engine is answered all the same."""
@@ -167,33 +168,32 @@ class HandoverClient:
             self._answer(wanted.ticket.room, wanted.request_id, f"internal error: {error!r}")
 
     def _open(self, wanted: m.HandoverWanted) -> None:
-        tried = self._attempts.tried(wanted.request_id)
-        chosen = self._choose(tried) if wanted.sender is None else self._link_to(wanted.sender)
+        tried = self._tried.get(wanted.request_id, ())
+        if wanted.sender is None:
+            chosen, nobody = self._choose(tried), "no prefill node is connected"
+        else:
+            chosen = self._link_to(wanted.sender)
+            nobody = f"{wanted.sender}, which a gateway chose, is no connected prefill node"
         if chosen is None:
-            self._say(
-                wanted.request_id,
-                m.HandoverFailed(
-                    wanted.ticket.room,
-                    self._nobody(wanted.sender),
-                    cause=m.LossCause.NO_NODE,
-                ),
-            )
+            failed = m.HandoverFailed(wanted.ticket.room, nobody, cause=m.LossCause.NO_NODE)
+            self._say(wanted.request_id, failed)
             return
         link, connection = chosen
-        self._attempts.begun(wanted.request_id, link.target)
+        self._tried[wanted.request_id] = (*tried, link.target)
+        room_id, patience = wanted.ticket.room, self._settings.patience
+        fence = self._breaker.fence(room_id, connection.writer, patience, connection.end)
         room = IncomingHandover(
             wanted,
             link,
             connection,
+            fence,
             partial(self._say, wanted.request_id),
             self._receiver,
-            self._transport.retry_seconds,
             self._settings,
-            partial(self._breaker.end, connection.writer),
             self._begin_pull,
             wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
         )
-        self._rooms.start(room.room, room, self._over)
+        self._rooms.start(room.room, room)
 
     def _begin_pull(
         self, grant: m.PullGrant, connection: PrefillConnection, say: Say
@@ -206,7 +206,7 @@ class HandoverClient:
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
         """To the engine; of a loss also whether another node is left to be asked."""
         if isinstance(message, m.HandoverFailed):
-            tried = self._attempts.tried(request)
+            tried = self._tried.get(request, ())
             # Of what this node has no room for, another one could not rid it.
             elsewhere = message.cause is not m.LossCause.NO_ROOM
             message = replace(message, elsewhere=elsewhere and self._choose(tried) is not None)
@@ -215,18 +215,12 @@ class HandoverClient:
         if isinstance(message, m.RemoteDone) or (
             isinstance(message, m.HandoverFailed) and not message.elsewhere
         ):
-            self._attempts.over(request)
+            self._tried.pop(request, None)
         self._post(message)
 
     def _link_to(self, target: str) -> tuple[PrefillLink, PrefillConnection] | None:
         found = (pair for pair in self._links.connected() if pair[0].target == target)
         return next(found, None)
-
-    @staticmethod
-    def _nobody(sender: str | None) -> str:
-        if sender is None:
-            return "no prefill node is connected"
-        return f"{sender}, which a gateway chose, is no connected prefill node"
 
     def _choose(self, tried: Collection[str]) -> tuple[PrefillLink, PrefillConnection] | None:
         """The connected prefill node with the fewest live rooms, of those not tried; None also
@@ -239,15 +233,16 @@ class HandoverClient:
 
     def _over(self, room: IncomingHandover, failure: Exception | None) -> None:
         self._answer(room.room, room.request_id, "internal error: see this node's log")
-        for message in room.unread():
-            self._dispatch(message)
+        for event in room.unread():
+            if isinstance(event, m.HandoverGranted | m.HandoverCancelled):
+                self._dispatch(event)
         self._end_idle_links()
 
     def _answer(self, room: m.RoomId, request: m.RequestId, reason: str) -> None:
         """A loss, where the engine still waits for its answer."""
         if room in self._unanswered:
             self._unanswered.discard(room)
-            self._attempts.over(request)
+            self._tried.pop(request, None)
             self._post(m.HandoverFailed(room, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:

@@ -63,10 +63,6 @@ def grant(granted: m.Grant) -> pb.ReceiverMessage:
     )
 
 
-def abort(generation: int) -> pb.ReceiverMessage:
-    return pb.ReceiverMessage(abort=pb.Abort(generation=generation))
-
-
 def refused_from_wire(room: m.RoomId, refused: pb.Refused) -> m.HandoverFailed:
     waited = refused.kind == pb.ERROR_KIND_QUEUE_TIMEOUT
     cause = m.LossCause.QUEUE_TIMEOUT if waited else m.LossCause.REFUSED

@@ -15,7 +15,7 @@ from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
-from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.progress import progress_bar
 
 from .config import DecodeConfig
 from .node import DecodeNode

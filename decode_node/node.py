@@ -19,14 +19,14 @@ from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.tracing.export import open_tracing
+from tasuki.server.tracing.tracing import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines
 from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.loops.loop_thread import LoopThread
-from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.progress import progress_bar
 from tasuki.utils.tls import ClientTls
 
 from .config import DecodeConfig

@@ -19,7 +19,6 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerSilent, TransferError
-from tasuki.transfer.fencing.evidence import Evidence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import (
@@ -37,8 +36,9 @@ from tasuki.transfer.protocol.messages import (
     node_from_wire,
     node_to_wire,
 )
-from tasuki.transfer.sending.connect import connect_within
+from tasuki.transfer.sending.connect import connect_within, disconnected_within
 from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.send_report import Drain
 
 from .dialling import Dialling
@@ -57,8 +57,7 @@ class PrefillConnection:
         self,
         connected: pb.Connected,
         stub: handover_pb2_grpc.HandoverStub,
-        retry_seconds: float,
-        settle_seconds: float,
+        transport: Transport,
     ) -> None:
         """Raises PeerInvalid, MetadataUnusable."""
         self.id = peer_values.name(connected.connection_id, "connection_id")
@@ -70,8 +69,8 @@ class PrefillConnection:
         self.writer = WriterLife(
             self.node.process,
             lease_from_wire(connected.lease_seconds),
-            retry_seconds,
-            settle_seconds,
+            transport.retry_seconds,
+            transport.settle_seconds,
         )
         """The prefill node, which writes what it hands over."""
         self.landed = 0
@@ -82,18 +81,10 @@ class PrefillConnection:
     def alive(self) -> bool:
         return not self.lost.is_set()
 
-    def answering(self) -> None:
-        """Call when a beat has come and before it is answered."""
-        self.writer.answering()
-
     def end(self) -> None:
         """No beat is answered any more. Idempotent."""
         self.lost.set()
         self.writer.lose()
-
-    def evidence(self) -> list[Evidence]:
-        """Of the writer's death and of its lease's end."""
-        return self.writer.evidence()
 
     def drained(self, room: int, generation: int, drain: Drain) -> None:
         """A pull that this node sent has ended: the next renewal says so."""
@@ -118,30 +109,27 @@ class PrefillLink:
         target: str,
         contract: Contract,
         node: NodeIdentity,
-        retry_seconds: float,
-        settle_seconds: float,
+        transport: Transport,
         settings: HandoverSettings,
         sender: Sender,
         on_change: Callable[[], None],
         dialling: Dialling | None = None,
         progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """retry_seconds, settle_seconds: the transport's. sender: writes what the prefill node
-        pulls. on_change: the connection came or went. dialling: in plain text, and on this host
-        only, by default. progress: this node's, sent with each renewal."""
+        """sender: writes what the prefill node pulls, over the transport. on_change: the connection
+        came or went. dialling: in plain text, and on this host only, by default. progress: this
+        node's, sent with each renewal."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
         """Why the last attempt was refused; empty where it was not."""
         self.tried = asyncio.Event()
         """The first attempt to connect is over, one way or the other."""
-        self._name: str | None = None
-        self._last: str | None = None
-        """The latest connection's name."""
+        self._latest: PrefillConnection | None = None
+        """The last one there was, living or not."""
         self._contract = contract
         self._node = node
-        self._retry_seconds = retry_seconds
-        self._settle_seconds = settle_seconds
+        self._transport = transport
         self._settings = settings
         self._sender = sender
         self._on_change = on_change
@@ -150,12 +138,13 @@ class PrefillLink:
 
     def status(self) -> PrefillNodeStatus:
         # Each read once: the link's loop may change them meanwhile.
-        connection, refused = self.connection, self.refused
+        connection, latest, refused = self.connection, self._latest, self.refused
+        name = None if latest is None else latest.node.name
         if connection is not None and connection.alive:
             state, progress = PrefillNodeState.CONNECTED, connection.progress
-            return PrefillNodeStatus(self.target, self._name, state, refused, progress)
+            return PrefillNodeStatus(self.target, name, state, refused, progress)
         state = PrefillNodeState.REFUSED if refused else PrefillNodeState.LOST
-        return PrefillNodeStatus(self.target, self._name, state, refused)
+        return PrefillNodeStatus(self.target, name, state, refused)
 
     async def run(self) -> None:
         """Connect, beat, and again, until cancelled. A target that must not be dialled is reported
@@ -183,7 +172,8 @@ class PrefillLink:
                     pause = self._settings.retry_first
                     await self._live(connection)
             await asyncio.sleep(pause)
-            await self._let_go()
+            if self._latest is not None:
+                await disconnected_within(self._settings.silence, self._sender, [self._latest.id])
             pause = min(2 * pause, self._settings.retry_last)
 
     async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
@@ -209,9 +199,7 @@ class PrefillLink:
             )
             raise ContractMismatch(self.refused)
         self.refused = ()
-        connection = PrefillConnection(
-            answer.connected, stub, self._retry_seconds, self._settle_seconds
-        )
+        connection = PrefillConnection(answer.connected, stub, self._transport)
         await connect_within(
             self._settings.connect, self._sender, connection.id, connection.node, asked_at
         )
@@ -224,21 +212,8 @@ class PrefillLink:
         else:
             log.warning("prefill node %s: %s", self.target, error)
 
-    async def _let_go(self) -> None:
-        """Transports share what leads to one process: a new endpoint must not inherit the old one's
-        broken part."""
-        deadline = time.monotonic() + self._settings.silence
-        while (
-            self._last is not None
-            and self._sender.has_endpoint(self._last)
-            and time.monotonic() < deadline
-        ):
-            await asyncio.sleep(0.01)
-
     async def _live(self, connection: PrefillConnection) -> None:
-        self.connection = connection
-        self._name = connection.node.name
-        self._last = connection.id
+        self._latest = self.connection = connection
         log.info("prefill node %s (%s) is connected", connection.node.name, self.target)
         beating = asyncio.create_task(self._beat(connection))
         dropping = asyncio.create_task(connection.lost.wait())
@@ -276,7 +251,7 @@ class PrefillLink:
                     log.warning("prefill node %s beats and confirms nothing", self.target)
                     return
                 asked[beat.sequence] = time.monotonic()
-                connection.answering()
+                connection.writer.answering()
                 renewal = connection.renewal(beat.sequence, self._progress())
                 await unless_silent(call.write(renewal), silence)
         except (grpc.aio.AioRpcError, PeerSilent, asyncio.InvalidStateError) as error:

@@ -8,27 +8,9 @@ last room has, so that nothing in flight fails because the membership changed.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
-
-from tasuki.engine.messages import RequestId
+from collections.abc import Callable, Iterable
 
 from .prefill_link import PrefillConnection, PrefillLink
-
-
-class Attempts:
-    def __init__(self) -> None:
-        self._tried: dict[RequestId, list[str]] = {}
-
-    def tried(self, request: RequestId) -> Collection[str]:
-        return tuple(self._tried.get(request, ()))
-
-    def begun(self, request: RequestId, target: str) -> None:
-        self._tried.setdefault(request, []).append(target)
-
-    def over(self, request: RequestId) -> None:
-        """Done, cancelled, or prefilled locally. Idempotent."""
-        self._tried.pop(request, None)
-
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ drain exactly once, whatever went over the stream.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.protocol.handover_states import SenderEvent, SenderState
 from tasuki.transfer.protocol.pull_states import pull_sender_machine
+from tasuki.transfer.rooms.room import Stalled
 from tasuki.transfer.rooms.room_deadlines import PullSenderDeadlines
 from tasuki.transfer.rooms.sending_room import SendingRoom
 from tasuki.transfer.sending.sender import Sender
@@ -34,15 +34,12 @@ Say = Callable[[pb.ReceiverMessage], None]
 """On the room's stream, in order, as long as the room lives; dropped after that."""
 
 
-@dataclass(frozen=True)
-class _Stopped:
-    reason: str
+PullEvent = m.PullPinned | m.PullRefused
 
 
-PullEvent = m.PullPinned | m.PullRefused | _Stopped
+class PullSender(SendingRoom[PullEvent]):
+    room: m.RoomId
 
-
-class PullSender:
     def __init__(
         self,
         grant: m.PullGrant,
@@ -52,13 +49,7 @@ class PullSender:
         say: Say,
         deadlines: PullSenderDeadlines,
     ) -> None:
-        self.room = grant.room
-        self._grant = grant
-        self._connection = connection
-        self._post = post
-        self._sender = sender
-        self._say = say
-        self._core: SendingRoom[PullEvent] = SendingRoom(
+        super().__init__(
             grant.room,
             grant.generation,
             connection.id,
@@ -66,72 +57,54 @@ class PullSender:
             deadlines,
             deadlines.look,
             sender,
-            self,
             f"pull of room {grant.room}",
             {},
         )
+        self._grant = grant
+        self._peer = connection
+        self._post = post
+        self._say = say
 
-    @property
-    def progress(self) -> int | None:
-        """Grows as it goes out; None once it is over."""
-        return None if self._core.is_over else self._core.progress
-
-    def put(self, event: m.PullPinned | m.PullRefused) -> None:
-        """The engine's answer."""
-        self._core.inbox.put(event)
-
-    def stop(self, reason: str) -> None:
-        """Idempotent; without effect where it is over."""
-        self._core.inbox.put(_Stopped(reason))
-
-    async def run(self) -> None:
-        """From the ask to the drain."""
-        drain = await self._core.run()
+    def over(self, drain: Drain) -> None:
         self._post(m.PullEnd(self.room))
-        self._connection.drained(self.room, self._core.generation, drain)
+        self._peer.drained(self.room, self.generation, drain)
 
     def begin(self) -> None:
-        self._core.machine.apply(SenderEvent.ASK)
-        self._core.phases.mark(Phase.GRANTED)
+        self.machine.apply(SenderEvent.ASK)
+        self.phases.mark(Phase.GRANTED)
         self._post(m.PullAsked(self.room, self._grant.tokens, self._grant.first_page))
 
-    def overdue(self) -> _Stopped | None:
-        allowed = self._core.stood_still()
-        if allowed is None:
-            return None
-        return _Stopped(f"nothing moved for {allowed} s: {self._core.machine.state.value}")
-
-    def take(self, event: PullEvent) -> None:
+    def take(self, event: PullEvent | Stalled) -> None:
         match event:
             case m.PullPinned(source=source):
                 self._pinned(source)
             case m.PullRefused(reason=reason):
                 self._refuse(reason)
-            case _Stopped(reason=reason):
-                self._core.stop(reason)
+            case Stalled():
+                self.stop(event.reason)
 
     def _pinned(self, source: m.PullSource) -> None:
-        if self._core.machine.state is not SenderState.PINNING:
-            self._core.machine.apply(SenderEvent.PINNED)
+        if self.machine.state is not SenderState.PINNING:
+            self.machine.apply(SenderEvent.PINNED)
             return
         grant = self._grant
         try:
-            self._core.open(Destination(grant.first_page, grant.pages, grant.slot))
+            self.open(Destination(grant.first_page, grant.pages, grant.slot))
         except TransferError as error:
             self._refuse(str(error))
             return
-        self._core.machine.apply(SenderEvent.PINNED)
-        self._core.phases.mark(Phase.ACCEPTED)
+        self.machine.apply(SenderEvent.PINNED)
+        self.phases.mark(Phase.ACCEPTED)
         plan = FinishedLayers.long_finished(grant.first_page, source.pages, source.slot)
         self._sender.plan_forward(self.room, plan)
 
     def _refuse(self, reason: str) -> None:
-        if self._core.machine.apply(SenderEvent.REFUSE) is SenderState.REFUSED:
+        if self.machine.apply(SenderEvent.REFUSE) is SenderState.REFUSED:
             self.send_end(reason, Drain.DRAINED)
 
     def send_done(self, report: SendReport, track: SenderTrack) -> None:
-        self._say(wire.pull_done(self._core.generation, report, track))
+        self._say(wire.pull_done(self.generation, report, track))
 
     def send_end(self, failure: str | None, drain: Drain) -> None:
         log.info("pull of room %d: %s", self.room, failure)
-        self._say(wire.pull_failed(self._core.generation, failure or "", drain))
+        self._say(wire.pull_failed(self.generation, failure or "", drain))

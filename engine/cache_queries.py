@@ -3,12 +3,14 @@
 Thread rule: the engine loop's. Each is answered at once, between two steps.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from tasuki.engine.accounting.stats import stats_reply, tree_reply
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover
-from tasuki.pycache._cpp_cache import IntegrityError
+from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
+from tasuki.pycache.packed_events import pack_events
+from tasuki.pycache.packed_tree import pack_tree
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
@@ -16,18 +18,17 @@ from . import messages as m
 # Checking walks the tree, about 12 us a node: who asks often must not stop the loop for it.
 _NODES_CHECKED_AT_ONCE = 256
 
-CacheQuery = (
-    m.OpenCursor
-    | m.ForkCursor
-    | m.CloseCursor
-    | m.StatsQuery
-    | m.CountersQuery
-    | m.FlushCache
-    | m.WatchCache
-    | m.ReadEvents
-    | m.EndWatch
-    | m.TreeQuery
+
+_POOL = ("free", "working", "tree", "granted", "quarantined", "total", "pinned")
+_TREE = (
+    *("nodes", "ghost_nodes", "checkpoints", "leases", "cursors"),
+    *("evicted_pages", "evicted_checkpoints"),
+    *("leased_requests", "prompt_tokens", "usable_tokens"),
 )
+
+
+def _counts(holder: PoolCounts | TreeStats, names: Sequence[str]) -> dict[str, int]:
+    return {name: getattr(holder, name) for name in names}
 
 
 class CacheQueries:
@@ -44,7 +45,7 @@ class CacheQueries:
         self._emit = emit
         self._integrity = "ok"
 
-    def handle(self, message: CacheQuery) -> None:
+    def handle(self, message: m.CacheQuery) -> None:
         cache = self._cache
         match message:
             case m.OpenCursor(query_id, salt):
@@ -65,11 +66,11 @@ class CacheQueries:
             case m.WatchCache(query_id, stream):
                 self._emit(m.WatchOpened(query_id, cache.watch(stream)))
             case m.ReadEvents(query_id, watch):
-                self._emit(m.EventsReply(query_id, cache.drain_events(watch)))
+                self._emit(m.EventsReply(query_id, pack_events(cache.drain_events(watch))))
             case m.EndWatch(watch):
                 cache.unwatch(watch)
             case m.TreeQuery():
-                self._emit(tree_reply(cache, message))
+                self._emit(self._tree(message))
 
     def _check_integrity(self) -> None:
         self._integrity = "ok"
@@ -78,7 +79,36 @@ class CacheQueries:
         except IntegrityError as error:
             self._integrity = str(error)
 
+    def _tree(self, query: m.TreeQuery) -> m.TreeReply:
+        under = query.under
+        if query.prefix is not None:
+            under = self._cache.node_at(query.prefix, query.salt)
+            if under is None:
+                return m.TreeReply(query.query_id, None)
+        view = self._cache.view(query.limit, under)
+        return m.TreeReply(query.query_id, None if view is None else pack_tree(view))
+
     def _report_counters(self, query_id: int) -> None:
-        requests, early = self._handover.requests, self._handover.early_counters
-        steps = self._times.report()
-        self._emit(stats_reply(query_id, self._cache, requests, self._integrity, steps, early))
+        stats, requests = self._cache.stats(), self._handover.requests
+        self._emit(
+            m.StatsReply(
+                query_id=query_id,
+                pages=_counts(stats.pages, _POOL),
+                slots=_counts(stats.slots, _POOL),
+                slabs={
+                    "free": stats.slabs_free,
+                    "pages": stats.slabs_of_pages,
+                    "slots": stats.slabs_of_slots,
+                    "total": stats.slabs_total,
+                },
+                tree=_counts(stats, _TREE),
+                lost=stats.lost.as_dict(),
+                requests=dict(Counter(request.state.phase for request in requests)),
+                integrity=self._integrity,
+                policy=self._cache.policy,
+                policies=stats.policies,
+                slab_pages=self._cache.arena.layout.pages_per_slab,
+                steps=self._times.report(),
+                early=self._handover.early_counters,
+            )
+        )

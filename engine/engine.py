@@ -20,13 +20,14 @@ from tasuki.engine.scheduling.queue_limit import QueueLimit
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 
 from . import messages as m
-from .admission import Admission
-from .cache_queries import CacheQueries, CacheQuery
+from .cache_queries import CacheQueries
 from .config import EngineConfig
+from .forward_plan import PlanError
 from .intake import Intake, PromptLimits
 from .plan_stream import LaunchedForward, PlanStream
 from .request import Request
@@ -73,7 +74,6 @@ class Engine:
                 emit,
             )
         )
-        self._admission = Admission(cache, self._handover)
         self._queries = CacheQueries(cache, self._handover, self._times, emit)
 
     def prepare(self) -> None:
@@ -87,7 +87,7 @@ class Engine:
 
     def handle(self, message: m.Inbox) -> None:
         """Raises ValueError for a message that an engine of another role takes."""
-        if isinstance(message, CacheQuery):
+        if isinstance(message, m.CacheQuery):
             self._queries.handle(message)
         elif isinstance(message, m.Drain | m.Undrain):
             self._intake.handle(message)
@@ -101,7 +101,8 @@ class Engine:
         return taken
 
     def step(self) -> bool:
-        """Launch a forward and land the one before; False when there was neither."""
+        """Launch a forward and land the one before; False when there was neither. Raises PlanError,
+        after which nothing may be stepped: this engine and its runner no longer agree."""
         began = time.perf_counter()
         self._end_overdue()
         self._handover.advance()
@@ -113,12 +114,17 @@ class Engine:
         try:
             if work:
                 self._flight = self._plans.launch(work)
+        except PlanError:
+            # Engine and runner disagree, which is no request's fault: the loop ends.
+            raise
         except Exception as error:
             self._land(before, follows)
             self._fail(work, error)
         else:
             self._land(before, follows)
-        self._emit_evictions()
+        evictions = self._ledger.take_unreported()
+        if evictions:
+            self._outbox.append(m.Evicted(evictions))
         if work:
             self._times.steps.add(time.perf_counter() - began)
         if not self._handover.requests:
@@ -140,19 +146,33 @@ class Engine:
             self._handover.reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
     def _admit(self, request: Request) -> bool:
-        return self._admission.admit(request)
+        """Whether the request no longer waits for an allocation here or a prefill node. One that
+        can never be served is rejected. A refusal is remembered: a blocked request costs a step
+        nothing until something happened that might change the answer."""
+        answer_depends_on = (self._cache.room_version, self._handover.prefill_available)
+        if request.refused_at == answer_depends_on:
+            return False
+        try:
+            admitted = self._handover.admit(request)
+        except ImpossibleRequest as error:
+            self._handover.reject(request, m.RequestError(m.ErrorKind.TOO_LONG, str(error)))
+            return False
+        request.refused_at = None if admitted else answer_depends_on
+        return admitted
 
     def _land(self, flight: LaunchedForward | None, follows: bool) -> None:
         """follows: it was launched before the one before had landed."""
         if flight is None:
             return
         try:
-            sampled = flight.result()
+            sampled = flight.in_flight.result()
+        except PlanError:
+            raise
         except Exception as error:
             self._fail(flight.scheduled, error)
         else:
             if follows:
-                self._times.idle.add(flight.idle_seconds)
+                self._times.idle.add(flight.in_flight.idle_seconds)
             self._commit(flight.scheduled, sampled)
 
     def _commit(
@@ -188,11 +208,6 @@ class Engine:
         failure = m.RequestError(m.ErrorKind.INTERNAL, f"the forward failed: {error}")
         for item in live:
             self._handover.reject(item.request, failure)
-
-    def _emit_evictions(self) -> None:
-        evictions = self._ledger.take_unreported()
-        if evictions:
-            self._outbox.append(m.Evicted(evictions))
 
     def _lessees(self) -> dict[int, m.RequestId]:
         """Who holds which allocation."""

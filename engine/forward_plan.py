@@ -115,28 +115,8 @@ class PlanRows:
         return self._column(_Column.LANE)
 
     @property
-    def positions(self) -> Ints:
-        return self._column(_Column.POSITION)
-
-    @property
     def lengths(self) -> Ints:
         return self._column(_Column.LENGTH)
-
-    @property
-    def read_indices(self) -> Ints:
-        return self._column(_Column.READ_INDEX)
-
-    @property
-    def write_indices(self) -> Ints:
-        return self._column(_Column.WRITE_INDEX)
-
-    @property
-    def row_limits(self) -> Ints:
-        return self._column(_Column.ROW_LIMIT)
-
-    @property
-    def num_sampled(self) -> Ints:
-        return self._column(_Column.NUM_SAMPLED)
 
     @property
     def flags(self) -> Ints:

@@ -10,7 +10,6 @@ that a copy still awaits: it is given the id behind an event.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .runner.base import Event, InFlightForward, Runner
@@ -22,17 +21,6 @@ from .scheduling.scheduled_sequence import ScheduledSequence
 class LaunchedForward:
     scheduled: Sequence[ScheduledSequence]
     in_flight: InFlightForward
-
-    @property
-    def idle_seconds(self) -> float:
-        """As InFlightForward's."""
-        return self.in_flight.idle_seconds
-
-    def result(self) -> list[list[Sampled]]:
-        """Wait for the end. The tokens of each scheduled sequence, none where none was to be drawn.
-
-        Raises what the forward raised. Call it once."""
-        return self.in_flight.result()
 
 
 class PlanStream:

@@ -16,21 +16,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .messages import (
-    GatewayRoom,
-    Grant,
-    HitBreakdown,
-    LifeMark,
-    PullReport,
-    RequestId,
-    RequestPhase,
-    RoomId,
-    RouteReport,
-    Ticket,
-    Tokens,
-    TransferReport,
-    marked,
-)
+from . import messages as m
 
 
 @dataclass(frozen=True)
@@ -45,42 +31,43 @@ class IllegalMove(Exception):
     """A request was asked to change to a state that its state does not allow."""
 
 
-@dataclass(frozen=True)
-class Waiting:
+class State:
+    """Of a request. phase: its public name and how it is counted."""
+
+    phase: ClassVar[m.RequestPhase]
+
+    def __init_subclass__(cls, phase: m.RequestPhase | None = None) -> None:
+        if phase is not None:
+            cls.phase = phase
+
+
+class Waiting(State, phase=m.RequestPhase.WAITING):
     """Holds nothing."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.WAITING
-
 
 @dataclass(frozen=True)
-class AwaitingPrefill:
+class AwaitingPrefill(State, phase=m.RequestPhase.AWAITING_PREFILL):
     """(decode) A prefill node has the prompt; holds nothing here."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.AWAITING_PREFILL
-    room: RoomId
+    room: m.RoomId
 
 
-@dataclass(frozen=True)
-class Pulling:
+class Pulling(State, phase=m.RequestPhase.PULLING):
     """(prefill) What the receiver offered is on its way here; the request itself holds nothing."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.PULLING
-
 
 @dataclass(frozen=True)
-class Receiving:
+class Receiving(State, phase=m.RequestPhase.RECEIVING):
     """(decode) The allocation's own pages and slots are granted to the sender."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.RECEIVING
-    room: RoomId
+    room: m.RoomId
     allocation: Allocation
 
 
 @dataclass(frozen=True)
-class AwaitingGrant:
+class AwaitingGrant(State, phase=m.RequestPhase.AWAITING_GRANT):
     """(prefill) The allocation is held; the receiver's ids are not known yet."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.AWAITING_GRANT
     allocation: Allocation
 
 
@@ -116,10 +103,8 @@ class Progress:
 
 
 @dataclass
-class Active:
+class Active(State):
     """Runs in forwards."""
-
-    phase: ClassVar[RequestPhase]
 
     allocation: Allocation
     progress: Progress
@@ -146,12 +131,11 @@ class Active:
 
 
 @dataclass
-class Prefilling(Active):
+class Prefilling(Active, phase=m.RequestPhase.PREFILLING):
     """More than one token is still to be forwarded before the next one is sampled."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.PREFILLING
     checkpoints: list[PlannedCheckpoint] = field(default_factory=list)
-    grant: Grant | None = None
+    grant: m.Grant | None = None
     pages_sent: int = 0
 
     @property
@@ -160,55 +144,29 @@ class Prefilling(Active):
 
 
 @dataclass
-class Decoding(Active):
+class Decoding(Active, phase=m.RequestPhase.DECODING):
     """One token a step."""
-
-    phase: ClassVar[RequestPhase] = RequestPhase.DECODING
 
 
 @dataclass(frozen=True)
-class HandingOver:
+class HandingOver(State, phase=m.RequestPhase.HANDING_OVER):
     """(prefill) The first token is out; windows may still be read from the allocation's pages and
     slot."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.HANDING_OVER
     allocation: Allocation
 
 
-@dataclass(frozen=True)
-class Retracted:
+class Retracted(State, phase=m.RequestPhase.RETRACTED):
     """Gave its allocation back for others to progress; goes to the head of the queue."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.RETRACTED
 
-
-@dataclass(frozen=True)
-class Finished:
+class Finished(State, phase=m.RequestPhase.FINISHED):
     """Holds nothing."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.FINISHED
 
-
-@dataclass(frozen=True)
-class Aborted:
+class Aborted(State, phase=m.RequestPhase.ABORTED):
     """Holds nothing."""
 
-    phase: ClassVar[RequestPhase] = RequestPhase.ABORTED
-
-
-State = (
-    Waiting
-    | AwaitingPrefill
-    | Pulling
-    | Receiving
-    | AwaitingGrant
-    | Prefilling
-    | Decoding
-    | HandingOver
-    | Retracted
-    | Finished
-    | Aborted
-)
 
 MOVES: dict[type, tuple[type, ...]] = {
     Waiting: (AwaitingPrefill, AwaitingGrant, Pulling, Prefilling, Aborted, Finished),
@@ -229,39 +187,39 @@ MOVES: dict[type, tuple[type, ...]] = {
 class Request:
     """What the engine knows of one request. `tokens` is the prompt and every sampled token."""
 
-    id: RequestId
-    prompt: Tokens
+    id: m.RequestId
+    prompt: m.Tokens
     sampling: SamplingParams
     salt: bytes = b""
     cursor: int | None = None
     marks: tuple[int, ...] = ()
-    ticket: Ticket | None = None
-    gateway_room: GatewayRoom | None = None
+    ticket: m.Ticket | None = None
+    gateway_room: m.GatewayRoom | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
-    hit: HitBreakdown | None = None
-    transfer: TransferReport | None = None
-    pulled: PullReport | None = None
+    hit: m.HitBreakdown | None = None
+    transfer: m.TransferReport | None = None
+    pulled: m.PullReport | None = None
     pull_tried: bool = False
-    route: RouteReport | None = None
+    route: m.RouteReport | None = None
     asked_at: float | None = None  # of a prefill node
     started: tuple[float, int] | None = (
         None  # when it was allocated to be computed, from which token
     )
     prefilled_on: str = "local"
     handover_lost: bool = False
-    refused_at: tuple[int, bool] | None = None  # what the last refusal depended on: admission.py
+    refused_at: tuple[int, bool] | None = None  # what the last refusal depended on
     suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
     queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock
     first_token_at: float | None = None
-    life: list[LifeMark] = field(default_factory=list)
+    life: list[m.LifeMark] = field(default_factory=list)
 
     def move(self, state: State) -> None:
         if type(state) not in MOVES[type(self.state)]:
             raise IllegalMove(f"request {self.id}: {self.state.phase} -> {state.phase}")
         self.state = state
-        marked(self.life, LifeMark(state.phase, time.monotonic() - self.created))
+        m.marked(self.life, m.LifeMark(state.phase, time.monotonic() - self.created))
 
     @property
     def begun(self) -> bool:
@@ -290,7 +248,7 @@ class Request:
         length = self.expected_length
         return max(length, min(length + PAGE_TOKENS, self.final_length))
 
-    def tokens(self) -> Tokens:
+    def tokens(self) -> m.Tokens:
         if not self.output:
             return self.prompt
         return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])

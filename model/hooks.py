@@ -13,10 +13,12 @@ class LayerHooks(Protocol):
 
     def before_layer(self, layer: int) -> None:
         """The layer has read nothing of the arena yet; may block until its bytes are there."""
+        return
 
     def cache_written(self, layer: int) -> None:
         """What the layer wrote of pages and slots is final (on a GPU: enqueued). Its output
         projection and feed-forward are still to come, and are a good part of it."""
+        return
 
     def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
         """The layer is computed (on a GPU: enqueued).
@@ -24,16 +26,8 @@ class LayerHooks(Protocol):
         branch + residual, both [T, hidden_size], is the residual stream; valid during the call
         only. They come apart because the next norm is what adds them.
         """
+        return
 
 
-class NullHooks:
+class NullHooks(LayerHooks):
     """Watches nothing."""
-
-    def before_layer(self, layer: int) -> None:
-        return None
-
-    def cache_written(self, layer: int) -> None:
-        return None
-
-    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
-        return None

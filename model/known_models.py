@@ -23,85 +23,27 @@ _COMMON: dict[str, Any] = {
 _DENSE = _COMMON | {"model_type": "qwen3_5_text"}
 _SMALL = _DENSE | {"tie_word_embeddings": True}
 _MOE = _COMMON | {"model_type": "qwen3_5_moe_text", "num_key_value_heads": 2}
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "linear_num_value_heads")
+_OF_DENSE = (*_SIZES, "num_key_value_heads", "intermediate_size")
+_OF_MOE = (
+    *(*_SIZES, "num_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size"),
+)
+
+
+def _with(common: dict[str, Any], names: tuple[str, ...], *sizes: int) -> dict[str, Any]:
+    return common | dict(zip(names, sizes, strict=True))
+
+
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "0.8b": _SMALL
-    | {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "linear_num_value_heads": 16,
-        "intermediate_size": 3584,
-    },
-    "2b": _SMALL
-    | {
-        "hidden_size": 2048,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "linear_num_value_heads": 16,
-        "intermediate_size": 6144,
-    },
-    "4b": _SMALL
-    | {
-        "hidden_size": 2560,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "linear_num_value_heads": 32,
-        "intermediate_size": 9216,
-    },
-    "9b": _DENSE
-    | {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "linear_num_value_heads": 32,
-        "intermediate_size": 12288,
-    },
-    "27b": _DENSE
-    | {
-        "hidden_size": 5120,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 4,
-        "linear_num_value_heads": 48,
-        "intermediate_size": 17408,
-    },
-    "35b-a3b": _MOE
-    | {
-        "hidden_size": 2048,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 16,
-        "linear_num_value_heads": 32,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-    },
-    "122b-a10b": _MOE
-    | {
-        "hidden_size": 3072,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "linear_num_value_heads": 64,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1024,
-        "shared_expert_intermediate_size": 1024,
-    },
-    "397b-a17b": _MOE
-    | {
-        "hidden_size": 4096,
-        "num_hidden_layers": 60,
-        "num_attention_heads": 32,
-        "linear_num_value_heads": 64,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "moe_intermediate_size": 1024,
-        "shared_expert_intermediate_size": 1024,
-    },
+    "0.8b": _with(_SMALL, _OF_DENSE, 1024, 24, 8, 16, 2, 3584),
+    "2b": _with(_SMALL, _OF_DENSE, 2048, 24, 8, 16, 2, 6144),
+    "4b": _with(_SMALL, _OF_DENSE, 2560, 32, 16, 32, 4, 9216),
+    "9b": _with(_DENSE, _OF_DENSE, 4096, 32, 16, 32, 4, 12288),
+    "27b": _with(_DENSE, _OF_DENSE, 5120, 64, 24, 48, 4, 17408),
+    "35b-a3b": _with(_MOE, _OF_MOE, 2048, 40, 16, 32, 256, 8, 512, 512),
+    "122b-a10b": _with(_MOE, _OF_MOE, 3072, 48, 32, 64, 256, 8, 1024, 1024),
+    "397b-a17b": _with(_MOE, _OF_MOE, 4096, 60, 32, 64, 512, 10, 1024, 1024),
 }
 
 

@@ -23,12 +23,11 @@ from tasuki.transfer.liveness.node_progress import (
 )
 from tasuki.transfer.liveness.silence import Silence
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.sending.connect import connect_within
+from tasuki.transfer.sending.connect import connect_within, disconnected_within
 from tasuki.transfer.sending.sender import Sender
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.01
 _CONNECT_SECONDS = 5.0
 _TRYING_SECONDS = 5.0
 """A receiver tries our metadata in a process of its own before it begins to beat."""
@@ -128,14 +127,11 @@ class ReceiverConnections:
         return name
 
     async def _end_others(self, node: NodeIdentity) -> None:
-        """A node that connects anew has given up what it had. Transports share what leads to one
-        process, and a broken part of it would be shared too."""
+        """A node that connects anew has given up what it had."""
         names = self._names.pop(node.epoch, [])
         for name in names:
             self.drop(name)
-        deadline = time.monotonic() + self._silence_seconds
-        while any(map(self._sender.has_endpoint, names)) and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_SECONDS)
+        await disconnected_within(self._silence_seconds, self._sender, names)
         self._names = {
             epoch: names
             for epoch, names in self._names.items()

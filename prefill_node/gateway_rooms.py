@@ -21,8 +21,9 @@ from tasuki.server.errors import DuplicateRequest, InvalidRequest
 from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
+from tasuki.transfer.rooms.room import Stopped
 
-from .handover_room import GatewayArrived, GatewayMissing, OutgoingHandover, Stopped
+from .handover_room import GatewayArrived, GatewayMissing, OutgoingHandover
 
 PATIENCE_SECONDS = 10.0
 
@@ -51,7 +52,6 @@ class GatewayRooms:
             patience, time.monotonic
         )
         self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
-        self._parked: dict[m.RoomId, GatewayCall] = {}
         self._open: dict[m.RoomId, GatewayCall] = {}
 
     async def generate(
@@ -94,7 +94,6 @@ class GatewayRooms:
         """A decode node's Reserve expects a call of the gateway here too. Raises DuplicateRoom."""
         call = self._rendezvous.arrive(room.room, Side.REMOTE, room)
         if isinstance(call, GatewayCall):
-            del self._parked[call.room]
             self._meet(call, room)
         else:
             self._expire_later()
@@ -109,8 +108,8 @@ class GatewayRooms:
         call = self._open.pop(room.room, None)
         if call is not None:
             call.answer(None)
-        elif room.room not in self._parked:
-            self._rendezvous.withdraw(room.room)
+        else:
+            self._rendezvous.withdraw(room.room, room)
 
     def _arrive(self, call: GatewayCall) -> None:
         try:
@@ -118,7 +117,6 @@ class GatewayRooms:
         except DuplicateRoom as error:
             raise InvalidRequest(f"kv_bootstrap_info.bootstrap_room: {error}") from error
         if room is None:
-            self._parked[call.room] = call
             self._expire_later()
         elif not isinstance(room, GatewayCall):
             self._meet(call, room)
@@ -134,9 +132,7 @@ class GatewayRooms:
     def _leave(self, call: GatewayCall) -> None:
         """The gateway has its answer or listens no more. A room that is open goes on: of its own
         call's end the decode node reports itself."""
-        if self._parked.get(call.room) is call:
-            del self._parked[call.room]
-            self._rendezvous.withdraw(call.room)
+        self._rendezvous.withdraw(call.room, call)
 
     def _expire_later(self) -> None:
         # A little later, so that what was parked now has expired then.
@@ -145,7 +141,6 @@ class GatewayRooms:
     def _expire(self) -> None:
         for waiting in self._rendezvous.expire():
             if isinstance(waiting.what, GatewayCall):
-                del self._parked[waiting.what.room]
                 waiting.what.answer(None)
             else:
                 waiting.what.put(GatewayMissing())

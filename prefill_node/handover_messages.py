@@ -17,10 +17,10 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.request_context import TRACE_HEADER
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.transfer import peer_values
-from tasuki.transfer.protocol.messages import drain_to_wire, report_to_wire, windows_to_wire
+from tasuki.transfer.protocol.messages import report_to_wire, windows_to_wire
 from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
 from tasuki.transfer.timeline import HandoverTimeline, SenderTrack
-from tasuki.transfer.windows.send_report import Drain, SendReport
+from tasuki.transfer.windows.send_report import SendReport
 
 _ERROR_KINDS = {
     m.ErrorKind.INVALID: pb.ERROR_KIND_INVALID,
@@ -102,14 +102,6 @@ def grant_from_wire(room: m.RoomId, grant: pb.Grant) -> m.Grant:
     return m.Grant(room, grant.generation, grant.first_page, tuple(grant.pages), grant.slot)
 
 
-def queued(position: int) -> pb.SenderMessage:
-    return pb.SenderMessage(queued=pb.Queued(position=position))
-
-
-def accepted() -> pb.SenderMessage:
-    return pb.SenderMessage(accepted=pb.Accepted())
-
-
 def refused(error: m.RequestError) -> pb.SenderMessage:
     kind = _ERROR_KINDS[error.kind]
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
@@ -142,10 +134,6 @@ def pull(grant: m.PullGrant) -> pb.SenderMessage:
     )
 
 
-def stop_pull(generation: int) -> pb.SenderMessage:
-    return pb.SenderMessage(stop_pull=pb.StopPull(generation=generation))
-
-
 def done(
     generation: int, report: SendReport, track: SenderTrack, pull: HandoverTimeline | None
 ) -> pb.SenderMessage:
@@ -157,11 +145,3 @@ def done(
             pull=None if pull is None else timeline_to_wire(pull),
         )
     )
-
-
-def failed(reason: str, drain: Drain) -> pb.SenderMessage:
-    return pb.SenderMessage(failed=pb.Failed(reason=reason, drain=drain_to_wire(drain)))
-
-
-def aborted(drain: Drain) -> pb.SenderMessage:
-    return pb.SenderMessage(aborted=pb.Aborted(drain=drain_to_wire(drain)))

@@ -8,7 +8,7 @@ draining); the receiver gets the end of the room exactly once, and nothing after
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from tasuki.engine import messages as m
@@ -16,6 +16,8 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.protocol.handover_states import SenderEvent, SenderState, sender_machine
+from tasuki.transfer.protocol.messages import drain_to_wire
+from tasuki.transfer.rooms.room import Stalled, Stopped
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
 from tasuki.transfer.rooms.sending_room import SendingRoom
 from tasuki.transfer.sending.sender import Sender
@@ -38,14 +40,6 @@ class ReceiverLost:
 
 
 @dataclass(frozen=True)
-class Stopped:
-    """This node gives the room up. cause: where it is counted by one."""
-
-    reason: str
-    cause: m.LossCause | None = None
-
-
-@dataclass(frozen=True)
 class GatewayArrived:
     """The gateway's call for this room is here too, with the same prompt."""
 
@@ -55,13 +49,6 @@ class GatewayMissing:
     """It did not come in time."""
 
 
-@dataclass(frozen=True)
-class PullEnded:
-    """What the receiver says of the pull that it sends."""
-
-    message: pb.PullDone | pb.PullFailed
-
-
 RoomEvent = (
     m.PrefillQueued
     | m.PrefillAccepted
@@ -69,10 +56,10 @@ RoomEvent = (
     | m.PrefillToken
     | m.Grant
     | m.PullWanted
-    | PullEnded
+    | pb.PullDone
+    | pb.PullFailed
     | AbortAsked
     | ReceiverLost
-    | Stopped
     | GatewayArrived
     | GatewayMissing
 )
@@ -81,7 +68,9 @@ RoomEvent = (
 BeginPull = Callable[[m.PullGrant, str, Say], PullReceiver | None]
 
 
-class OutgoingHandover:
+class OutgoingHandover(SendingRoom[RoomEvent]):
+    room: m.RoomId
+
     def __init__(
         self,
         reserve: m.PrefillReserve,
@@ -99,33 +88,26 @@ class OutgoingHandover:
         deadlines. begin_pull: fetches what the ticket offers; outlives the room. request_id: as the
         receiver's clients know it; empty where it sent none. awaits_gateway: nothing is computed
         before GatewayArrived."""
-        self.named: dict[str, str | int] = {"request_id": request_id, "room": reserve.ticket.room}
-        """What its log lines are found by."""
-        self.room = reserve.ticket.room
-        self.generation = reserve.ticket.generation
-        self.connection = connection
+        room = reserve.ticket.room
+        super().__init__(
+            room,
+            reserve.ticket.generation,
+            connection,
+            sender_machine(),
+            deadlines or SenderDeadlines(),
+            progress_seconds,
+            sender,
+            f"room {room}",
+            {"request_id": request_id, "room": room},
+        )
         self.outgoing: asyncio.Queue[pb.SenderMessage | None] = asyncio.Queue()
         """What the stream writes; None ends it."""
         self.ended: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
         self._reserve = reserve
         self._awaits_gateway = awaits_gateway
         self._post = post
-        self._sender = sender
-        self._progress_seconds = progress_seconds
         self._begin_pull = begin_pull
         self._pull: PullReceiver | None = None
-        self._core: SendingRoom[RoomEvent] = SendingRoom(
-            self.room,
-            self.generation,
-            connection,
-            sender_machine(),
-            deadlines or SenderDeadlines(),
-            progress_seconds,
-            sender,
-            self,
-            f"room {self.room}",
-            self.named,
-        )
         self._position = 0
         self._pulled: m.PullReport | None = None
         self._given_up: m.LossCause | None = None
@@ -134,60 +116,39 @@ class OutgoingHandover:
     def prompt(self) -> m.Tokens:
         return self._reserve.prompt
 
-    @property
-    def endpoint_failed(self) -> bool:
-        """Another room of this connection would fail too."""
-        return self._core.endpoint_failed
-
-    def put(self, event: RoomEvent) -> None:
-        """Events of a room that is over are dropped with it."""
-        self._core.inbox.put(event)
-
-    def pulls_not_begun(self) -> list[m.PullGrant]:
-        """Pulls that the engine wanted too late for this room to ask; call after run()."""
-        return [e.grant for e in self._core.inbox.unread() if isinstance(e, m.PullWanted)]
-
-    async def run(self) -> None:
-        """From Reserve to the end."""
-        drain = await self._core.run()
+    def over(self, drain: Drain) -> None:
         if self._pull is not None:
-            self._pull.give_up("its room is over")
+            self._pull.put(Stopped("its room is over"))
         self._post(m.PrefillEnd(self.room, self._given_up))
         self.outgoing.put_nowait(None)
         self.ended.set_result(drain)
 
     def begin(self) -> None:
-        self._core.machine.apply(SenderEvent.ARRIVE)
+        self.machine.apply(SenderEvent.ARRIVE)
         if not self._awaits_gateway:
             # A Reserve that brings the prompt is the gateway's call and the receiver's in one.
             self._meet()
 
-    def overdue(self) -> Stopped | None:
-        allowed = self._core.stood_still(None if self._pull is None else self._pull.progress)
-        if allowed is None:
-            return None
-        state = self._core.machine.state
-        waited = state is SenderState.QUEUED
-        cause = m.LossCause.QUEUE_TIMEOUT if waited else m.LossCause.STALLED
-        return Stopped(f"the prefill node gives up: {state.value}, for {allowed} s", cause)
+    def _marks(self) -> Hashable:
+        return self.progress, None if self._pull is None else self._pull.progress
 
-    def take(self, event: RoomEvent) -> None:
-        machine = self._core.machine
+    def take(self, event: RoomEvent | Stalled) -> None:
+        machine = self.machine
         match event:
             case m.PrefillQueued(position=position):
                 self._position = position
                 if machine.state is SenderState.QUEUED:
-                    self._say(wire.queued(position))
+                    self._say_position()
             case m.PrefillAccepted():
                 if machine.apply(SenderEvent.ACCEPT) is SenderState.ACCEPTED:
-                    self._core.phases.mark(Phase.ACCEPTED)
-                    self._say(wire.accepted())
+                    self.phases.mark(Phase.ACCEPTED)
+                    self._say(pb.SenderMessage(accepted=pb.Accepted()))
             case m.PullWanted(grant=grant):
                 # Where the room drains by now the pull is lost by run() at once.
                 self._pull = self._begin_pull(grant, self.connection, self._say)
-            case PullEnded(message=message):
+            case pb.PullDone() | pb.PullFailed():
                 if self._pull is not None:
-                    self._pull.put(message)
+                    self._pull.put(event)
             case m.PrefillRefused(error=error):
                 self._refuse(error)
             case m.Grant():
@@ -199,68 +160,77 @@ class OutgoingHandover:
             case GatewayMissing():
                 if machine.allows(SenderEvent.EXPIRE):
                     machine.apply(SenderEvent.EXPIRE)
-                    self._say(wire.failed("the gateway's call did not come", Drain.DRAINED))
+                    self.send_end("the gateway's call did not come", Drain.DRAINED)
             case AbortAsked() | ReceiverLost():
-                self._core.stop(None)
-            case Stopped(reason=reason, cause=cause):
+                self.stop(None)
+            case Stalled(state=state, seconds=seconds):
+                waited = state is SenderState.QUEUED
+                cause = m.LossCause.QUEUE_TIMEOUT if waited else m.LossCause.STALLED
                 self._given_up = self._given_up or cause
-                self._core.stop(reason)
+                self.stop(f"the prefill node gives up: {state.value}, for {seconds} s")
 
     def _meet(self) -> None:
-        if self._core.machine.apply(SenderEvent.MEET) is SenderState.QUEUED:
+        if self.machine.apply(SenderEvent.MEET) is SenderState.QUEUED:
             self._post(self._reserve)
             self._repeat_later()
 
     def _repeat_later(self) -> None:
-        asyncio.get_running_loop().call_later(self._progress_seconds, self._repeat_position)
+        asyncio.get_running_loop().call_later(self._look, self._repeat_position)
 
     def _repeat_position(self) -> None:
         """As long as it waits: queued is not dead."""
-        if self._core.machine.state is SenderState.QUEUED:
-            self._say(wire.queued(self._position))
+        if self.machine.state is SenderState.QUEUED:
+            self._say_position()
             self._repeat_later()
 
+    def _say_position(self) -> None:
+        self._say(pb.SenderMessage(queued=pb.Queued(position=self._position)))
+
     def _refuse(self, error: m.RequestError) -> None:
-        if self._core.machine.state is SenderState.QUEUED:
-            self._core.machine.apply(SenderEvent.REFUSE)
+        if self.machine.state is SenderState.QUEUED:
+            self.machine.apply(SenderEvent.REFUSE)
             if error.kind is m.ErrorKind.QUEUE_TIMEOUT:
                 self._given_up = m.LossCause.QUEUE_TIMEOUT
             self._say(wire.refused(error))
-        elif self._core.machine.state is not SenderState.DRAINING:
+        elif self.machine.state is not SenderState.DRAINING:
             # The forward broke after the grant: windows may be in flight.
-            self._core.stop(error.message)
+            self.stop(error.message)
 
     def _grant(self, grant: m.Grant) -> None:
-        if self._core.machine.apply(SenderEvent.GRANT) is not SenderState.STREAMING:
+        if self.machine.apply(SenderEvent.GRANT) is not SenderState.STREAMING:
             return
         reach(Place.SENDER_ON_GRANT)
         if grant.generation != self.generation:
-            self._core.stop(f"grant is of generation {grant.generation}, room of {self.generation}")
+            self.stop(f"grant is of generation {grant.generation}, room of {self.generation}")
             return
         try:
-            self._core.open(Destination(grant.first_page, grant.pages, grant.slot))
+            self.open(Destination(grant.first_page, grant.pages, grant.slot))
         except TransferError as error:
-            self._core.stop(str(error))
+            self.stop(str(error))
             return
-        self._core.phases.mark(Phase.GRANTED)
+        self.phases.mark(Phase.GRANTED)
         self._post(m.PrefillStart(grant))
 
     def _produced(self, token: m.PrefillToken) -> None:
-        state = self._core.machine.apply(SenderEvent.TOKEN)
+        state = self.machine.apply(SenderEvent.TOKEN)
         if state is SenderState.DRAINING:
             return
-        self._core.phases.mark(Phase.READY)
+        self.phases.mark(Phase.READY)
         self._pulled = token.pulled
         self._say(wire.ready(self.generation, token, self._sender.remaining_seconds(self.room)))
         if state is SenderState.DONE:
-            self._core.finish()
+            self.finish()
 
     def send_done(self, report: SendReport, track: SenderTrack) -> None:
         pull = None if self._pulled is None else self._pulled.timeline
         self._say(wire.done(self.generation, report, track, pull))
 
     def send_end(self, failure: str | None, drain: Drain) -> None:
-        self._say(wire.aborted(drain) if failure is None else wire.failed(failure, drain))
+        drained = drain_to_wire(drain)
+        if failure is None:
+            self._say(pb.SenderMessage(aborted=pb.Aborted(drain=drained)))
+        else:
+            self._say(pb.SenderMessage(failed=pb.Failed(reason=failure, drain=drained)))
 
     def _say(self, message: pb.SenderMessage) -> None:
         self.outgoing.put_nowait(message)

@@ -1,11 +1,11 @@
 """The Handover service of a prefill node: streams and calls turned into connections and rooms.
 
-Owns live rooms, and remembers through `ended_rooms` how the last ones ended. Turns streams into
-engine messages and back; decides nothing about caches or bytes.
+Owns live rooms and pulls, and remembers through `ended_rooms` how the last ones ended. Turns
+streams into engine messages and back; decides nothing about caches or bytes.
 Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
 Invariants: a reply to Abort comes after the drain; an Abort is answered only for rooms of the
 connection that it names, which nobody else can guess; nothing is awaited of a receiver without a
-deadline.
+deadline; every PullWanted is answered, at once where its room or its decode node is gone.
 """
 
 import asyncio
@@ -39,6 +39,7 @@ from tasuki.transfer.protocol.messages import (
 )
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms.live_rooms import LiveRooms
+from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines, SenderDeadlines
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
@@ -49,8 +50,8 @@ from . import handover_messages as wire
 from .decode_connections import ReceiverConnections
 from .ended_rooms import EndedRooms
 from .gateway_rooms import GatewayRooms
-from .handover_room import AbortAsked, OutgoingHandover, PullEnded, ReceiverLost, Stopped
-from .pull_receivers import PullReceivers
+from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost
+from .pull_receiver import PullReceiver, Say
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._post = post
         self._gateway_rooms = gateway_rooms
         self._sender = sender
+        self._receiver = receiver
         self._contract = contract.flat()
         self._node = node
         self._loop = loop
@@ -130,16 +132,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             transport.settle_seconds,
             progress,
         )
-        self._pulls = PullReceivers(
-            post,
-            receiver,
-            self._connections,
-            transport.retry_seconds,
-            self._settings.patience_seconds,
-            ConnectionBreaker(transport, receiver, self._lose_all).end,
-            self._settings.pull,
-        )
-        self._rooms: LiveRooms[int, OutgoingHandover] = LiveRooms("room")
+        self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
+        self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms("pull", self._pull_over)
+        """By room and generation: a pull outlives its room."""
+        self._rooms: LiveRooms[int, OutgoingHandover] = LiveRooms("room", self._over)
         self._ended = EndedRooms(self._connections.__contains__)
 
     @property
@@ -168,14 +164,16 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 if room is not None:
                     room.put(message)
                 else:
-                    self._pulls.refuse(grant.room)
+                    self._refuse_pull(grant.room)
 
     async def stop(self, reason: str = "the prefill node shuts down") -> None:
         """Give up every room, wait until all have drained, forget connections."""
         for room in self._rooms:
             room.put(Stopped(reason))
         await self._rooms.end(self._settings.stop_seconds)
-        await self._pulls.stop()
+        for pull in self._pulls:
+            pull.put(Stopped("the prefill node shuts down"))
+        await self._pulls.end(self._settings.patience_seconds)
         self._connections.drop_all()
 
     # Connections
@@ -254,12 +252,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             if room.connection == name:
                 room.put(ReceiverLost())
 
-    def _pull_drained(self, drained: pb.DrainedPull) -> None:
-        self._pulls.acknowledge(drained.room, drained.generation, drain_from_wire(drained.drain))
-
     def _lose_all(self) -> list[WriterLife]:
         self._connections.drop_all()
-        return self._pulls.writers
+        return [pull.writer for pull in self._pulls]
 
     # Rooms
 
@@ -329,14 +324,14 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._post,
             self._sender,
             self._settings.progress_seconds,
-            self._pulls.begin,
+            self._begin_pull,
             request_id,
             deadlines=self._settings.deadlines,
             awaits_gateway=awaits_gateway,
         )
         self._begin_room(ticket.room, request_id, traceparent)
         # The room outlives its stream: it must drain when the stream breaks.
-        self._rooms.start(ticket.room, room, self._over)
+        self._rooms.start(ticket.room, room)
         if awaits_gateway and self._gateway_rooms is not None:
             try:
                 self._gateway_rooms.receiver_arrived(room)
@@ -348,8 +343,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     def _over(self, room: OutgoingHandover, failure: Exception | None) -> None:
         if self._gateway_rooms is not None:
             self._gateway_rooms.over(room)
-        for grant in room.pulls_not_begun():
-            self._pulls.refuse(grant.room)
+        for event in room.unread():
+            if isinstance(event, m.PullWanted):
+                self._dispatch(event)
         if not room.ended.done():
             room.ended.set_result(Drain.FORCED)
         drain = room.ended.result()
@@ -372,9 +368,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                     case "abort":
                         room.put(AbortAsked())
                     case "pull_done":
-                        room.put(PullEnded(message.pull_done))
+                        room.put(message.pull_done)
                     case "pull_failed":
-                        room.put(PullEnded(message.pull_failed))
+                        room.put(message.pull_failed)
                     case other:
                         room.put(Stopped(f"{other} is not expected on a room that is open"))
         except InvalidRequest as error:
@@ -404,3 +400,36 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             # A Reserve that this abort has overtaken must find the room over.
             self._ended.remember(connection, request.room, generation, drain)
         return pb.AbortResponse(drain=drain_to_wire(drain))
+
+    # Pulls
+
+    def _begin_pull(self, grant: m.PullGrant, connection: str, say: Say) -> PullReceiver | None:
+        """Ask over the room's stream; None where the connection is over."""
+        writer = self._connections.writer(connection)
+        if writer is None:
+            self._refuse_pull(grant.room)
+            return None
+        give_up = partial(self._connections.drop, connection)
+        fence = self._breaker.fence(grant.room, writer, self._settings.patience_seconds, give_up)
+        pull = PullReceiver(
+            grant, self._post, self._receiver, writer, fence, self._settings.pull, say
+        )
+        self._pulls.start((grant.room, grant.generation), pull)
+        return pull
+
+    def _refuse_pull(self, room: m.RoomId) -> None:
+        """Nobody is asked."""
+        self._post(m.PullLost(room))
+        self._post(m.PullFenced(room))
+
+    def _pull_over(self, pull: PullReceiver, failure: Exception | None) -> None:
+        if failure is not None:
+            # It broke before its grant was sent.
+            self._refuse_pull(pull.room)
+
+    def _pull_drained(self, drained: pb.DrainedPull) -> None:
+        """By a renewal, which may overtake the stream: no reason to lose what is on its way there.
+        Of a pull that is over already it says nothing new."""
+        pull = self._pulls.get((drained.room, drained.generation))
+        if pull is not None:
+            pull.fence.acknowledge(drain_from_wire(drained.drain))

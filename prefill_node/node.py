@@ -24,13 +24,13 @@ from tasuki.server.grpc.services import admin_service
 from tasuki.server.grpc.unimplemented import unimplemented_routes
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import gateway_of
-from tasuki.server.tracing.export import open_tracing
+from tasuki.server.tracing.tracing import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
 from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.utils.loops.loop_thread import LoopThread
-from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.progress import progress_bar
 
 from .config import PrefillConfig
 from .gateway_answers import GatewayAnswers

@@ -7,7 +7,6 @@ Invariant: the engine is given exactly one of PullCommitted, or PullLost followe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from tasuki.engine import messages as m
@@ -22,6 +21,7 @@ from tasuki.transfer.protocol.pull_states import pull_receiver_machine
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.rooms.receiving_room import LossKind, ReceivingRoom
+from tasuki.transfer.rooms.room import Stalled, Stopped
 from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines
 from tasuki.transfer.timeline import HandoverTimeline, Phase, ReceiverTrack
 from tasuki.transfer.windows.destination import Destination
@@ -29,25 +29,14 @@ from tasuki.transfer.windows.send_report import Drain
 
 from . import handover_messages as wire
 
-
-@dataclass(frozen=True)
-class _Lost:
-    reason: str
-
-
-@dataclass(frozen=True)
-class _Stalled:
-    """As _Lost, after PullDone too: nothing more is waited for."""
-
-    reason: str
-
-
-PullEvent = pb.PullDone | pb.PullFailed | _Lost | _Stalled
+PullEvent = pb.PullDone | pb.PullFailed | Stopped
 Say = Callable[[pb.SenderMessage], None]
 """On the room's stream, in order, as long as the room lives; dropped after that."""
 
 
-class PullReceiver:
+class PullReceiver(ReceivingRoom[PullEvent]):
+    room: m.RoomId
+
     def __init__(
         self,
         grant: m.PullGrant,
@@ -59,15 +48,7 @@ class PullReceiver:
         say: Say,
     ) -> None:
         """writer: the decode node. fence: of what it writes for this pull."""
-        self.room = grant.room
-        self.writer = writer
-        self._grant = grant
-        self._post = post
-        self._receiver = receiver
-        self._fence = fence
-        self._say = say
-        self._report: TransferReport | None = None
-        self._core: ReceivingRoom[PullEvent] = ReceivingRoom(
+        super().__init__(
             grant.room,
             grant.generation,
             pull_receiver_machine(),
@@ -75,33 +56,18 @@ class PullReceiver:
             deadlines.landing,
             receiver,
             fence,
-            self,
             f"the pull of room {grant.room}",
             {},
         )
-
-    @property
-    def progress(self) -> int | None:
-        """Grows as it comes in; None once it is committed or lost."""
-        return None if self._core.is_over else self._core.landed
-
-    def put(self, event: pb.PullDone | pb.PullFailed) -> None:
-        """What came on the room's stream."""
-        self._core.inbox.put(event)
+        self.writer = writer
+        self._grant = grant
+        self._post = post
+        self._say = say
+        self._report: TransferReport | None = None
 
     def lose(self, reason: str, kind: LossKind) -> None:
-        """The core's findings end it, whatever it awaits."""
-        self._core.lose(reason)
+        self.mark_lost(reason)
         self._post(m.PullLost(self.room))
-
-    def give_up(self, reason: str) -> None:
-        """Idempotent; without effect where everything was sent already."""
-        self._core.inbox.put(_Lost(reason))
-
-    def acknowledge(self, drain: Drain) -> None:
-        """What a renewal says of the writer's drain. It may overtake the stream, so it is no reason
-        to lose what is on its way there."""
-        self._fence.acknowledge(drain)
 
     async def run(self) -> None:
         """From the grant to the commit, or to the fence. Raises TransferError where the grant
@@ -109,33 +75,27 @@ class PullReceiver:
         grant, asked = self._grant, wire.pull(self._grant)
         target = Destination(grant.first_page, grant.pages, grant.slot)
         self._receiver.expect(self.room, grant.generation, target)
-        self._core.machine.apply(ReceiverEvent.GRANT)
-        self._core.phases.mark(Phase.GRANTED)
+        self.machine.apply(ReceiverEvent.GRANT)
+        self.phases.mark(Phase.GRANTED)
         self._say(asked)
-        await self._core.run()
+        await super().run()
 
-    def overdue(self) -> _Stalled | None:
-        allowed = self._core.stood_still(self.progress)
-        if allowed is None:
-            return None
-        return _Stalled(f"nothing moved for {allowed} s: {self._core.machine.state.value}")
-
-    def take(self, event: PullEvent) -> None:
+    def take(self, event: PullEvent | Stalled) -> None:
         match event:
             case pb.PullDone():
-                if self._core.done(event.generation):
+                if self.done(event.generation):
                     peer_values.count(event.report.bytes, "report.bytes")
                     self._report = event.report
-                    self._core.verify(partial(windows_from_wire, event.windows))
+                    self.verify(partial(windows_from_wire, event.windows))
             case pb.PullFailed():
-                if event.generation == self._core.generation:
-                    self._fence.acknowledge(drain_from_wire(event.drain))
+                if event.generation == self.generation:
+                    self.fence.acknowledge(drain_from_wire(event.drain))
                 self.lose(event.reason, LossKind.STREAM)
-            case _Stalled(reason=reason):
-                self.lose(reason, LossKind.STREAM)
-            case _Lost(reason=reason):
+            case Stalled():
+                self.lose(event.reason, LossKind.STREAM)
+            case Stopped(reason=reason):
                 # After PullDone nothing more comes, and nothing more is needed.
-                if self._core.machine.state is ReceiverState.GRANTED:
+                if self.machine.state is ReceiverState.GRANTED:
                     self.lose(reason, LossKind.STREAM)
 
     def commit(self, received: ReceiverTrack) -> None:
@@ -143,7 +103,7 @@ class PullReceiver:
         timeline = HandoverTimeline(sender_track_from_wire(self._report.track), received)
         seconds = received.phases[-1].at
         report = m.PullReport(self._grant.tokens, self._report.bytes, seconds, timeline)
-        self._core.machine.apply(ReceiverEvent.VERIFIED)
+        self.machine.apply(ReceiverEvent.VERIFIED)
         self._post(m.PullCommitted(self.room, report))
 
     def fenced(self) -> None:
@@ -151,12 +111,12 @@ class PullReceiver:
 
     async def ask_to_drain(self) -> None:
         """On the stream while that stands; its end asks the same. A renewal answers in any case."""
-        if not self._fence.answered:
-            self._say(wire.stop_pull(self._core.generation))
+        if not self.fence.answered:
+            self._say(pb.SenderMessage(stop_pull=pb.StopPull(generation=self.generation)))
         while True:
-            event = await self._core.inbox.get()
-            if isinstance(event, pb.PullFailed) and event.generation == self._core.generation:
-                self._fence.acknowledge(drain_from_wire(event.drain))
-            if isinstance(event, pb.PullDone) and event.generation == self._core.generation:
-                self._core.machine.apply(ReceiverEvent.DONE)
-                self._fence.acknowledge(Drain.DRAINED)
+            event = await self._events.get()
+            if isinstance(event, pb.PullFailed) and event.generation == self.generation:
+                self.fence.acknowledge(drain_from_wire(event.drain))
+            if isinstance(event, pb.PullDone) and event.generation == self.generation:
+                self.machine.apply(ReceiverEvent.DONE)
+                self.fence.acknowledge(Drain.DRAINED)

@@ -2,11 +2,12 @@
 Beside it the digests of memory, which know neither tree nor ids.
 
 Single-threaded: only the engine loop calls it; digests may be taken on any thread. Token arrays are
-one-dimensional, C-contiguous int32.
-"""
+one-dimensional, C-contiguous int32. What is Final here is read-only; an allocation's values may
+change."""
 
 from collections.abc import Iterator
 from enum import Enum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,273 +50,188 @@ class TreeConfig:
         policy: str = "lru",
         attention_cost: float = 0.0,
     ) -> None: ...
-    @property
-    def slabs(self) -> int: ...
-    @property
-    def blocks_per_slab(self) -> int: ...
-    @property
-    def pages_per_slab(self) -> int: ...
-    @property
-    def max_ghost_nodes(self) -> int: ...
-    @property
-    def policy(self) -> str: ...
-    @property
-    def attention_cost(self) -> float: ...
+    slabs: Final[int]
+    blocks_per_slab: Final[int]
+    pages_per_slab: Final[int]
+    max_ghost_nodes: Final[int]
+    policy: Final[str]
+    attention_cost: Final[float]
 
 class MissReasons:
     """Why prompt tokens were not usable. usable_tokens + sum of all fields == prompt_tokens."""
 
-    @property
-    def new(self) -> int: ...
-    @property
-    def never_checkpointed(self) -> int: ...
-    @property
-    def checkpoint_evicted(self) -> int: ...
-    @property
-    def kv_evicted(self) -> int: ...
-    @property
-    def alignment(self) -> int: ...
-    @property
-    def in_flight(self) -> int: ...
+    new: Final[int]
+    never_checkpointed: Final[int]
+    checkpoint_evicted: Final[int]
+    kv_evicted: Final[int]
+    alignment: Final[int]
+    in_flight: Final[int]
     def as_dict(self) -> dict[str, int]: ...
 
 class EvictedCheckpoint:
     """The deepest state of a prompt that is gone, and what took it."""
 
-    @property
-    def eviction(self) -> int:
-        """Sequence number of the Eviction."""
-    @property
-    def boundary(self) -> int:
-        """Tokens that it covered."""
-    @property
-    def pages_since(self) -> int:
-        """Freed by that eviction and all later ones: an arena larger by as much had kept it, as far
-        as evictions go by age."""
+    eviction: Final[int]
+    """Sequence number of the Eviction."""
+    boundary: Final[int]
+    """Tokens that it covered."""
+    pages_since: Final[int]
+    """Freed by that eviction and all later ones: an arena larger by as much had kept it, as far
+    as evictions go by age."""
 
 class Eviction:
     """One decision of the policy."""
 
-    @property
-    def sequence(self) -> int:
-        """1, 2, 3, ... over the tree's life."""
-    @property
-    def kind(self) -> str:
-        """pages, checkpoint or tail."""
-    @property
-    def checkpoint_kind(self) -> CheckpointKind | None: ...
-    @property
-    def boundary(self) -> int:
-        """Tokens from the root to its end."""
-    @property
-    def pages(self) -> int:
-        """Freed; of a state those its slot is worth."""
-    @property
-    def score(self) -> float | None:
-        """What the policy held it to be worth, a page; None of one that goes by age."""
-    @property
-    def allocation(self) -> int | None:
-        """That needed the room; None: a flush."""
+    sequence: Final[int]
+    """1, 2, 3, ... over the tree's life."""
+    kind: Final[str]
+    """pages, checkpoint or tail."""
+    checkpoint_kind: Final[CheckpointKind | None]
+    boundary: Final[int]
+    """Tokens from the root to its end."""
+    pages: Final[int]
+    """Freed; of a state those its slot is worth."""
+    score: Final[float | None]
+    """What the policy held it to be worth, a page; None of one that goes by age."""
+    allocation: Final[int | None]
+    """That needed the room; None: a flush."""
 
 class PageMatch:
     """A match as it were if the tree knew whole pages only: equal for any two prompts that agree
     with the tree in the same whole pages, whatever they have in common inside the next one."""
 
-    @property
-    def kv_tokens(self) -> int: ...
-    @property
-    def usable_tokens(self) -> int: ...
-    @property
-    def checkpoint_kind(self) -> CheckpointKind | None: ...
-    @property
-    def miss_reasons(self) -> MissReasons:
-        """usable_tokens + sum of all fields == the prompt's tokens."""
+    kv_tokens: Final[int]
+    usable_tokens: Final[int]
+    checkpoint_kind: Final[CheckpointKind | None]
+    miss_reasons: Final[MissReasons]
+    """usable_tokens + sum of all fields == the prompt's tokens."""
 
 class Match:
     """A read-only answer of the tree; holds nothing."""
 
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens of the prompt whose KV stands in the tree (page multiple, or exact where a tail
-        matches)."""
-    @property
-    def usable_tokens(self) -> int:
-        """Tokens up to the deepest usable checkpoint; at most prompt_tokens - 1."""
-    @property
-    def checkpoint_kind(self) -> CheckpointKind | None: ...
-    @property
-    def branch_tokens(self) -> int | None:
-        """Where this prefill should leave a checkpoint since KV reaches deeper than state, if
-        anywhere."""
-    @property
-    def miss_reasons(self) -> MissReasons: ...
-    @property
-    def in_pages(self) -> PageMatch: ...
-    @property
-    def lost(self) -> EvictedCheckpoint | None:
-        """The deepest state of the prompt that was evicted, where its eviction is remembered."""
-    @property
-    def interior_tokens(self) -> list[int]:
-        """Of an allocation's match: where states inside a long first-seen prompt would pay."""
+    prompt_tokens: Final[int]
+    kv_tokens: Final[int]
+    """Tokens of the prompt whose KV stands in the tree (page multiple, or exact where a tail
+    matches)."""
+    usable_tokens: Final[int]
+    """Tokens up to the deepest usable checkpoint; at most prompt_tokens - 1."""
+    checkpoint_kind: Final[CheckpointKind | None]
+    branch_tokens: Final[int | None]
+    """Where this prefill should leave a checkpoint since KV reaches deeper than state, if
+    anywhere."""
+    miss_reasons: Final[MissReasons]
+    in_pages: Final[PageMatch]
+    lost: Final[EvictedCheckpoint | None]
+    """The deepest state of the prompt that was evicted, where its eviction is remembered."""
+    interior_tokens: Final[list[int]]
+    """Of an allocation's match: where states inside a long first-seen prompt would pay."""
 
 class Allocation:
     """What one request holds. Returned by allocate() and allocate_to_receive(); a handle, released
     exactly once."""
 
-    @property
-    def id(self) -> int: ...
-    @property
-    def generation(self) -> int:
-        """Monotone over the tree's life: ids granted under another generation have another
-        owner."""
-    @property
-    def match(self) -> Match:
-        """The match this allocation was cut from."""
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens that need no forward: usable_tokens for allocate(), KV held (page multiple) for
-        allocate_to_receive()."""
-    @property
-    def cow_source_slot(self) -> int | None:
-        """Checkpoint to fork into working_slots[0]; None means: zero it (or, for a receiver, await
-        it)."""
-    @property
-    def tail_copy(self) -> tuple[int, int] | None:
-        """(tree page, own page) to copy before the first forward, where cached_tokens is inside a
-        page."""
-    @property
-    def source_page(self) -> int | None:
-        """The tree's page that holds the tokens after the last whole page of cached_tokens; None
-        where there are none."""
-    @property
-    def shared_pages(self) -> int:
-        """The first so many of pages belong to the tree (pinned, read-only)."""
-    @property
-    def pages(self) -> NDArray[np.int32]:
-        """Page ids in logical order: tree pages, then own. Read-only; only extend() adds some."""
-    @property
-    def working_slots(self) -> list[int]: ...
-    @property
-    def tokens(self) -> int:
-        """Tokens known to the allocation: the prompt and what append() added."""
-    @property
-    def capacity_tokens(self) -> int: ...
+    id: Final[int]
+    generation: Final[int]
+    """Monotone over the tree's life: ids granted under another generation have another
+    owner."""
+    match: Final[Match]
+    """The match this allocation was cut from."""
+    cached_tokens: Final[int]
+    """Tokens that need no forward: usable_tokens for allocate(), KV held (page multiple) for
+    allocate_to_receive()."""
+    cow_source_slot: Final[int | None]
+    """Checkpoint to fork into working_slots[0]; None means: zero it (or, for a receiver, await
+    it)."""
+    tail_copy: Final[tuple[int, int] | None]
+    """(tree page, own page) to copy before the first forward, where cached_tokens is inside a
+    page."""
+    source_page: Final[int | None]
+    """The tree's page that holds the tokens after the last whole page of cached_tokens; None
+    where there are none."""
+    shared_pages: Final[int]
+    """The first so many of pages belong to the tree (pinned, read-only)."""
+    pages: Final[NDArray[np.int32]]
+    """Page ids in logical order: tree pages, then own. Read-only; only extend() adds some."""
+    working_slots: Final[list[int]]
+    tokens: Final[int]
+    """Tokens known to the allocation: the prompt and what append() added."""
+    capacity_tokens: Final[int]
 
 class PoolCounts:
     """free + working + tree + granted + quarantined == total; pinned counts tree items under a
     allocation."""
 
-    @property
-    def free(self) -> int: ...
-    @property
-    def working(self) -> int: ...
-    @property
-    def tree(self) -> int: ...
-    @property
-    def granted(self) -> int: ...
-    @property
-    def quarantined(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def pinned(self) -> int: ...
+    free: Final[int]
+    working: Final[int]
+    tree: Final[int]
+    granted: Final[int]
+    quarantined: Final[int]
+    total: Final[int]
+    pinned: Final[int]
 
 class TreeStats:
-    @property
-    def pages(self) -> PoolCounts: ...
-    @property
-    def slots(self) -> PoolCounts: ...
-    @property
-    def slabs_free(self) -> int: ...
-    @property
-    def slabs_of_pages(self) -> int: ...
-    @property
-    def slabs_of_slots(self) -> int: ...
-    @property
-    def slabs_total(self) -> int: ...
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def ghost_nodes(self) -> int: ...
-    @property
-    def checkpoints(self) -> int: ...
-    @property
-    def allocations(self) -> int: ...
-    @property
-    def cursors(self) -> int: ...
-    @property
-    def evicted_pages(self) -> int:
-        """Counter over the tree's life."""
-    @property
-    def evicted_checkpoints(self) -> int: ...
-    @property
-    def allocated_requests(self) -> int:
-        """Counter of allocations cut by allocate() (not allocate_to_receive())."""
-    @property
-    def prompt_tokens(self) -> int:
-        """Sum over allocations cut by allocate()."""
-    @property
-    def usable_tokens(self) -> int: ...
-    @property
-    def lost(self) -> MissReasons:
-        """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
-    @property
-    def policies(self) -> dict[str, float]:
-        """Of auto: what each candidate would have saved of late, prefill of one token is 1; the
-        last thousand requests of the sample count most."""
+    pages: Final[PoolCounts]
+    slots: Final[PoolCounts]
+    slabs_free: Final[int]
+    slabs_of_pages: Final[int]
+    slabs_of_slots: Final[int]
+    slabs_total: Final[int]
+    nodes: Final[int]
+    ghost_nodes: Final[int]
+    checkpoints: Final[int]
+    allocations: Final[int]
+    cursors: Final[int]
+    evicted_pages: Final[int]
+    """Counter over the tree's life."""
+    evicted_checkpoints: Final[int]
+    allocated_requests: Final[int]
+    """Counter of allocations cut by allocate() (not allocate_to_receive())."""
+    prompt_tokens: Final[int]
+    """Sum over allocations cut by allocate()."""
+    usable_tokens: Final[int]
+    lost: Final[MissReasons]
+    """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
+    policies: Final[dict[str, float]]
+    """Of auto: what each candidate would have saved of late, prefill of one token is 1; the
+    last thousand requests of the sample count most."""
 
 class EventGap:
     """The watcher was too slow: its stream's events first_lost..resync_from are not sent one by
     one."""
 
-    @property
-    def first_lost(self) -> int: ...
-    @property
-    def resync_from(self) -> int: ...
+    first_lost: Final[int]
+    resync_from: Final[int]
 
 class CacheEvent:
     """One change of what the tree keeps. A prefix is named by a hash: see prefix_hashes()."""
 
-    @property
-    def sequence(self) -> int:
-        """1, 2, 3, ... in its stream; in a snapshot the batch's."""
-    @property
-    def kind(self) -> str:
-        """page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared."""
-    @property
-    def checkpoint_kind(self) -> CheckpointKind | None:
-        """Of checkpoint_stored."""
-    @property
-    def tokens(self) -> int:
-        """Of the prefix: a multiple of PAGE_TOKENS but for the checkpoint of a tail, whose partial
-        page comes and goes with it."""
-    @property
-    def prefix(self) -> bytes | None:
-        """16 bytes; None of cleared."""
-    @property
-    def page(self) -> list[int]:
-        """Tokens of a stored page in the spelled stream; empty elsewhere."""
-    @property
-    def parent(self) -> bytes | None:
-        """The prefix of whole pages before this one's last page or part of one."""
-    @property
-    def namespace(self) -> bytes | None:
-        """The name of the empty prefix under the same salt; None of cleared."""
+    sequence: Final[int]
+    """1, 2, 3, ... in its stream; in a snapshot the batch's."""
+    kind: Final[str]
+    """page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared."""
+    checkpoint_kind: Final[CheckpointKind | None]
+    """Of checkpoint_stored."""
+    tokens: Final[int]
+    """Of the prefix: a multiple of PAGE_TOKENS but for the checkpoint of a tail, whose partial
+    page comes and goes with it."""
+    prefix: Final[bytes | None]
+    """16 bytes; None of cleared."""
+    page: Final[list[int]]
+    """Tokens of a stored page in the spelled stream; empty elsewhere."""
+    parent: Final[bytes | None]
+    """The prefix of whole pages before this one's last page or part of one."""
+    namespace: Final[bytes | None]
+    """The name of the empty prefix under the same salt; None of cleared."""
 
 class EventBatch:
     """Changes in order, or a snapshot. A value: iterate it on any thread, at any time."""
 
-    @property
-    def sequence(self) -> int:
-        """Every change of the stream up to it was drained."""
-    @property
-    def is_snapshot(self) -> bool:
-        """Forget all that was drained before: these *_stored events are all that stands, parents
-        first. The first batch of a watch is one, and so is one with a gap."""
-    @property
-    def gap(self) -> EventGap | None: ...
+    sequence: Final[int]
+    """Every change of the stream up to it was drained."""
+    is_snapshot: Final[bool]
+    """Forget all that was drained before: these *_stored events are all that stands, parents
+    first. The first batch of a watch is one, and so is one with a gap."""
+    gap: Final[EventGap | None]
     def packed(self) -> tuple[NDArray[np.uint64], bytes, NDArray[np.int32]]:
         """The same as plain values (packed_events.py): numbers, of each event its sequence, kind,
         1 + the checkpoint's kind or 0, tokens and tokens of its page; three names of 16 bytes of
@@ -326,54 +242,38 @@ class EventBatch:
 class Standing:
     """What of a subtree, its top included, is resident."""
 
-    @property
-    def tokens(self) -> int:
-        """Of whole pages."""
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def states(self) -> int: ...
+    tokens: Final[int]
+    """Of whole pages."""
+    nodes: Final[int]
+    states: Final[int]
 
 class ViewedNode:
-    @property
-    def name(self) -> tuple[int, int] | None:
-        """For view(under=...), as long as the node lives. None: all namespaces together."""
-    @property
-    def above(self) -> int | None:
-        """Its parent's place in the view; None of the first."""
-    @property
-    def depth(self) -> int:
-        """Tokens from the root to its end."""
-    @property
-    def tokens(self) -> int:
-        """Of its own run, a multiple of PAGE_TOKENS."""
-    @property
-    def children(self) -> int:
-        """Resident ones, in the view or not."""
-    @property
-    def state(self) -> CheckpointKind | None:
-        """The checkpoint at its end."""
-    @property
-    def tails(self) -> int:
-        """States inside the page that follows."""
-    @property
-    def allocations(self) -> int:
-        """Requests that stand here."""
-    @property
-    def state_pins(self) -> int:
-        """Requests that fork from its states."""
-    @property
-    def is_protected(self) -> bool:
-        """A request stands here or below."""
-    @property
-    def unused(self) -> int:
-        """Mutating calls since its pages were last used."""
-    @property
-    def standing(self) -> Standing:
-        """It and all below."""
-    @property
-    def hidden(self) -> Standing:
-        """What is below it and not in the view."""
+    name: Final[tuple[int, int] | None]
+    """For view(under=...), as long as the node lives. None: all namespaces together."""
+    above: Final[int | None]
+    """Its parent's place in the view; None of the first."""
+    depth: Final[int]
+    """Tokens from the root to its end."""
+    tokens: Final[int]
+    """Of its own run, a multiple of PAGE_TOKENS."""
+    children: Final[int]
+    """Resident ones, in the view or not."""
+    state: Final[CheckpointKind | None]
+    """The checkpoint at its end."""
+    tails: Final[int]
+    """States inside the page that follows."""
+    allocations: Final[int]
+    """Requests that stand here."""
+    state_pins: Final[int]
+    """Requests that fork from its states."""
+    is_protected: Final[bool]
+    """A request stands here or below."""
+    unused: Final[int]
+    """Mutating calls since its pages were last used."""
+    standing: Final[Standing]
+    """It and all below."""
+    hidden: Final[Standing]
+    """What is below it and not in the view."""
 
 class TreeView:
     """Parents come before their children. A value: iterate it on any thread, at any time."""
@@ -539,8 +439,7 @@ class RowDigester:
     ) -> None:
         """memory: C-contiguous, of whole words; longest: words of the longest row there will be;
         instructions: one of digest_instructions(), the fastest if None. Raises ValueError."""
-    @property
-    def instructions(self) -> str: ...
+    instructions: Final[str]
     def digest(
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], seeds: NDArray[np.int64]
     ) -> int:

@@ -14,6 +14,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pybind11
+
 CPP_TESTS = "cpp_cache_tests"
 """The doctest program."""
 
@@ -60,7 +62,10 @@ class PackageCopy:
                 *("-B", str(self.cpp_build), "-DSKBUILD=ON", "-DTASUKI_TESTS=ON"),
                 # Debug: without optimization at link time a file is built within seconds.
                 *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1 -g1"),
-                *(f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={_pybind11()}"),
+                *(
+                    f"-DPython_EXECUTABLE={sys.executable}",
+                    f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+                ),
                 *definitions,
             ),
             300.0,
@@ -105,9 +110,3 @@ class PackageCopy:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-
-
-def _pybind11() -> str:
-    import pybind11
-
-    return str(pybind11.get_cmake_dir())

@@ -15,14 +15,12 @@ import argparse
 import asyncio
 import itertools
 import multiprocessing as mp
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 from tasuki.bench.measure.rig import random_parts
@@ -30,6 +28,7 @@ from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import RequestId, Submit
 from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import PUBLISHED
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.server.config import ServerConfig
@@ -39,6 +38,7 @@ from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.pages import Opened, opened
+from tests.harness.processor_time import processor_seconds
 
 VIEWS = ("overview", "tree", "sessions", "requests", "handovers", "faults")
 MOST_SHARE = 0.03
@@ -47,8 +47,8 @@ LEAST_RATE = 59.5
 SEGMENTS = 5
 # A slot and a page take 8 KiB each: an arena of 100,000 nodes fits into a small machine.
 MODEL = ModelConfig.from_dict(
-    {
-        "model_type": "qwen3_5_text",
+    PUBLISHED["0.8b"]
+    | {
         "vocab_size": 1024,
         "hidden_size": 16,
         "num_hidden_layers": 2,
@@ -60,11 +60,8 @@ MODEL = ModelConfig.from_dict(
         "linear_num_value_heads": 1,
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
         "intermediate_size": 16,
         "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-        "eos_token_id": 0,
     },
     source="page_cost",
 )
@@ -160,23 +157,18 @@ class Seen:
         )
 
 
-def cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def unseen(process: int, seconds: float) -> float:
     """The node's share of a core while nobody looks."""
-    cpu = cpu_seconds(process)
+    cpu = processor_seconds(process)
     time.sleep(seconds)
-    return (cpu_seconds(process) - cpu) / seconds
+    return (processor_seconds(process) - cpu) / seconds
 
 
 def look(page: Opened, view: str, process: int, seconds: float) -> Seen:
     page.show(view)
-    began, cpu = time.monotonic(), cpu_seconds(process)
+    began, cpu = time.monotonic(), processor_seconds(process)
     parts = [page.page.evaluate(FRAMES, seconds / SEGMENTS) for _ in range(SEGMENTS)]
-    share = (cpu_seconds(process) - cpu) / (time.monotonic() - began)
+    share = (processor_seconds(process) - cpu) / (time.monotonic() - began)
     return Seen(share, *max(parts))
 
 

@@ -36,8 +36,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
 
 def asked(address: str, method: str, path: str, body: bytes | None = None) -> tuple[int, float]:
     """Status, and seconds until the whole answer was there."""
-    host, _, port = address.rpartition(":")
-    with closing(http.client.HTTPConnection(host, int(port), timeout=300)) as connection:
+    with closing(http.client.HTTPConnection(address, timeout=300)) as connection:
         begun = time.perf_counter()
         connection.request(method, path, body, {"Content-Type": "application/json"})
         reply = connection.getresponse()

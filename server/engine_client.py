@@ -14,45 +14,9 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
-from tasuki.engine.messages import (
-    Abort,
-    CloseCursor,
-    CountersQuery,
-    CursorOpened,
-    Drain,
-    Drained,
-    EndWatch,
-    ErrorKind,
-    EventsReply,
-    Evicted,
-    Eviction,
-    Finished,
-    FlushCache,
-    FlushReply,
-    ForkCursor,
-    HandoverCancelled,
-    Inbox,
-    NodeName,
-    OpenCursor,
-    Outbox,
-    ReadEvents,
-    Rejected,
-    RequestError,
-    RequestId,
-    RoomEnded,
-    StatsQuery,
-    StatsReply,
-    Submit,
-    TokenOut,
-    Tokens,
-    TreeQuery,
-    TreeReply,
-    Undrain,
-    WatchCache,
-    WatchOpened,
-)
+from tasuki.engine import messages as m
 from tasuki.pycache.packed_events import PackedEvents
 from tasuki.pycache.packed_tree import PackedTree
 from tasuki.server.auth.caller import ANYBODY, Caller
@@ -81,47 +45,49 @@ class Answers(Protocol):
     """As EngineClient: tokens in order, then Finished; closing the iterator aborts."""
 
     def generate(
-        self, submit: Submit, request_context: RequestContext
-    ) -> AsyncGenerator[TokenOut | Finished, None]: ...
-    def abort(self, request_id: RequestId, caller: Caller) -> None: ...
+        self, submit: m.Submit, request_context: RequestContext
+    ) -> AsyncGenerator[m.TokenOut | m.Finished, None]: ...
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None: ...
 
 
-Reply = CursorOpened | StatsReply | FlushReply | WatchOpened | EventsReply | TreeReply | Drained
-ReplyT = TypeVar(
-    "ReplyT", CursorOpened, StatsReply, FlushReply, WatchOpened, EventsReply, TreeReply, Drained
+Reply = (
+    m.CursorOpened
+    | m.StatsReply
+    | m.FlushReply
+    | m.WatchOpened
+    | m.EventsReply
+    | m.TreeReply
+    | m.Drained
 )
+ReplyT = TypeVar("ReplyT", bound=Reply)
 
-Observed = Submit | TokenOut | Finished | Rejected | Evicted | RoomEnded | HandoverCancelled
-
-
-def unobserved(message: object) -> None:
-    """Nobody listens."""
-    return None
-
-
-def _unknown(request: RequestId, request_context: RequestContext) -> None:
-    return None
+Observed = (
+    m.Submit | m.TokenOut | m.Finished | m.Rejected | m.Evicted | m.RoomEnded | m.HandoverCancelled
+)
+_OWN = frozenset(get_args(Observed | Reply))
+_OWN_ALONE = _OWN - {m.HandoverCancelled}
+"""A cancelled hand-over is for the record here, and for the control plane."""
 
 
 @dataclass(frozen=True)
 class Story:
     """end: how a request ended, seconds_ago; took: what the cache gave up for it, oldest first."""
 
-    end: Finished | Rejected
+    end: m.Finished | m.Rejected
     seconds_ago: float
-    took: tuple[Eviction, ...]
+    took: tuple[m.Eviction, ...]
 
 
 class EngineClient:
     def __init__(
         self,
-        post: Callable[[Inbox], None],
+        post: Callable[[m.Inbox], None],
         loop: asyncio.AbstractEventLoop,
-        handover: Callable[[Outbox], None] | None = None,
+        handover: Callable[[m.Outbox], None] | None = None,
         queue_limit: int = 4096,
-        observe: Callable[[Observed], None] = unobserved,
+        observe: Callable[[Observed], None] = lambda message: None,
         limits: RateLimits | None = None,
-        begin: Callable[[RequestId, RequestContext], None] = _unknown,
+        begin: Callable[[m.RequestId, RequestContext], None] = lambda request, context: None,
         requests: ConcurrencyCaps | None = None,
         watchers: ConcurrencyCaps | None = None,
     ) -> None:
@@ -144,20 +110,24 @@ class EngineClient:
         self.watchers = watchers or ConcurrencyCaps(WatcherLimit, "watches", 0)
         self.ended = RequestLog(time.monotonic)
         self._names = RequestNames()
-        self._streams: dict[RequestId, _Stream] = {}
+        self._streams: dict[m.RequestId, _Stream] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
-        self._lost: RequestError | None = None
+        self._lost: m.RequestError | None = None
         self._retires = False
 
-    def deliver(self, messages: Sequence[Outbox]) -> None:
+    def deliver(self, messages: Sequence[m.Outbox]) -> None:
         """Called on the engine's thread with what a step made: it wakes the event loop once."""
-        mine = [message for message in messages if isinstance(message, (Observed, Reply))]
+        mine: list[Any] = []
+        others: list[m.Outbox] = []
+        for message in messages:
+            if type(message) in _OWN:
+                mine.append(message)
+            if type(message) not in _OWN_ALONE:
+                others.append(message)
         if mine:
             self._loop.call_soon_threadsafe(self._dispatch_all, mine)
-        for message in messages:
-            if isinstance(message, (TokenOut, Finished, Rejected, Evicted, RoomEnded, Reply)):
-                continue
+        for message in others:
             if self._handover is None:
                 raise TypeError(
                     f"{type(message).__name__} came from an engine that hands nothing over"
@@ -166,7 +136,7 @@ class EngineClient:
 
     def engine_lost(self, reason: str) -> None:
         """The engine has died: ends everything in flight and refuses what comes."""
-        self._lost = RequestError(ErrorKind.INTERNAL, reason)
+        self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
         for name, stream in self._streams.items():
             self._names.end(name)
             stream.put(RequestRejected(self._lost))
@@ -188,8 +158,8 @@ class EngineClient:
         self._limits.admit_request(caller)
 
     async def generate(
-        self, submit: Submit, request_context: RequestContext = ANONYMOUS
-    ) -> AsyncGenerator[TokenOut | Finished, None]:
+        self, submit: m.Submit, request_context: RequestContext = ANONYMOUS
+    ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
         """Tokens in order, then one Finished, with the usage that its caller may see. Raises
         RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited.
 
@@ -213,7 +183,7 @@ class EngineClient:
                     item = await stream.get()
                     if isinstance(item, ServerError):
                         raise item
-                    if isinstance(item, TokenOut):
+                    if isinstance(item, m.TokenOut):
                         self._limits.answered(caller)
                         yield item
                         continue
@@ -222,14 +192,14 @@ class EngineClient:
             finally:
                 stream.close()
                 if self._streams.get(submit.request_id) is stream:
-                    self._post(Abort(submit.request_id))
+                    self._post(m.Abort(submit.request_id))
 
-    def abort(self, request_id: RequestId, caller: Caller) -> None:
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None:
         """Idempotent; the request's iterator ends with Finished(ABORT) where it still lived.
         Nothing happens where it is another's and the caller no operator."""
         name = self._names.find(caller, request_id)
         if name is not None:
-            self._post(Abort(name))
+            self._post(m.Abort(name))
 
     def story(self, request_id: str, request_context: RequestContext) -> Story:
         """How a request ended, as its caller may see it. Raises UnknownRequest, also where it is
@@ -244,32 +214,32 @@ class EngineClient:
         ended, ago = found
         end = (
             ended.end
-            if isinstance(ended.end, Rejected)
+            if isinstance(ended.end, m.Rejected)
             else visible_end(ended.end, request_context)
         )
         return Story(end, ago, visible_evictions(self.ended.took(name), request_context))
 
-    async def stats(self) -> StatsReply:
-        return await self._query(StatsReply, StatsQuery)
+    async def stats(self) -> m.StatsReply:
+        return await self._query(m.StatsReply, m.StatsQuery)
 
-    async def counters(self) -> StatsReply:
+    async def counters(self) -> m.StatsReply:
         """As stats(), at no cost that grows with the cache."""
-        return await self._query(StatsReply, CountersQuery)
+        return await self._query(m.StatsReply, m.CountersQuery)
 
     async def flush(self) -> int:
         """Returns how many pages and checkpoints were dropped."""
-        return (await self._query(FlushReply, FlushCache)).dropped
+        return (await self._query(m.FlushReply, m.FlushCache)).dropped
 
     async def tree(
         self,
         limit: int,
-        under: NodeName | None = None,
-        prefix: Tokens | None = None,
+        under: m.NodeName | None = None,
+        prefix: m.Tokens | None = None,
         salt: bytes = b"",
     ) -> PackedTree | None:
         """As TreeQuery and TreeReply say."""
         reply = await self._query(
-            TreeReply, lambda query: TreeQuery(query, limit, under, prefix, salt)
+            m.TreeReply, lambda query: m.TreeQuery(query, limit, under, prefix, salt)
         )
         return reply.view
 
@@ -279,23 +249,23 @@ class EngineClient:
         """The cache's events as batches, a snapshot first; none that are empty. `stream`: all
         usable or spelled. Close it (contextlib.aclosing) to end the watch. Raises WatcherLimit."""
         with self.watchers.held(caller):
-            opened = await self._query(WatchOpened, lambda query: WatchCache(query, stream))
+            opened = await self._query(m.WatchOpened, lambda query: m.WatchCache(query, stream))
             try:
                 while True:
                     reply = await self._query(
-                        EventsReply, lambda query: ReadEvents(query, opened.watch)
+                        m.EventsReply, lambda query: m.ReadEvents(query, opened.watch)
                     )
                     if len(reply.batch) > 0 or reply.batch.is_snapshot:
                         yield reply.batch
                     else:
                         await asyncio.sleep(poll_seconds)
             finally:
-                self._post(EndWatch(opened.watch))
+                self._post(m.EndWatch(opened.watch))
 
     async def drain(self) -> None:
         """The engine refuses new requests from now on; returns when everything in flight has
         ended. Raises RequestAborted where undrain() came first."""
-        if not (await self._query(Drained, Drain)).at_rest:
+        if not (await self._query(m.Drained, m.Drain)).at_rest:
             raise RequestAborted("this node takes requests again: drain it once more")
 
     def undrain(self) -> None:
@@ -303,9 +273,9 @@ class EngineClient:
         self._check_alive()
         if self._retires:
             raise RequestRejected(
-                RequestError(ErrorKind.DRAINING, "this node is being stopped; try another")
+                m.RequestError(m.ErrorKind.DRAINING, "this node is being stopped; try another")
             )
-        self._post(Undrain())
+        self._post(m.Undrain())
 
     async def retire(self) -> None:
         """drain(), and nothing undoes it."""
@@ -313,19 +283,19 @@ class EngineClient:
         await self.drain()
 
     async def open_cursor(self, salt: bytes) -> int:
-        return (await self._query(CursorOpened, lambda query: OpenCursor(query, salt))).cursor
+        return (await self._query(m.CursorOpened, lambda query: m.OpenCursor(query, salt))).cursor
 
     async def fork_cursor(self, cursor: int) -> int:
-        return (await self._query(CursorOpened, lambda query: ForkCursor(query, cursor))).cursor
+        return (await self._query(m.CursorOpened, lambda query: m.ForkCursor(query, cursor))).cursor
 
     def close_cursor(self, cursor: int) -> None:
-        self._post(CloseCursor(cursor))
+        self._post(m.CloseCursor(cursor))
 
     def _check_alive(self) -> None:
         if self._lost is not None:
             raise RequestRejected(self._lost)
 
-    async def _query(self, reply: type[ReplyT], ask: Callable[[int], Inbox]) -> ReplyT:
+    async def _query(self, reply: type[ReplyT], ask: Callable[[int], m.Inbox]) -> ReplyT:
         self._check_alive()
         query_id = next(self._query_ids)
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -348,32 +318,32 @@ class EngineClient:
             self._answer(message)
             return
         self._observe(message)
-        if isinstance(message, Evicted):
+        if isinstance(message, m.Evicted):
             self.ended.evicted(message)
-        if not isinstance(message, (TokenOut, Finished, Rejected)):
+        if not isinstance(message, (m.TokenOut, m.Finished, m.Rejected)):
             return
-        if not isinstance(message, TokenOut):
+        if not isinstance(message, m.TokenOut):
             self.ended.add(message)
         stream = self._streams.get(message.request_id)
         if stream is None:
             return
-        if isinstance(message, TokenOut):
+        if isinstance(message, m.TokenOut):
             if not stream.put(message):
-                self._post(Abort(message.request_id))
+                self._post(m.Abort(message.request_id))
             return
         del self._streams[message.request_id]
         self._names.end(message.request_id)
-        stream.put(RequestRejected(message.error) if isinstance(message, Rejected) else message)
+        stream.put(RequestRejected(message.error) if isinstance(message, m.Rejected) else message)
 
     def _answer(self, reply: Reply) -> None:
         future = self._queries.pop(reply.query_id, None)
         if future is not None and not future.done():
             future.set_result(reply)
         # Their caller has gone, so nobody else would ever close them.
-        elif isinstance(reply, CursorOpened):
-            self._post(CloseCursor(reply.cursor))
-        elif isinstance(reply, WatchOpened):
-            self._post(EndWatch(reply.watch))
+        elif isinstance(reply, m.CursorOpened):
+            self._post(m.CloseCursor(reply.cursor))
+        elif isinstance(reply, m.WatchOpened):
+            self._post(m.EndWatch(reply.watch))
 
 
 class _Stream:
@@ -381,14 +351,14 @@ class _Stream:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._items: asyncio.Queue[TokenOut | Finished | ServerError] = asyncio.Queue()
+        self._items: asyncio.Queue[m.TokenOut | m.Finished | ServerError] = asyncio.Queue()
         self._cut_off = False
 
-    def put(self, item: TokenOut | Finished | ServerError) -> bool:
+    def put(self, item: m.TokenOut | m.Finished | ServerError) -> bool:
         """False when this item is the one too many; later ones are dropped."""
         if self._cut_off:
             return True
-        if self._items.qsize() < self._limit or not isinstance(item, TokenOut):
+        if self._items.qsize() < self._limit or not isinstance(item, m.TokenOut):
             self._items.put_nowait(item)
             return True
         self._cut_off = True
@@ -403,5 +373,5 @@ class _Stream:
         """The reader has gone: keep nothing more."""
         self._cut_off = True
 
-    async def get(self) -> TokenOut | Finished | ServerError:
+    async def get(self) -> m.TokenOut | m.Finished | ServerError:
         return await self._items.get()

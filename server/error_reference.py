@@ -1,4 +1,5 @@
-"""docs/errors.md, written from the errors themselves: python -m tasuki.server.error_reference
+"""The table of docs/errors.md, written from the errors themselves:
+python -m tasuki.server.error_reference
 
 Pure functions. Lists every ServerError that its imports define.
 """
@@ -20,44 +21,8 @@ _REJECTED = {
 }
 
 _HEAD = """\
-# Errors
-
-Written by `python -m tasuki.server.error_reference` from `server/errors.py`; a test compares.
-
-Every refusal is a gRPC status whose message names the field and the mend. Its trailing metadata
-carry the same for programs: `tasuki-error-kind` is the kind, `tasuki-retry` the hint below;
-`rate_limited` adds `grpc-retry-pushback-ms`. Over HTTP
-the body is OpenAI's `{"error": {message, type, param, code}}`; 429 and 503 carry `Retry-After`. A
-call never ends with OK and half an answer: an answer is whole exactly where it ended with
-`Finished` (gRPC) or a `finish_reason` (HTTP).
-
 | kind | gRPC status | HTTP | code over HTTP | retry | when |
 | --- | --- | --- | --- | --- | --- |
-"""
-
-_TAIL = """
-## Retry hints
-
-| hint | meaning |
-| --- | --- |
-| `never` | the same call would be refused again: mend it first |
-| `later` | the same call may succeed here a moment later |
-| `elsewhere` | another node may answer now, or this one once it is back |
-| `reopen` | open the session again and replay the conversation; `tasuki.client` does it by itself |
-
-## Statuses without a kind
-
-| status | from | retry |
-| --- | --- | --- |
-| UNAVAILABLE | gRPC itself: nobody serves the address, or the connection broke | elsewhere |
-| UNIMPLEMENTED | gRPC itself: a service that is none of ours | never |
-| RESOURCE_EXHAUSTED | gRPC itself: a message over 32 MiB | never |
-| DEADLINE_EXCEEDED, CANCELLED | the caller's deadline or cancellation | as the caller likes |
-| HTTP 404, 405, 413, 415 | no such path or method; a body too large; not JSON, or encoded | never |
-| HTTP 408, 421 | a body that stops on its way; a `Host` that is not served here | never |
-
-Between nodes (`tasuki.handover.v1`) a decode node mends what fails by itself: see
-`docs/hand-over.md`.
 """
 
 
@@ -81,14 +46,14 @@ def rows() -> list[Row]:
     return sorted(found.values(), key=lambda row: (row.http, row.kind))
 
 
-def page() -> str:
-    """The whole of docs/errors.md."""
+def table() -> str:
+    """A row for each kind."""
     lines = (
         f"| `{row.kind}` | {row.status} | {row.http} | `{row.code}` | `{row.retry.value}` "
         f"| {row.meaning} |\n"
         for row in rows()
     )
-    return _HEAD + "".join(lines) + _TAIL
+    return _HEAD + "".join(lines)
 
 
 def _errors() -> Iterator[tuple[ServerError, str]]:
@@ -107,4 +72,4 @@ def _subclasses(base: type[ServerError]) -> Iterator[type[ServerError]]:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(table(), end="")

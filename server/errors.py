@@ -1,9 +1,10 @@
 """The errors with which a server refuses or ends a call, and the gRPC status of each.
 
-server/error_reference.py writes docs/errors.md from the classes below: a class's docstring is the
-cause, `retry` what the caller may do. Over gRPC the trailing metadata `tasuki-error-kind` and
-`tasuki-retry` carry both for programs; RateLimited adds gRPC's own `grpc-retry-pushback-ms`, the
-milliseconds to wait. server/http/errors.py has the status of each over HTTP.
+server/error_reference.py writes the table of docs/errors.md from the classes below: a class's
+docstring is the cause, `retry` what the caller may do. Over gRPC the trailing metadata
+`tasuki-error-kind` and `tasuki-retry` carry both for programs; RateLimited adds gRPC's own
+`grpc-retry-pushback-ms`, the milliseconds to wait. server/http/errors.py has the status of each
+over HTTP.
 """
 
 import math
@@ -13,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 import grpc
+from grpc import StatusCode
 from tasuki.engine.messages import ErrorKind, RequestError
 
 CallContext = grpc.aio.ServicerContext[Any, Any]
@@ -31,51 +33,44 @@ class Retry(Enum):
     REOPEN = "reopen"  # open the session again and replay the conversation
 
 
-STATUS_OF = {
-    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorKind.TOO_LONG: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorKind.DRAINING: grpc.StatusCode.UNAVAILABLE,
-    ErrorKind.QUEUE_TIMEOUT: grpc.StatusCode.UNAVAILABLE,
-    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
-}
-
-
-RETRY_OF = {
-    ErrorKind.INVALID: Retry.NEVER,
-    ErrorKind.TOO_LONG: Retry.NEVER,
-    ErrorKind.DRAINING: Retry.ELSEWHERE,
-    ErrorKind.QUEUE_TIMEOUT: Retry.LATER,
-    ErrorKind.INTERNAL: Retry.NEVER,
+REJECTED = {
+    ErrorKind.INVALID: (StatusCode.INVALID_ARGUMENT, Retry.NEVER),
+    ErrorKind.TOO_LONG: (StatusCode.INVALID_ARGUMENT, Retry.NEVER),
+    ErrorKind.DRAINING: (StatusCode.UNAVAILABLE, Retry.ELSEWHERE),
+    ErrorKind.QUEUE_TIMEOUT: (StatusCode.UNAVAILABLE, Retry.LATER),
+    ErrorKind.INTERNAL: (StatusCode.INTERNAL, Retry.NEVER),
 }
 
 
 class ServerError(Exception):
-    """Ends one call. The message names the field and the mend."""
+    """Ends one call. The message names the field and the mend. A subclass says its status, kind and
+    retry; what it leaves out is its base's."""
 
-    status = grpc.StatusCode.INTERNAL
+    status = StatusCode.INTERNAL
     kind = "internal"
     retry = Retry.NEVER
 
+    def __init_subclass__(
+        cls,
+        status: StatusCode | None = None,
+        kind: str | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        for name, value in (("status", status), ("kind", kind), ("retry", retry)):
+            if value is not None:
+                setattr(cls, name, value)
 
-class InvalidApiKey(ServerError):
+
+class InvalidApiKey(ServerError, status=StatusCode.UNAUTHENTICATED, kind="invalid_api_key"):
     """The API key is missing or wrong."""
 
-    status = grpc.StatusCode.UNAUTHENTICATED
-    kind = "invalid_api_key"
 
-
-class PermissionDenied(ServerError):
+class PermissionDenied(ServerError, status=StatusCode.PERMISSION_DENIED, kind="permission_denied"):
     """The API key lacks the scope that the call needs."""
 
-    status = grpc.StatusCode.PERMISSION_DENIED
-    kind = "permission_denied"
 
-
-class InvalidRequest(ServerError):
+class InvalidRequest(ServerError, status=StatusCode.INVALID_ARGUMENT, kind="invalid"):
     """A field is missing, malformed or beyond its bounds."""
-
-    status = grpc.StatusCode.INVALID_ARGUMENT
-    kind = "invalid"
 
 
 class InvalidField(InvalidRequest):
@@ -86,10 +81,8 @@ class InvalidField(InvalidRequest):
         self.field = field
 
 
-class PromptTooLong(InvalidRequest):
+class PromptTooLong(InvalidRequest, kind="too_long"):
     """The model's context, or this node's memory, cannot hold the prompt and its answer."""
-
-    kind = "too_long"
 
 
 class RequestRejected(ServerError):
@@ -98,108 +91,73 @@ class RequestRejected(ServerError):
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
         self.error = error
-        self.status = STATUS_OF[error.kind]
+        self.status, self.retry = REJECTED[error.kind]
         self.kind = error.kind.value
-        self.retry = RETRY_OF[error.kind]
 
 
-class UnknownSession(ServerError):
+class UnknownSession(
+    ServerError, status=StatusCode.NOT_FOUND, kind="unknown_session", retry=Retry.REOPEN
+):
     """The session was closed, gave way to others, or was on a node that restarted."""
 
-    status = grpc.StatusCode.NOT_FOUND
-    kind = "unknown_session"
-    retry = Retry.REOPEN
 
-
-class UnknownRequest(ServerError):
+class UnknownRequest(ServerError, status=StatusCode.NOT_FOUND, kind="unknown_request"):
     """The node does not remember how a request of that id ended."""
 
-    status = grpc.StatusCode.NOT_FOUND
-    kind = "unknown_request"
 
-
-class UnknownNode(ServerError):
+class UnknownNode(ServerError, status=StatusCode.NOT_FOUND, kind="unknown_node"):
     """The tree no longer holds the node or prefix of the question."""
 
-    status = grpc.StatusCode.NOT_FOUND
-    kind = "unknown_node"
 
-
-class SessionBusy(ServerError):
+class SessionBusy(ServerError, status=StatusCode.FAILED_PRECONDITION, kind="session_busy"):
     """A turn of the session runs: wait for its end."""
 
-    status = grpc.StatusCode.FAILED_PRECONDITION
-    kind = "session_busy"
 
-
-class RoleFixed(ServerError):
+class RoleFixed(ServerError, status=StatusCode.FAILED_PRECONDITION, kind="role_fixed"):
     """The node cannot take another role, or not now."""
 
-    status = grpc.StatusCode.FAILED_PRECONDITION
-    kind = "role_fixed"
 
-
-class NotServedHere(ServerError):
+class NotServedHere(
+    ServerError, status=StatusCode.UNIMPLEMENTED, kind="not_served_here", retry=Retry.ELSEWHERE
+):
     """The node does not serve that: a prefill node answers no clients, decode nodes do."""
 
-    status = grpc.StatusCode.UNIMPLEMENTED
-    kind = "not_served_here"
-    retry = Retry.ELSEWHERE
 
-
-class SessionLimit(ServerError):
+class SessionLimit(
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="session_limit", retry=Retry.LATER
+):
     """As many sessions are open as the node allows, or as it allows to one API key, and none is
     idle."""
 
-    status = grpc.StatusCode.RESOURCE_EXHAUSTED
-    kind = "session_limit"
-    retry = Retry.LATER
 
-
-class RequestLimit(ServerError):
+class RequestLimit(
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="request_limit", retry=Retry.LATER
+):
     """The caller has as many requests in flight as one API key may have."""
 
-    status = grpc.StatusCode.RESOURCE_EXHAUSTED
-    kind = "request_limit"
-    retry = Retry.LATER
 
-
-class WatcherLimit(ServerError):
+class WatcherLimit(
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="watcher_limit", retry=Retry.LATER
+):
     """As many watch the node as it allows, or as it allows to one API key."""
 
-    status = grpc.StatusCode.RESOURCE_EXHAUSTED
-    kind = "watcher_limit"
-    retry = Retry.LATER
 
-
-class DuplicateRequest(ServerError):
+class DuplicateRequest(ServerError, status=StatusCode.ALREADY_EXISTS, kind="duplicate_request"):
     """A request of that id is in flight."""
 
-    status = grpc.StatusCode.ALREADY_EXISTS
-    kind = "duplicate_request"
 
-
-class LoopBehind(ServerError):
+class LoopBehind(ServerError, status=StatusCode.UNAVAILABLE, kind="behind", retry=Retry.ELSEWHERE):
     """The node is so far behind with other callers' work that it did not take the call up."""
 
-    status = grpc.StatusCode.UNAVAILABLE
-    kind = "behind"
-    retry = Retry.ELSEWHERE
 
-
-class SlowReader(ServerError):
+class SlowReader(ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="slow_reader"):
     """The client does not read its answer as fast as it is made."""
 
-    status = grpc.StatusCode.RESOURCE_EXHAUSTED
-    kind = "slow_reader"
 
-
-class RateLimited(ServerError):
+class RateLimited(
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="rate_limited", retry=Retry.LATER
+):
     """The caller has used what it may ask for in a minute."""
-
-    status = grpc.StatusCode.RESOURCE_EXHAUSTED
-    kind = "rate_limited"
-    retry = Retry.LATER
 
     def __init__(self, message: str, retry_after: float) -> None:
         """retry_after: seconds."""
@@ -207,19 +165,12 @@ class RateLimited(ServerError):
         self.retry_after = retry_after
 
 
-class Busy(ServerError):
+class Busy(ServerError, status=StatusCode.UNAVAILABLE, kind="busy", retry=Retry.LATER):
     """As many prompts wait to be read as the node allows."""
 
-    status = grpc.StatusCode.UNAVAILABLE
-    kind = "busy"
-    retry = Retry.LATER
 
-
-class RequestAborted(ServerError):
+class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):
     """Somebody else ended the request, and the API has no finish reason for it."""
-
-    status = grpc.StatusCode.ABORTED
-    kind = "aborted"
 
 
 def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:

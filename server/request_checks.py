@@ -6,9 +6,10 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 from tasuki.engine.messages import RequestId, Tokens
+from tasuki.model.ops.sampling.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
 from tasuki.server.text.text_codec import TextCodec
 
-from .errors import InvalidRequest, PromptTooLong
+from .errors import InvalidField, InvalidRequest, PromptTooLong
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -34,6 +35,16 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
         )
 
 
+def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
+    """The strings that end an answer. Raises InvalidField."""
+    if len(stops) > MAX_STOPS:
+        raise InvalidField(field, f"may hold at most {MAX_STOPS} strings")
+    texts = tuple(text for text in stops if isinstance(text, str))
+    if len(texts) < len(stops) or not all(0 < len(text) <= MAX_STOP_CHARACTERS for text in texts):
+        raise InvalidField(field, f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
+    return texts
+
+
 def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
     """int32 of a JSON list. Raises InvalidRequest where it holds anything but integers of that
     size."""
@@ -52,3 +63,29 @@ def check_vocabulary(
             f"{field} has {int(outside[0])}, which is outside the vocabulary: use ids in [0, "
             f"{vocab_size})"
         )
+
+
+def asked_sampling(
+    vocab_size: int,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    stop_token_ids: tuple[int, ...],
+    ignore_eos: bool,
+) -> SamplingParams:
+    """A client's sampling, brought within the bounds of a batch row: a number beyond the bounds of
+    model/ops/sampling/params.py becomes the one within them that means the same, since clients
+    write 2^31 - 1 and more for "every token", and tiny temperatures for "greedy". SamplingParams
+    refuses the others. Raises ValueError that begins with the field's name."""
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=0.0 if 0 < temperature < MIN_TEMPERATURE else temperature,
+        top_k=0 if top_k >= vocab_size else top_k,
+        top_p=MIN_TOP_P if 0 < top_p < MIN_TOP_P else top_p,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=ignore_eos,
+    )

@@ -4,7 +4,7 @@ The process replaces itself (exec) under the same process id and at the same add
 the name of a command here, and its settings are fields. Thread rule: the event loop, but for
 become(), which ends all threads. Invariants: the new role's settings are read and checked before
 the node drains; a call may tune a node and never sets its callers, its addresses or its peers
-(role_settings.py); secrets pass through memory, never on a command line.
+(TUNING); secrets pass through memory, never on a command line.
 
 The new role's settings come from three sources, of which a later one wins: the settings that both
 roles have; the file for the other role (`other_role_config`); the call. The new process gets the
@@ -21,15 +21,24 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 from tasuki.utils.commands import COMMANDS, PACKAGE
-from tasuki.utils.config.config_file import ConfigFileError, Setting, file_settings
+from tasuki.utils.config.config_file import ConfigFileError, Setting, file_settings, flags_of
 from tasuki.utils.config.flags import FlagError, read_configs
 
 from .errors import InvalidRequest, RoleFixed
-from .role_settings import TUNING
 
 ROLES = ("prefill", "decode")
 
 _OTHER_ROLE = "other_role_config"
+
+TUNING = frozenset(
+    {
+        *("arena_mib", "max_batch", "prefill_chunk_tokens", "threads", "cache_policy"),
+        "queue_timeout",
+        *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),
+        *("drain_timeout", "max_sessions", "session_idle_seconds", "log_level"),
+    }
+)
+"""What a call may set: how fast a node works and how much it holds."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +156,8 @@ def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
 
 def _check(role: str, settings: Mapping[str, Setting]) -> None:
     """Raises InvalidRequest where that role would not start with these settings."""
-    flags = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in settings.items()
-        if not isinstance(value, bool)
-    ]
     try:
-        read_configs(flags, *_configs_of(role))
+        read_configs(flags_of(settings), *_configs_of(role))
     except FlagError as error:
         raise InvalidRequest(f"settings: {error}") from error
 

@@ -9,7 +9,7 @@ import asyncio
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from .errors import Busy
@@ -36,11 +36,8 @@ class WorkThreads:
                 f"{self._waiting} prompts wait to be read: ask again in a moment, or another node"
             )
         future = self._executor.submit(_tidied, work)
-        future.add_done_callback(self._ended)
+        future.add_done_callback(lambda _: self._places.release())
         return await asyncio.wrap_future(future)
-
-    def _ended(self, future: "Future[Result]") -> None:
-        self._places.release()
 
 
 def _tidied(work: Callable[[], Result]) -> Result:

@@ -17,7 +17,7 @@ class OutOfBounds(TransferError):
     """An index or an offset lies outside the memory that its owner registered."""
 
 
-class PlanError(TransferError):
+class WindowPlanError(TransferError):
     """A forward's plan does not continue the room's previous one or leaves what was granted."""
 
 

@@ -24,8 +24,8 @@ def configure_logging(shape: str, level: str) -> None:
 
 
 def is_no_hang_up(record: logging.LogRecord) -> bool:
-    """False for the traceback that gRPC logs where a caller hangs up while it is answered: no defect
-    of the node, and whoever can connect could fill the log with it."""
+    """False for the traceback that gRPC logs where a caller hangs up while it is answered: no
+    defect of the node, and whoever can connect could fill the log with it."""
     raised = record.exc_info[0] if record.exc_info else None
     return (
         raised is None or raised.__name__ != "ExecuteBatchError" or record.name.startswith("tasuki")

@@ -1,6 +1,7 @@
 """GDN decode: a layer between its projections, one token a sequence."""
 
-from collections.abc import Iterator, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 
@@ -84,24 +85,26 @@ def gdn_weights(stage: Stage) -> GdnWeights:
 
 def _fla(stage: Stage, batch: int, count: int) -> dict[str, Sequence[Work]]:
     """fla's recurrent step alone, which has neither convolution, gates nor slots."""
-    if find_spec("fla") is None:
+    step = fla_rule(stage, "fused_recurrent_gated_delta_rule", batch, 1, torch.float32)
+    if step is None:
         return {}
-    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
-
-    config = stage.model
-    heads, dim = config.value_heads, config.key_dim
-    q, k, v = (stage.random(batch, 1, heads, dim) for _ in range(3))
-    g = -torch.rand(batch, 1, heads, device=stage.device)
-    beta = torch.rand(batch, 1, heads, device=stage.device)
+    heads, dim = stage.model.value_heads, stage.model.key_dim
     states = torch.randn(count, batch, heads, dim, dim, device=stage.device)
-    step = partial(
-        fused_recurrent_gated_delta_rule,
-        q,
-        k,
-        v,
-        g,
-        beta=beta,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
     return {"fla fused_recurrent": [partial(step, initial_state=state) for state in states]}
+
+
+def fla_rule(
+    stage: Stage, name: str, count: int, tokens: int, beta_dtype: torch.dtype
+) -> Callable[..., object] | None:
+    """fla's rule of that name on random inputs, of `count` sequences of `tokens` each; it lacks
+    initial_state. None where fla is not installed."""
+    if find_spec("fla") is None:
+        return None
+    rule = getattr(importlib.import_module("fla.ops.gated_delta_rule"), name)
+    heads, dim = stage.model.value_heads, stage.model.key_dim
+    q, k, v = (stage.random(count, tokens, heads, dim) for _ in range(3))
+    g = -torch.rand(count, tokens, heads, device=stage.device)
+    beta = torch.rand(count, tokens, heads, device=stage.device, dtype=beta_dtype)
+    return partial(
+        rule, q, k, v, g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True
+    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 from tasuki.bench.measure.timing import Work
@@ -11,7 +10,7 @@ from tasuki.model.ops.gdn.prefill_plan import CHUNK, plan_gdn_prefill
 from tasuki.model.weights.layers import GdnWeights
 
 from .case import Case
-from .gdn import gdn_weights
+from .gdn import fla_rule, gdn_weights
 from .stage import Stage
 
 # Sequences, tokens of each, states saved on the way of each beside the last.
@@ -56,24 +55,9 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
 
 def _fla(stage: Stage, count: int, tokens: int) -> dict[str, Sequence[Work]]:
     """fla's chunked rule alone: no convolution, gates, norm or saved states but the last."""
-    if find_spec("fla") is None:
+    rule = fla_rule(stage, "chunk_gated_delta_rule", count, tokens, torch.bfloat16)
+    if rule is None:
         return {}
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
     heads, dim = stage.model.value_heads, stage.model.key_dim
-    q, k, v = (stage.random(count, tokens, heads, dim) for _ in range(3))
-    g = -torch.rand(count, tokens, heads, device=stage.device)
-    beta = torch.rand(count, tokens, heads, device=stage.device, dtype=torch.bfloat16)
     state = torch.zeros(count, heads, dim, dim, device=stage.device)
-    work = partial(
-        chunk_gated_delta_rule,
-        q,
-        k,
-        v,
-        g,
-        beta=beta,
-        initial_state=state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
-    return {"fla chunk": [work]}
+    return {"fla chunk": [partial(rule, initial_state=state)]}

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
-from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.descriptors import Pieces
 
+from .goodput import LAYOUT
 from .pair import ReceivingPeer, receiving_peer
-from .receiving import Place
+from .receiving import Place, Receiving
 
 BLOCKS = 1024
 # Block size to the share of the contiguous copy's rate that is asked for.
@@ -29,12 +29,11 @@ _SEED = 7
 def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator[Row]:
     """kind: the transport. Rows of the time of one window of BLOCKS blocks, sustained."""
     rate = _copy_rate(device, other)
-    layout = _layout()
-    slabs = _ARENA_BYTES // layout.slab_bytes
-    with receiving_peer(layout, slabs, Place(str(other), kind)) as peer:
-        memory = torch.randint(
-            0, 256, (slabs * layout.slab_bytes,), dtype=torch.uint8, device=device
-        )
+    # Any layout: blocks are what is moved here, not pages.
+    slabs = _ARENA_BYTES // LAYOUT.slab_bytes
+    with receiving_peer(LAYOUT, slabs, Place(str(other), kind)) as peer:
+        size = slabs * LAYOUT.slab_bytes
+        memory = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)
         transport = build_transport(kind, "bench-sender", device)
         transport.register(memory.data_ptr(), memory.nbytes)
@@ -89,7 +88,7 @@ def _sustained(
     peer: ReceivingPeer,
 ) -> tuple[float, float]:
     """(seconds a window with _DEPTH in flight, median host seconds of posting one)."""
-    peer.start_taking(len(windows))
+    peer.begin(Receiving.take_notes, len(windows))
     posting = []
     flying: list[Transfer] = []
     start = time.perf_counter()
@@ -102,7 +101,7 @@ def _sustained(
     for transfer in flying:
         _finish(transport, transfer)
     seconds = (time.perf_counter() - start) / len(windows)
-    peer.taken()
+    peer.answer()
     return seconds, median(posting)
 
 
@@ -117,7 +116,7 @@ def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
     words = memory.view(torch.int64)
     for local, remote, length in (pieces[:: BLOCKS // 8] // 8).tolist():
         sent = int(words[local : local + length].sum().item())
-        if peer.sum_words(remote, remote + length) != sent:
+        if peer.ask(Receiving.sum_words, remote, remote + length) != sent:
             raise BenchError("a block arrived with other bytes than were sent")
 
 
@@ -126,20 +125,3 @@ def _scattered(size: int, arena: int, seed: int) -> Pieces:
     generator = np.random.default_rng(_SEED + seed)
     columns = [generator.permutation(arena // size)[:BLOCKS] * size for _ in range(2)]
     return np.stack([*columns, np.full(BLOCKS, size)], axis=1).astype(np.int64)
-
-
-def _layout() -> CacheLayout:
-    """Any: blocks are what is moved here, not pages."""
-    return CacheLayout(
-        layer_kinds=(LayerKind.GDN, LayerKind.FULL),
-        kv_heads=4,
-        head_dim=256,
-        kv_dtype="bfloat16",
-        conv_channels=64,
-        conv_columns=4,
-        conv_dtype="bfloat16",
-        value_heads=4,
-        value_dim=128,
-        key_dim=128,
-        ssm_dtype="float32",
-    )

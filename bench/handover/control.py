@@ -4,11 +4,13 @@ The nodes' two halves talk over gRPC as always; only the engines behind them are
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
 import numpy as np
+import torch
 from tasuki.bench.measure.report import Row
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.engine import messages as m
@@ -17,20 +19,16 @@ from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.server.discovery.membership import FixedMembership
-from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.protocol.contract import Contract
-from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.receiving.target_arena import TargetArena
-from tasuki.transfer.sending.link import SourceArena
-from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers
 
 ROUND_TRIPS = 2
 _REQUESTS = 20
 _SLABS = 8
+_LEASE_SECONDS = 2.0
 _LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL),
     kv_heads=1,
@@ -51,7 +49,7 @@ class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Counts receivers' messages, by call; answers to them start no round trip."""
 
     def __init__(self) -> None:
-        self.by_call: dict[str, int] = {}
+        self.by_call: Counter[str] = Counter()
 
     async def intercept_service(
         self,
@@ -61,7 +59,7 @@ class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(details)
         name = details.method.rpartition("/")[2]
         if handler.stream_stream is None:
-            self._add(name)
+            self.by_call[name] += 1
             return handler
         inner = handler.stream_stream
 
@@ -74,14 +72,11 @@ class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     async def _each(self, name: str, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for message in messages:
-            self._add(name)
+            self.by_call[name] += 1
             yield message
 
-    def _add(self, name: str) -> None:
-        self.by_call[name] = self.by_call.get(name, 0) + 1
 
-
-def control_rows() -> Iterator[Row | str]:
+def rows() -> Iterator[Row | str]:
     seconds, trips = asyncio.run(_hand_overs())
     yield Row(
         "control connection: a hand-over of one page, from wanted to done",
@@ -92,30 +87,20 @@ def control_rows() -> Iterator[Row | str]:
     )
 
 
-class _Arena:
-    def __init__(self, fabric: LoopbackFabric, name: str) -> None:
-        self.memory = np.zeros(_SLABS * _LAYOUT.slab_bytes, dtype=np.uint8)
-        self.transport = LoopbackTransport(fabric, name)
-        self.transport.register(self.memory.ctypes.data, self.memory.nbytes)
-        self.digester = WindowDigester(self.memory, _LAYOUT)
-        self.node = NodeIdentity.new(name, "loopback", self.transport, _SLABS)
-
-    def leaving(self, steps: StepCounter) -> SourceArena:
-        return SourceArena.direct(_LAYOUT, self.transport, self.digester, steps, _SLABS)
-
-    def arriving(self) -> TargetArena:
-        return TargetArena(_SLABS, self.transport, self.digester)
+def _plane(fabric: LoopbackFabric, name: str) -> DataPlane:
+    memory = torch.zeros(_SLABS * _LAYOUT.slab_bytes, dtype=torch.uint8)
+    transport = LoopbackTransport(fabric, name)
+    return DataPlane.over(memory, _LAYOUT, "random", transport, "loopback", name)
 
 
 async def _hand_overs() -> tuple[float, float]:
     """(seconds, round trips) a request."""
     loop = asyncio.get_running_loop()
     fabric = LoopbackFabric()
-    source, target = _Arena(fabric, "source"), _Arena(fabric, "target")
-    contract = Contract("random", _LAYOUT)
+    source, target = _plane(fabric, "source"), _plane(fabric, "target")
     steps = StepCounter()
-    sender = Sender(_LAYOUT, [source.leaving(steps)])
-    receiver = Receiver(_LAYOUT, [target.arriving()])
+    there = TransferEngine.over(source, steps, 1, _LEASE_SECONDS)
+    here = TransferEngine.over(target, StepCounter(), 1, _LEASE_SECONDS)
     over: asyncio.Queue[m.Inbox] = asyncio.Queue()
 
     def prefill_engine(message: m.Inbox) -> None:
@@ -124,7 +109,7 @@ async def _hand_overs() -> tuple[float, float]:
                 service.deliver(m.PrefillQueued(ticket.room, 0))
                 service.deliver(m.PrefillAccepted(ticket.room))
             case m.PrefillStart(grant=grant):
-                sender.plan_forward(grant.room, FinishedLayers(steps.value, 0, (0,), 1))
+                there.sender.plan_forward(grant.room, FinishedLayers(steps.value, 0, (0,), 1))
                 for _ in _LAYOUT.layer_kinds:
                     steps.tick()
                 service.deliver(m.PrefillToken(grant.room, 1, 0.0, 1.0, _HIT))
@@ -137,10 +122,9 @@ async def _hand_overs() -> tuple[float, float]:
             case m.RemoteDone() | m.HandoverFailed():
                 over.put_nowait(message)
 
-    back_sender = Sender(_LAYOUT, [target.leaving(StepCounter())])
-    back_receiver = Receiver(_LAYOUT, [source.arriving()])
     service = HandoverService(
-        prefill_engine, sender, back_receiver, source.transport, contract, source.node, loop
+        prefill_engine,
+        *(there.sender, there.receiver, source.transport, source.contract, source.node, loop),
     )
     counts = MessageCount()
     server = grpc.aio.server(interceptors=[counts])
@@ -150,17 +134,11 @@ async def _hand_overs() -> tuple[float, float]:
     membership = FixedMembership([f"127.0.0.1:{port}"])
     client = HandoverClient(
         decode_engine,
-        receiver,
-        back_sender,
-        target.transport,
-        contract,
-        target.node,
-        membership,
-        loop,
+        *(here.receiver, here.sender, target.transport, target.contract, target.node),
+        *(membership, loop),
     )
-    parts = (sender, back_sender, receiver, back_receiver)
-    for part in parts:
-        part.start()
+    there.start()
+    here.start()
     try:
         await client.start()
         counts.by_call.clear()
@@ -173,8 +151,8 @@ async def _hand_overs() -> tuple[float, float]:
         await client.stop()
         await service.stop()
         await server.stop(0)
-        for part in parts:
-            part.stop()
+        there.stop()
+        here.stop()
     return seconds, messages / _REQUESTS
 
 

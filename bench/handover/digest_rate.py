@@ -20,7 +20,7 @@ _REPEATS = 21
 _LAYERS = len(LAYOUT.layer_kinds)
 
 
-def digest_rows() -> Iterator[Row]:
+def rows() -> Iterator[Row]:
     memory = np.random.default_rng(4).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     digester = WindowDigester(memory, LAYOUT)
     pages = [

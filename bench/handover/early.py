@@ -18,7 +18,6 @@ from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import random_parts
 from tasuki.engine import messages as m
 from tasuki.engine.build import (
-    EngineParts,
     build_cache,
     build_decode_engine,
     build_early_start,
@@ -26,36 +25,25 @@ from tasuki.engine.build import (
 )
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import PUBLISHED
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.receiving.target_arena import TargetArena
-from tasuki.transfer.sending.link import SourceArena
-from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
-from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.digest import WindowDigester
+
+from .hop import Hop
 
 Sent = TypeVar("Sent")
 
-_SHAPE = {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
+_SHAPE = PUBLISHED["0.8b"] | {
     "vocab_size": 1024,
     "hidden_size": 384,
     "intermediate_size": 1536,
     "num_hidden_layers": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
     "head_dim": 64,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
-    "linear_conv_kernel_dim": 4,
     "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
 }
 _CONFIG = EngineConfig(dtype="float32", arena_mib=64, local_prefill_tokens=0)
 _PROMPT = 70
@@ -73,7 +61,7 @@ class _Waits:
     after_first: list[float] = field(default_factory=list)
 
 
-def early_rows() -> Iterator[Row | str]:
+def rows() -> Iterator[Row | str]:
     rig = _Pair()
     try:
         waits = {early: _Waits() for early in (False, True)}
@@ -107,37 +95,23 @@ class _Pair:
     def __init__(self) -> None:
         model = ModelConfig.from_dict(_SHAPE)
         source, target = random_parts(model, _CONFIG), random_parts(model, _CONFIG)
-        fabric = LoopbackFabric()
-        self._link = LoopbackTransport(fabric, "sender")
-        self._link.bytes_per_second = _BYTES_PER_SECOND
-        landing = LoopbackTransport(fabric, "receiver")
-        settings = SenderSettings(lease_seconds=3600.0, layers_per_window=None)
-        digester = _digester(source, self._link)
-        slabs = source.arena.slabs
-        leaving = SourceArena.direct(source.layout, self._link, digester, source.steps, slabs)
-        self._sender = Sender(source.layout, [leaving], settings)
-        arriving = TargetArena(target.arena.slabs, landing, _digester(target, landing))
-        self._receiver = Receiver(target.layout, [arriving])
-        self._sender.connect("receiver", [ArenaAddress(landing.metadata(), target.arena.slabs)])
+        memory = (source.arena.bytes, target.arena.bytes)
+        self._hop = Hop(*memory, source.layout, source.steps, _BYTES_PER_SECOND)
         self._ended: SimpleQueue[m.EarlyStepEnded] = SimpleQueue()
-        self._flushed: SimpleQueue[RoomEnd] = SimpleQueue()
         self._early = build_early_start(
-            target, self._receiver.barrier, lambda: self._ended.put(m.EarlyStepEnded())
+            target, self._hop.receiver.barrier, lambda: self._ended.put(m.EarlyStepEnded())
         )
         self._prefill = build_prefill_engine(
-            _CONFIG, source, build_cache(_CONFIG, source), self._sender
+            _CONFIG, source, build_cache(_CONFIG, source), self._hop.sender
         )
         self._decode = build_decode_engine(
             _CONFIG, target, build_cache(_CONFIG, target), self._early
         )
         self._decode.handle(m.PeersChanged(True))
-        self._sender.start()
-        self._receiver.start()
 
     def close(self) -> None:
         self._early.close()
-        self._sender.stop()
-        self._receiver.stop()
+        self._hop.close()
 
     def hand_over(self, number: int, *, early: bool) -> tuple[float, float]:
         """One request of two tokens: seconds from Done, and from the first token, to the second."""
@@ -153,8 +127,7 @@ class _Pair:
         self._decode.step()
         grant = _sent(self._decode.take_outbox(), m.HandoverGranted).grant
         granted = Destination(grant.first_page, grant.pages, grant.slot)
-        self._receiver.expect(room, generation, granted)
-        self._sender.open(room, generation, "receiver", granted, self._flushed.put)
+        self._hop.open(room, generation, granted)
         self._prefill.handle(m.PrefillStart(grant))
         while self._prefill.step():
             pass
@@ -168,17 +141,13 @@ class _Pair:
                 token.margin,
                 token.hit,
                 "sender",
-                tail_seconds=self._sender.remaining_seconds(room) if early else 0.0,
+                tail_seconds=self._hop.sender.remaining_seconds(room) if early else 0.0,
             )
         )
         if early and self._early.counters["begun"] == begun:
             raise BenchError("no early step was begun: the transfer's rest was no longer than one")
         first = time.perf_counter()
-        end = self._flushed.get(timeout=_SECONDS)
-        if not isinstance(end, RoomSent):
-            raise BenchError(f"the hand-over broke: {end.reason}")
-        report = end.report
-        self._receiver.verify(room, generation, report.digests, _SECONDS)
+        report = self._hop.verified(room, generation)
         done = time.perf_counter()
         transfer = m.TransferReport(
             report.bytes,
@@ -194,14 +163,9 @@ class _Pair:
             pass
         second = time.perf_counter()
         _sent(self._decode.take_outbox(), m.Finished)
-        self._receiver.forget(room)
+        self._hop.receiver.forget(room)
         self._prefill.handle(m.PrefillEnd(room))
         return second - done, second - first
-
-
-def _digester(parts: EngineParts, transport: LoopbackTransport) -> WindowDigester:
-    transport.register(parts.arena.address, parts.arena.size)
-    return WindowDigester(parts.arena.bytes.numpy(), parts.layout)
 
 
 def _sent(outbox: list[m.Outbox], kind: type[Sent]) -> Sent:

@@ -6,38 +6,37 @@ scattered blocks and states, digested on both sides, each with its notification.
 """
 
 import json
-import multiprocessing as mp
 import os
 import re
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
 import numpy as np
-from tasuki.bench.errors import BenchError
+import torch
 from tasuki.bench.measure.report import Row
 from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.units import TransferUnits
 from tasuki.transfer.windows.window import FinishedLayers
 
+from .hop import sent_whole
 from .pair import ReceivingPeer, receiving_peer
-from .receiving import Place
+from .process import spawned
+from .receiving import Place, Receiving
 
 SHARE = 0.8
 POST_SECONDS = 100e-6
@@ -75,7 +74,7 @@ class Measured:
     prepared: list[float] = field(default_factory=list)
 
 
-def goodput_rows() -> Iterator[Row | str]:
+def rows() -> Iterator[Row | str]:
     for name, tls in _TLS.items():
         measured, protocol = _in_a_process(tls)
         pairs = sorted(measured.pairs, key=lambda pair: pair[1] / pair[0])
@@ -108,8 +107,6 @@ def goodput_rows() -> Iterator[Row | str]:
 
 def _in_a_process(tls: str) -> tuple[Measured, str]:
     """What was measured, and the protocols that UCX reports for puts."""
-    context = mp.get_context("spawn")
-    channel, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "UCX_TLS": tls,
@@ -117,22 +114,9 @@ def _in_a_process(tls: str) -> tuple[Measured, str]:
             "UCX_LOG_LEVEL": "info",
             "UCX_LOG_FILE": f"{folder}/%p.log",
         }
-        process = context.Process(target=_measure, args=(theirs, settings))
-        process.start()
-        theirs.close()
-        try:
-            if not channel.poll(_SECONDS):
-                raise BenchError(f"UCX_TLS={tls}: no result after {_SECONDS} s")
-            measured = Measured(**json.loads(channel.recv()))
-            process.join(_SECONDS)
-            return measured, put_protocols(Path(folder, f"{process.pid}.log").read_text())
-        except EOFError as error:
-            raise BenchError(f"UCX_TLS={tls}: its process ended, see above") from error
-        finally:
-            if process.is_alive():
-                process.kill()
-            process.join()
-            channel.close()
+        with spawned(f"the process with UCX_TLS={tls}", _measure, settings) as process:
+            measured = Measured(**json.loads(process.received(_SECONDS)))
+        return measured, put_protocols(Path(folder, f"{process.pid}.log").read_text())
 
 
 def put_protocols(log: str) -> str:
@@ -181,22 +165,23 @@ def _measure(channel: Connection, settings: dict[str, str]) -> None:
     memory = np.random.default_rng(2).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     measured = Measured()
     transport = _TimedTransport(measured)
-    transport.register(memory.ctypes.data, memory.nbytes, TransferUnits.of(LAYOUT))
+    arena = torch.from_numpy(memory)
+    plane = DataPlane.over(arena, LAYOUT, "random", transport, "nixl", "bench-sender")
     try:
         place = Place("cpu", "nixl")
         with (
             receiving_peer(LAYOUT, SLABS, place) as peer,
             receiving_peer(LAYOUT, SLABS, place) as bare,
         ):
-            _alternate(transport, memory, peer, bare, measured)
+            _alternate(plane, transport, peer, bare, measured)
     finally:
         transport.close()
     channel.send(json.dumps(asdict(measured)))
 
 
 def _alternate(
+    plane: DataPlane,
     transport: NixlTransport,
-    memory: np.ndarray,
     peer: ReceivingPeer,
     bare: ReceivingPeer,
     measured: Measured,
@@ -204,9 +189,7 @@ def _alternate(
     """bare: the peer of raw puts, which does nothing but let bytes in."""
     steps = StepCounter()
     settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
-    digester = WindowDigester(memory, LAYOUT)
-    source = SourceArena.direct(LAYOUT, transport, digester, steps, SLABS)
-    sender = Sender(LAYOUT, [source], settings)
+    sender = Sender(LAYOUT, [plane.source(steps)], settings)
     sender.start()
     sender.connect("peer", [ArenaAddress(peer.metadata, SLABS)])
     endpoint = transport.connect(bare.metadata)
@@ -236,33 +219,23 @@ def _hand_over(
     sides = [_ids(generator) for _ in range(2)]
     (local, slot), (remote, target) = sides
     destination = Destination(0, remote, target)
-    peer.expect(room, 1, destination)
-    ended: list[RoomEnd] = []
-    over = threading.Event()
-
-    def on_end(end: RoomEnd) -> None:
-        ended.append(end)
-        over.set()
-
-    sender.open(room, 1, "peer", destination, on_end)
+    peer.ask(Receiving.expect, room, 1, destination)
+    ended: SimpleQueue[RoomEnd] = SimpleQueue()
+    sender.open(room, 1, "peer", destination, ended.put)
     sender.plan_forward(room, FinishedLayers(steps.value, 0, local, slot))
     start = time.perf_counter()
     for _ in LAYOUT.layer_kinds:
         steps.tick()
-    if not over.wait(60):
-        raise BenchError("the room does not end")
+    end = sent_whole(ended)
     seconds = time.perf_counter() - start
-    (end,) = ended
-    if not isinstance(end, RoomSent):
-        raise BenchError(f"the room broke: {end.reason}")
-    peer.verify(room, 1, end.report.digests)
+    peer.ask(Receiving.verify, room, 1, end.report.digests)
     return end, seconds
 
 
 def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, size: int) -> float:
     """One contiguous write of as many bytes."""
     # Polled without pause there too.
-    peer.start_taking(1)
+    peer.begin(Receiving.take_notes, 1)
     start = time.perf_counter()
     transfer = NixlTransport.post(
         transport, endpoint, np.array([[0, 0, size]], dtype=np.int64), b"raw"
@@ -271,7 +244,7 @@ def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, 
         pass
     seconds = time.perf_counter() - start
     transport.release(transfer)
-    peer.taken()
+    peer.answer()
     return seconds
 
 

@@ -1,22 +1,22 @@
 """Rows of hand-overs between two GPUs of one host: hidden behind the forward, throttled, small."""
 
 import asyncio
-import multiprocessing as mp
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from statistics import mean, median
+from typing import Any
 
-from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
-from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.transfer.windows.descriptors import window_bytes
 
-from .nodes import FirstToken, node_pair
+from .nodes import node_pair
 from .pair import receiving_peer
 from .prefill import HandedOver, PrefillRig, pages_of
+from .process import spawned
 from .receiving import Place
 
 EXPOSED_SECONDS = 1e-3
@@ -25,7 +25,7 @@ SLOWED = 0.02
 THROTTLE_BYTES = 5e9
 THROTTLED_WINDOWS = 1.3
 TTFT_SECONDS = 3e-3
-_END_SECONDS = 120.0
+_WAY_SECONDS = 1800.0
 # What a connection costs is learnt from its first hand-overs.
 _WARMUPS = 2
 
@@ -146,17 +146,6 @@ def _about(runs: list[HandedOver]) -> dict[str, float]:
     }
 
 
-def window_bytes(layout: CacheLayout, header: WindowHeader) -> int:
-    """All bytes of one window."""
-    size = 0
-    for kind in layout.layer_kinds[header.first_layer : header.end_layer]:
-        if kind is LayerKind.FULL:
-            size += header.pages * layout.block_bytes
-        elif header.carries_state:
-            size += layout.state_layer_bytes
-    return size
-
-
 def first_token_rows(
     model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
 ) -> Iterator[Row]:
@@ -165,7 +154,9 @@ def first_token_rows(
     first, second = devices
     found = []
     for way in dict.fromkeys([(first, second), (second, first)]):
-        fused, apart, exposed = _measure_way(model, config, way, kind, work)
+        arguments = (model, config, way, kind, work)
+        with spawned("the decode node", _first_token_process, *arguments) as process:
+            fused, apart, exposed = process.received(_WAY_SECONDS)
         beyond = median(apart) - median(fused)
         found.append((median(apart), median(fused), len(exposed) == len(apart)))
         yield Row(
@@ -190,54 +181,16 @@ def first_token_rows(
     )
 
 
-def _measure_way(
-    model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
-) -> tuple[list[float], list[float], list[float]]:
-    """(Seconds fused, seconds apart, those exposed). devices: of the prefill and of the decode
-    node. In processes of their own, so that neither GPU holds anything else."""
-    context = mp.get_context("spawn")
-    channel, theirs = context.Pipe()
-    process = context.Process(
-        target=_first_token_process, args=(theirs, model, config, devices, kind, work)
-    )
-    process.start()
-    theirs.close()
-    try:
-        fused, apart, exposed = channel.recv()
-    except EOFError as error:
-        raise BenchError("the decode node has ended: see its error above") from error
-    finally:
-        process.join(_END_SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        channel.close()
-    return fused, apart, exposed
-
-
-def _first_token_process(
-    channel: Connection,
-    model: ModelConfig,
-    config: EngineConfig,
-    devices: tuple[str, str],
-    kind: str,
-    work: Workload,
-) -> None:
-    """The decode node's main: sends seconds fused, seconds apart, and those exposed."""
-    there, here = asyncio.run(_first_tokens(model, config, devices, kind, work))
-    transfers = [answer.usage.transfer for answer in there]
-    channel.send(
-        (
-            [answer.seconds for answer in here],
-            [answer.seconds for answer in there],
-            [transfer.exposed_seconds for transfer in transfers if transfer is not None],
-        )
-    )
+def _first_token_process(channel: Connection, *way: Any) -> None:
+    """The decode node's main. A process of its own, so that neither GPU holds anything else."""
+    channel.send(asyncio.run(_first_tokens(*way)))
 
 
 async def _first_tokens(
     model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
-) -> tuple[list[FirstToken], list[FirstToken]]:
+) -> tuple[list[float], list[float], list[float]]:
+    """(Seconds fused, seconds apart, those exposed). devices: of the prefill and of the decode
+    node."""
     prefill, decode = (replace(config, device=device) for device in devices)
     there, here = [], []
     async with node_pair(model, prefill, decode, kind) as pair:
@@ -246,4 +199,10 @@ async def _first_tokens(
             there.append(await pair.ask(pair.prompt(work.prompt)))
             pair.prefill_here()
             here.append(await pair.ask(pair.prompt(work.prompt)))
-    return there[_WARMUPS:], here[_WARMUPS:]
+    there, here = there[_WARMUPS:], here[_WARMUPS:]
+    transfers = [answer.usage.transfer for answer in there]
+    return (
+        [answer.seconds for answer in here],
+        [answer.seconds for answer in there],
+        [transfer.exposed_seconds for transfer in transfers if transfer is not None],
+    )

@@ -5,7 +5,6 @@ no clients: requests enter where the fronts' do.
 """
 
 import asyncio
-import multiprocessing as mp
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +31,8 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.transports.factory import build_transport
 
+from .process import spawned
+
 _START_SECONDS = 300.0
 _WEIGHTS = "random"
 _FRONT = ServerConfig(bind="127.0.0.1:0")
@@ -49,16 +50,16 @@ def run_prefill_node(
     channel: Connection, model: ModelConfig, config: EngineConfig, kind: str
 ) -> None:
     """The process's main: sends its address, runs until it is sent anything."""
-    asyncio.run(_serve(channel, model, config, kind))
-
-
-async def _serve(channel: Connection, model: ModelConfig, config: EngineConfig, kind: str) -> None:
     parts, plane = _built(model, config, kind, "bench-prefill")
-    node = PrefillNode(config, _FRONT, PrefillConfig(transport=kind), parts, plane)
-    channel.send(await node.startup())
-    await asyncio.to_thread(channel.recv)
-    await node.shutdown()
-    plane.transport.close()
+
+    async def serve() -> None:
+        node = PrefillNode(config, _FRONT, PrefillConfig(transport=kind), parts, plane)
+        channel.send(await node.startup())
+        await asyncio.to_thread(channel.recv)
+        await node.shutdown()
+        plane.transport.close()
+
+    asyncio.run(serve())
 
 
 def _built(model: ModelConfig, config: EngineConfig, kind: str, name: str) -> tuple[Any, DataPlane]:
@@ -108,16 +109,9 @@ async def node_pair(
     model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str
 ) -> AsyncIterator[NodePair]:
     """Started and connected; stopped at the end."""
-    context = mp.get_context("spawn")
-    channel, theirs = context.Pipe()
-    process = context.Process(
-        target=run_prefill_node, args=(theirs, model, prefill, kind), daemon=True
-    )
-    process.start()
-    theirs.close()
-    try:
+    with spawned("the prefill node", run_prefill_node, model, prefill, kind) as process:
         parts, plane = _built(model, decode, kind, "bench-decode")
-        address = await asyncio.to_thread(_address, channel)
+        address = await asyncio.to_thread(process.received, _START_SECONDS)
         use_device(torch_device(decode))
         node = DecodeNode(
             decode,
@@ -133,19 +127,4 @@ async def node_pair(
         finally:
             await node.shutdown()
             plane.transport.close()
-        channel.send("stop")
-        await asyncio.to_thread(process.join, 60)
-    finally:
-        if process.is_alive():
-            process.kill()
-        process.join()
-        channel.close()
-
-
-def _address(channel: Connection) -> str:
-    if not channel.poll(_START_SECONDS):
-        raise BenchError("the prefill node did not start")
-    try:
-        return str(channel.recv())
-    except EOFError as error:
-        raise BenchError("the prefill node has ended: see its error above") from error
+        process.channel.send("stop")

@@ -3,82 +3,44 @@
 Owns the process. Life: a context manager. Thread rule: one thread.
 """
 
-import multiprocessing as mp
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from typing import TypeVar, TypeVarTuple, cast
 
-from tasuki.bench.errors import BenchError
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import WindowDigest
 
-from .receiving import Close, Expect, Place, SumWords, TakeNotes, Verify, run_receiving
+from .process import Spawned, spawned
+from .receiving import Place, Receiving, run_receiving
 
 _START_SECONDS = 180.0
 _ANSWER_SECONDS = 60.0
 
+Asked = TypeVarTuple("Asked")
+Answer = TypeVar("Answer")
+
 
 class ReceivingPeer:
-    def __init__(self, channel: Connection, metadata: bytes) -> None:
-        self._channel = channel
-        self.metadata = metadata
+    def __init__(self, process: Spawned) -> None:
+        self._process = process
+        self.metadata: bytes = process.received(_START_SECONDS)
 
-    def expect(self, room: int, generation: int, destination: Destination) -> None:
-        self._ask(Expect(room, generation, destination))
+    def ask(self, method: Callable[[Receiving, *Asked], Answer], *arguments: *Asked) -> Answer:
+        """A method of Receiving, called there. Raises BenchError."""
+        self.begin(method, *arguments)
+        return cast(Answer, self.answer())
 
-    def verify(self, room: int, generation: int, digests: Sequence[WindowDigest]) -> None:
-        """Returns once every window is there and equal."""
-        self._ask(Verify(room, generation, tuple(digests)))
+    def begin(self, method: Callable[[Receiving, *Asked], object], *arguments: *Asked) -> None:
+        """The same; answer() returns when it is done."""
+        self._process.channel.send((method, arguments))
 
-    def sum_words(self, first: int, end: int) -> int:
-        return int(str(self._ask(SumWords(first, end))))
-
-    def start_taking(self, count: int) -> None:
-        """Let it read notifications; taken() returns when that many have come."""
-        self._channel.send(TakeNotes(count))
-
-    def taken(self) -> int:
-        return int(str(self._answer()))
-
-    def _ask(self, question: object) -> object:
-        self._channel.send(question)
-        return self._answer()
-
-    def _answer(self) -> object:
-        if not self._channel.poll(_ANSWER_SECONDS):
-            raise BenchError("the receiving process does not answer")
-        try:
-            return self._channel.recv()
-        except EOFError as error:
-            raise BenchError("the receiving process has ended: see its error above") from error
-
-    def close(self) -> None:
-        self._channel.send(Close())
+    def answer(self) -> object:
+        return self._process.received(_ANSWER_SECONDS)
 
 
 @contextmanager
 def receiving_peer(layout: CacheLayout, slabs: int, place: Place) -> Iterator[ReceivingPeer]:
     """A process with an arena of `slabs` slabs at `place`; ended at the end."""
-    context = mp.get_context("spawn")
-    channel, theirs = context.Pipe()
-    process = context.Process(
-        target=run_receiving, args=(theirs, layout, slabs, place), daemon=True
-    )
-    process.start()
-    theirs.close()
-    try:
-        if not channel.poll(_START_SECONDS):
-            raise BenchError("the receiving process did not start")
-        try:
-            peer = ReceivingPeer(channel, channel.recv_bytes())
-        except EOFError as error:
-            raise BenchError("the receiving process has ended: see its error above") from error
-        yield peer
-        peer.close()
-        process.join(_ANSWER_SECONDS)
-    finally:
-        if process.is_alive():
-            process.kill()
-        process.join()
-        channel.close()
+    arguments = (layout, slabs, place)
+    with spawned("the receiving process", run_receiving, *arguments) as process:
+        yield ReceivingPeer(process)
+        process.channel.send(None)

@@ -4,10 +4,11 @@ What is timed is the engine's own hand-over: windows leave behind its layers' ev
 forward runs. The control connection is a pipe here; `nodes` has the real one.
 """
 
-import threading
 import time
 from dataclasses import dataclass
 from itertools import count
+from queue import SimpleQueue
+from typing import cast
 
 import numpy as np
 from tasuki.bench.errors import BenchError
@@ -20,13 +21,16 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.sending.outgoing_room import RoomEnd
 from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import SendReport, WindowTiming
 
+from .hop import sent_whole
 from .pair import ReceivingPeer
+from .receiving import Receiving
 from .throttled import ThrottledTransport
 
 _PEER = "receiver"
@@ -59,8 +63,9 @@ class PrefillRig:
         self.link = ThrottledTransport(
             build_transport(kind, "bench-sender", parts.arena.bytes.device)
         )
+        link = cast(Transport, self.link)
         plane = DataPlane.over(
-            parts.arena.bytes, parts.layout, "random", self.link, kind, "bench-sender"
+            parts.arena.bytes, parts.layout, "random", link, kind, "bench-sender"
         )
         self.layout = parts.layout
         self._steps = parts.steps
@@ -87,31 +92,23 @@ class PrefillRig:
         """Prefill the prompt; the receiver holds its first `held_pages` pages already."""
         room, generation = m.RoomId(next(self._rooms)), 1
         destination = self._destination(len(prompt), held_pages)
-        self._peer.expect(room, generation, destination)
+        self._peer.ask(Receiving.expect, room, generation, destination)
         sampling = SamplingParams(max_new_tokens=1, ignore_eos=True)
         ticket = m.Ticket(room, generation, held_pages * PAGE_TOKENS, sampling, b"")
         self._engine.handle(m.PrefillReserve(ticket, np.asarray(prompt, dtype=np.int32)))
         self._step_until(m.PrefillAccepted)
-        ended: list[RoomEnd] = []
-        over = threading.Event()
-
-        def on_end(end: RoomEnd) -> None:
-            ended.append(end)
-            over.set()
-
-        self._sender.open(room, generation, _PEER, destination, on_end)
+        ended: SimpleQueue[RoomEnd] = SimpleQueue()
+        self._sender.open(room, generation, _PEER, destination, ended.put)
         grant = m.Grant(room, generation, held_pages, destination.pages, destination.slot)
         begun = time.perf_counter()
         self._engine.handle(m.PrefillStart(grant))
         self._step_until(m.PrefillToken)
         forward = time.perf_counter() - begun
-        if not over.wait(60):
-            raise BenchError("the room does not end")
-        (end,) = ended
-        if not isinstance(end, RoomSent):
-            raise BenchError(f"the room broke: {end.reason}")
-        self._peer.verify(room, generation, end.report.digests)
-        verified = self._steps_seconds_ago()
+        end = sent_whole(ended)
+        self._peer.ask(Receiving.verify, room, generation, end.report.digests)
+        last = self._steps.time_of(self._steps.value)
+        assert last is not None
+        verified = time.monotonic() - last
         self._engine.handle(m.PrefillEnd(room))
         self._engine.step()
         self._engine.take_outbox()
@@ -125,11 +122,6 @@ class PrefillRig:
     def close(self) -> None:
         self._sender.stop()
         self.link.close()
-
-    def _steps_seconds_ago(self) -> float:
-        last = self._steps.time_of(self._steps.value)
-        assert last is not None
-        return time.monotonic() - last
 
     def _destination(self, tokens: int, held_pages: int) -> Destination:
         """Slabs from the arena's start: one for the state, whole ones for the pages behind it."""

@@ -1,18 +1,16 @@
 """The receiving node of a hand-over without its engine: an arena, a transport, a receiver.
 
-Runs as a process of its own and obeys commands over a pipe, which `pair` sends. Has no model.
+Runs as a process of its own, which `pair` asks. Has no model.
 """
 
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
-from tasuki.bench.errors import BenchError
 from tasuki.engine.build import use_device
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import WindowDigest
@@ -28,86 +26,66 @@ class Place:
     transport: str
 
 
-@dataclass(frozen=True)
-class Expect:
-    room: int
-    generation: int
-    destination: Destination
+class Receiving:
+    """What is asked of the process; its receiver starts with the first room that it expects."""
 
+    def __init__(self, layout: CacheLayout, slabs: int, place: Place) -> None:
+        device = torch.device(place.device)
+        use_device(device)
+        self._layout = layout
+        self._memory = torch.zeros(slabs * layout.slab_bytes, dtype=torch.uint8, device=device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        name, kind = "bench-receiver", place.transport
+        self._transport = build_transport(kind, name, device)
+        self._plane = DataPlane.over(self._memory, layout, "random", self._transport, kind, name)
+        self._receiver: Receiver | None = None
+        self.metadata = self._plane.node.arenas[0].transport_metadata
 
-@dataclass(frozen=True)
-class Verify:
-    """Answered by None once every window landed and is equal, or by what is wrong."""
+    def expect(self, room: int, generation: int, destination: Destination) -> None:
+        if self._receiver is None:
+            self._receiver = Receiver(self._layout, [self._plane.target()])
+            self._receiver.start()
+        self._receiver.expect(room, generation, destination)
 
-    room: int
-    generation: int
-    digests: tuple[WindowDigest, ...]
+    def verify(self, room: int, generation: int, digests: tuple[WindowDigest, ...]) -> None:
+        """Returns once every window is there and equal. REQUIRES: expect."""
+        assert self._receiver is not None
+        self._receiver.verify(room, generation, digests, timeout=10.0)
+        self._receiver.forget(room)
 
+    def sum_words(self, first: int, end: int) -> int:
+        """The sum of the arena's int64 words in [first, end)."""
+        return int(self._memory.view(torch.int64)[first:end].sum().item())
 
-@dataclass(frozen=True)
-class SumWords:
-    """Answered by the sum of the arena's int64 words in [first, end)."""
+    def take_notes(self, count: int) -> None:
+        """Read notifications without a receiver until this many came."""
+        taken = 0
+        while taken < count:
+            taken += len(self._transport.notifications())
 
-    first: int
-    end: int
+    def idle(self, channel: Connection) -> None:
+        """Until something is asked. Without a receiver peers' bytes may be moved meanwhile, seldom
+        enough to take nothing from what is measured elsewhere."""
+        while self._receiver is None and not channel.poll(_IDLE_SECONDS):
+            self._transport.notifications()
 
-
-@dataclass(frozen=True)
-class TakeNotes:
-    """Read notifications without a receiver until this many came; answered by their number."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Close:
-    pass
+    def close(self) -> None:
+        if self._receiver is not None:
+            self._receiver.stop()
+        self._transport.close()
 
 
 def run_receiving(channel: Connection, layout: CacheLayout, slabs: int, place: Place) -> None:
-    """The process's main: sends the transport's metadata first."""
+    """The process's main: sends the transport's metadata first; asked for None it ends."""
     torch.set_num_threads(1)
-    device = torch.device(place.device)
-    use_device(device)
-    memory = torch.zeros(slabs * layout.slab_bytes, dtype=torch.uint8, device=device)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    transport = build_transport(place.transport, "bench-receiver", device)
-    plane = DataPlane.over(memory, layout, "random", transport, place.transport, "bench-receiver")
-    channel.send_bytes(plane.node.arenas[0].transport_metadata)
-    receiver: Receiver | None = None
+    receiving = Receiving(layout, slabs, place)
+    channel.send(receiving.metadata)
     while True:
-        match _next(channel, transport if receiver is None else None):
-            case Expect(room, generation, destination):
-                if receiver is None:
-                    receiver = Receiver(layout, [plane.target()])
-                    receiver.start()
-                receiver.expect(room, generation, destination)
-                channel.send(None)
-            case Verify(room, generation, digests):
-                assert receiver is not None
-                receiver.verify(room, generation, digests, timeout=10.0)
-                receiver.forget(room)
-                channel.send(None)
-            case SumWords(first, end):
-                channel.send(int(memory.view(torch.int64)[first:end].sum().item()))
-            case TakeNotes(count):
-                taken = 0
-                while taken < count:
-                    taken += len(transport.notifications())
-                channel.send(taken)
-            case Close():
-                if receiver is not None:
-                    receiver.stop()
-                transport.close()
-                return
-            case other:
-                raise BenchError(f"the receiving process does not know {other!r}")
-
-
-def _next(channel: Connection, idle: Transport | None) -> object:
-    """The next thing asked; while none is, `idle` may move its peers' bytes, seldom enough to take
-    nothing from what is measured elsewhere."""
-    while idle is not None and not channel.poll(_IDLE_SECONDS):
-        idle.notifications()
-    return channel.recv()
+        receiving.idle(channel)
+        asked = channel.recv()
+        if asked is None:
+            break
+        method, arguments = asked
+        channel.send(method(receiving, *arguments))
+    receiving.close()

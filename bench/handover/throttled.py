@@ -8,10 +8,10 @@ early. Owns the imagined wire's clock. Thread rule: as any transport.
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
-from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
+from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport
 from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.units import TransferUnits
 
 
 @dataclass(eq=False)
@@ -20,8 +20,9 @@ class _Held(Transfer):
     due: float
 
 
-class ThrottledTransport(Transport):
-    """bytes_per_second: None lets everything through at once."""
+class ThrottledTransport:
+    """A Transport, but for its static type: what is not written here is the inner one's.
+    bytes_per_second: None lets everything through at once."""
 
     def __init__(self, inner: Transport, bytes_per_second: float | None = None) -> None:
         self._inner = inner
@@ -29,37 +30,10 @@ class ThrottledTransport(Transport):
         self._free_at = 0.0
         self._lock = threading.Lock()
 
-    @property
-    def settle_seconds(self) -> float:
-        return self._inner.settle_seconds
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
-    @property
-    def retry_seconds(self) -> float:
-        return self._inner.retry_seconds
-
-    @property
-    def poll_seconds(self) -> float:
-        return self._inner.poll_seconds
-
-    @property
-    def spin_seconds(self) -> float:
-        return self._inner.spin_seconds
-
-    def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
-        return self._inner.register(address, size, units)
-
-    def metadata(self) -> bytes:
-        return self._inner.metadata()
-
-    def connect(self, metadata: bytes) -> Endpoint:
-        return self._inner.connect(metadata)
-
-    def post(
-        self,
-        endpoint: Endpoint,
-        pieces: Pieces,
-        notification: bytes,
-    ) -> Transfer:
+    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
         transfer = self._inner.post(endpoint, pieces, notification)
         rate = self.bytes_per_second
         if rate is None:
@@ -78,15 +52,3 @@ class ThrottledTransport(Transport):
 
     def release(self, transfer: Transfer) -> None:
         self._inner.release(transfer.real if isinstance(transfer, _Held) else transfer)
-
-    def notifications(self) -> list[bytes]:
-        return self._inner.notifications()
-
-    def sever(self) -> None:
-        self._inner.sever()
-
-    def disconnect(self, endpoint: Endpoint) -> None:
-        self._inner.disconnect(endpoint)
-
-    def close(self) -> None:
-        self._inner.close()

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .floors import Floors
-from .host import Host
+import torch
+
+from .floors import Floors, measure_floors
+from .host import Host, describe_host
 
 _VERDICTS = {True: "met", False: "MISSED", None: "not judged"}
 
@@ -67,15 +69,6 @@ class Report:
             f"TFLOP/s in this run\n{'':58}{'measured':>10}{'floor':>10}{'share':>7}"
         )
 
-    @contextmanager
-    def kept(self, path: Path | None) -> Iterator[None]:
-        """Write at the end, also where the bench fails: what was measured is worth keeping."""
-        try:
-            yield
-        finally:
-            if path is not None:
-                self.write(path)
-
     def write(self, path: Path) -> None:
         """JSON, and the same as a table beside it."""
         document = {
@@ -106,6 +99,21 @@ class Report:
         rows = [f"| {' | '.join(_cells(row))} |" for row in self.rows]
         notes = [line for note in self.notes for line in ("", note)]
         return "\n".join([*head, *rows, *notes, ""])
+
+
+@contextmanager
+def reported(
+    bench: str, device: torch.device, dtype: torch.dtype, commit: str, out: str
+) -> Iterator[Report]:
+    """A report with this host and its floors, whose head is shown. Written to the file `out`, if
+    one is named, also where the bench fails: what was measured is worth keeping."""
+    report = Report(bench, describe_host(device, commit), measure_floors(device, dtype))
+    print(report.head(), flush=True)
+    try:
+        yield report
+    finally:
+        if out:
+            report.write(Path(out))
 
 
 def _cells(row: Row) -> list[str]:

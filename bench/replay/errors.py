@@ -2,4 +2,4 @@
 
 
 class ReplayError(ValueError):
-    """A trace, model or policy that cannot be replayed."""
+    """A trace that cannot be replayed."""

@@ -1,14 +1,15 @@
 """`tasuki replay-trace FILE`: hit rate of the tree on a trace, and why the rest was missed."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tasuki.model.known_models import PUBLISHED
 from tasuki.utils.config.flags import FlagParser
 
-from .models import PUBLISHED
 from .replay import replay
-from .report import as_json, as_text
+from .report import as_text
 from .trace import load_trace
 
 POLICIES = ("lru", "marconi", "value", "auto")
@@ -27,5 +28,5 @@ def main(argv: Sequence[str]) -> int:
     values = parser.parse_args(argv)
 
     result = replay(load_trace(values.file, values.limit), values.model, values.gb, values.policy)
-    sys.stdout.write(as_json(result) if values.json else as_text(result))
+    sys.stdout.write(json.dumps(result) + "\n" if values.json else as_text(result))
     return 0

@@ -3,10 +3,10 @@
 from typing import Any
 
 from tasuki.model.flops import PrefillFlops
+from tasuki.model.known_models import published_or_folder
 from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
 from tasuki.pycache.layout import CacheLayout
 
-from .models import load_model
 from .player import Player
 from .prompts import Prompts
 from .report import outcome
@@ -19,9 +19,9 @@ _GIB = 1 << 30
 def replay(
     trace: Trace, model: str, gib: float, policy: str, rules: ReplayRules | None = None
 ) -> dict[str, Any]:
-    """`model`: as load_model; `gib`: bytes of the cache, GiB; `rules`: the policy's own by default.
-    Raises ReplayError."""
-    config = load_model(model)
+    """`model`: a published name or a folder; `gib`: bytes of the cache, GiB; `rules`: the policy's
+    own by default. Raises ReplayError, ModelConfigError."""
+    config = published_or_folder(model)
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)

@@ -1,6 +1,5 @@
 """A replay's outcome, as JSON and as a table."""
 
-import json
 from typing import Any
 
 from .player import Tally
@@ -28,10 +27,6 @@ def outcome(
         "causes": {name: tokens / total for name, tokens in tally.causes.items()},
         "hit_from": {name: tokens / total for name, tokens in tally.sources.items()},
     }
-
-
-def as_json(result: dict[str, Any]) -> str:
-    return json.dumps(result) + "\n"
 
 
 def as_text(result: dict[str, Any]) -> str:

@@ -3,35 +3,27 @@
 Pure functions of usage objects: the table prints the client's usages and measures nothing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from tasuki.engine.messages import TransferReport, Usage
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-@dataclass(frozen=True)
-class Column:
-    title: str
-    width: int
-
-
-COLUMNS = (
-    Column("turn", 4),
-    Column("prompt", 7),
-    Column("KV-cached", 9),
-    Column("usable", 7),
-    Column("TTFT", 8),
-    Column("handed over", 11),
-    Column("hidden", 6),
-    Column("tokens/s", 8),
-)
+COLUMNS = {
+    "turn": 4,
+    "prompt": 7,
+    "KV-cached": 9,
+    "usable": 7,
+    "TTFT": 8,
+    "handed over": 11,
+    "hidden": 6,
+    "tokens/s": 8,
+}
+"""Widths by title."""
 LAST_TITLE = "lost and why"
 
 
 def header() -> str:
-    cells = [f"{column.title:>{column.width}}" for column in COLUMNS]
+    cells = [f"{title:>{width}}" for title, width in COLUMNS.items()]
     return "  ".join([*cells, LAST_TITLE])
 
 
@@ -48,13 +40,8 @@ def row(turn: int, usage: Usage) -> str:
         hidden_share(usage.transfer),
         decode_rate(usage),
     )
-    cells = [f"{text:>{column.width}}" for text, column in zip(texts, COLUMNS, strict=True)]
+    cells = [f"{text:>{width}}" for text, width in zip(texts, COLUMNS.values(), strict=True)]
     return "  ".join([*cells, lost(usage)])
-
-
-def table(usages: Sequence[Usage]) -> str:
-    """Header and a row for each turn, counted from 1."""
-    return "\n".join([header(), *(row(turn, usage) for turn, usage in enumerate(usages, 1))])
 
 
 def lost(usage: Usage) -> str:

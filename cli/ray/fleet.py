@@ -8,7 +8,6 @@ decode nodes get every prefill node's address once it takes calls, and again whe
 import json
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import ray
@@ -85,12 +84,7 @@ class RayFleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for node in self.nodes.values():
             ray.kill(node)
         remove_placement_group(self._group)

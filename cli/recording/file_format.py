@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from tasuki.dashboard.history.events import Event
@@ -38,12 +37,7 @@ class RecordingWriter:
         self._add({_KEY: _VERSION, "about": self._about})
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.close()
 
     def add(self, event: Event) -> None:

@@ -7,7 +7,9 @@ request, so that nothing of the prompts, names or dates is left. `tasuki replay-
 import gzip
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,9 @@ def trace_rows(recording: Recording) -> Iterator[dict[str, Any]]:
         for event in recording.events
         if event["kind"] == "finished" and event["reason"] != "abort"
     }
-    blocks, sessions = _Numbers(), _Numbers()
+    # 0, 1, 2, ... for names as they first appear.
+    blocks: defaultdict[str, int] = defaultdict(count().__next__)
+    sessions: defaultdict[str, int] = defaultdict(count().__next__)
     first: float | None = None
     for event in recording.events:
         end = finished.get(event.get("request", ""))
@@ -53,19 +57,9 @@ def trace_rows(recording: Recording) -> Iterator[dict[str, Any]]:
             "timestamp": round(1000 * (event["at"] - first)),
             "input_length": event["prompt_tokens"],
             "output_length": end["usage"]["completion_tokens"],
-            "hash_ids": [blocks.of(block) for block in event["blocks"]],
+            "hash_ids": [blocks[block] for block in event["blocks"]],
             "stop": _STOPS.get(end["hint"], ""),
         }
         if event["session"] is not None:
-            row |= {"session_id": sessions.of(event["session"]), "agent": 0}
+            row |= {"session_id": sessions[event["session"]], "agent": 0}
         yield row
-
-
-class _Numbers:
-    """0, 1, 2, ... for names as they first appear."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, int] = {}
-
-    def of(self, name: str) -> int:
-        return self._of.setdefault(name, len(self._of))

@@ -22,61 +22,44 @@ from typing import Any
 from tasuki.dashboard.metrics.cache_metrics import by_owner
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.dashboard.observed import ObservedMessage
-from tasuki.engine.messages import (
-    Evicted,
-    Finished,
-    HandoverCancelled,
-    HandoverFailed,
-    PeersChanged,
-    PullCommitted,
-    PullFenced,
-    PullLost,
-    Rejected,
-    RoomEnded,
-    Submit,
-    TokenOut,
-    WriterFenced,
-)
+from tasuki.engine import messages as m
 
 from .to_json import to_json
 
 Event = dict[str, Any]
 
+_KINDS: dict[type[ObservedMessage], str] = {
+    m.RoomEnded: "room",
+    m.Evicted: "evicted",
+    m.HandoverFailed: "lost",
+    m.HandoverCancelled: "cancelled",
+    m.WriterFenced: "fenced",
+    m.PeersChanged: "peers",
+    m.PullCommitted: "pulled",
+    m.PullLost: "pull_lost",
+    m.PullFenced: "pull_fenced",
+}
+"""Of messages whose events are all their fields."""
+
 
 def event_of(message: ObservedMessage) -> Event | None:
     """The message as an event; None for single tokens, which history does not keep."""
     match message:
-        case Submit(request_id=request, prompt=prompt, session=session):
+        case m.Submit(request_id=request, prompt=prompt, session=session):
             return _event("submit", request=request, session=session, prompt_tokens=len(prompt))
-        case TokenOut():
+        case m.TokenOut():
             return None
-        case Finished():
+        case m.Finished():
             return {"kind": "finished", "request": message.request_id, **_ended(message)}
-        case Rejected(request_id=request, error=error):
+        case m.Rejected(request_id=request, error=error):
             return _event("rejected", request=request, error=error)
-        case RoomEnded():
-            return {"kind": "room", **to_json(message)}
-        case Evicted():
-            return {"kind": "evicted", **to_json(message)}
-        case HandoverFailed():
-            return {"kind": "lost", **to_json(message)}
-        case HandoverCancelled():
-            return {"kind": "cancelled", **to_json(message)}
-        case WriterFenced():
-            return {"kind": "fenced", **to_json(message)}
-        case PeersChanged():
-            return {"kind": "peers", **to_json(message)}
-        case PullCommitted():
+        case m.PullCommitted():
             # Its timeline goes with the request's record, of which fewer are kept.
-            report = replace(message.report, timeline=None)
-            return {"kind": "pulled", **to_json(replace(message, report=report))}
-        case PullLost():
-            return {"kind": "pull_lost", **to_json(message)}
-        case PullFenced():
-            return {"kind": "pull_fenced", **to_json(message)}
+            message = replace(message, report=replace(message.report, timeline=None))
+    return {"kind": _KINDS[type(message)], **to_json(message)}
 
 
-def _ended(message: Finished) -> Event:
+def _ended(message: m.Finished) -> Event:
     return {name: to_json(getattr(message, name)) for name in ("reason", "usage", "life", "hint")}
 
 

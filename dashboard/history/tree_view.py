@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasuki.pycache.packed_tree import PackedTree, Standing, TreeNode
+from tasuki.pycache.packed_tree import PackedTree, TreeNode
 
 
 def tree_view(view: PackedTree) -> list[dict[str, Any]]:
@@ -23,14 +23,6 @@ def _node(node: TreeNode) -> dict[str, Any]:
         "state_pins": node.state_pins,
         "protected": node.is_protected,
         "unused": node.unused,
-        "standing": _standing(node.standing),
-        "hidden": _standing(node.hidden),
-    }
-
-
-def _standing(standing: Standing) -> dict[str, int]:
-    return {
-        "tokens": standing.tokens,
-        "nodes": standing.nodes,
-        "states": standing.states,
+        "standing": vars(node.standing),
+        "hidden": vars(node.hidden),
     }

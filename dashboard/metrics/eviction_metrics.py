@@ -3,8 +3,10 @@
 Borrows its registry. One thread.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from tasuki.engine.messages import Evicted
+
+from .instruments import Instruments
 
 # Chance of use in a second x prefill saved / page, over the decades that traffic shows.
 _SCORES = tuple(10.0**power for power in range(-9, 4))
@@ -12,17 +14,16 @@ _SCORES = tuple(10.0**power for power in range(-9, 4))
 
 class EvictionMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._slabs = Counter(
-            "tasuki_cache_evicted_slabs",
+        made = Instruments(registry)
+        self._slabs = made.counter(
+            "cache_evicted_slabs",
             "Room that evictions made, in slabs, by kind of what was evicted.",
-            ["kind"],
-            registry=registry,
+            "kind",
         )
-        self._score = Histogram(
-            "tasuki_cache_eviction_score",
+        self._score = made.histogram(
+            "cache_eviction_score",
             "What the policy held evicted states to be worth; none while it goes by age.",
-            buckets=_SCORES,
-            registry=registry,
+            _SCORES,
         )
 
     def observe(self, evicted: Evicted) -> None:

@@ -10,18 +10,7 @@ from itertools import chain
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from tasuki.dashboard.observed import ObservedMessage
-from tasuki.engine.messages import (
-    Evicted,
-    Finished,
-    PeersChanged,
-    PullCommitted,
-    PullFenced,
-    PullLost,
-    Rejected,
-    RoomEnded,
-    Submit,
-    TokenOut,
-)
+from tasuki.engine import messages as m
 
 from .cache_metrics import cache_families
 from .compat_names import translated
@@ -37,7 +26,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition:
-    """dialect: other names to offer beside our own (field_names.DIALECTS)."""
+    """dialect: other names to offer beside our own (compat_names.DIALECTS)."""
 
     def __init__(self, dialect: str = "none") -> None:
         self._registry = CollectorRegistry()
@@ -50,15 +39,15 @@ class Exposition:
 
     def observe(self, message: ObservedMessage) -> None:
         match message:
-            case TokenOut() | Finished() | Rejected():
+            case m.TokenOut() | m.Finished() | m.Rejected():
                 self._requests.observe(message)
-            case RoomEnded():
+            case m.RoomEnded():
                 self._rooms.observe(message)
-            case Evicted():
+            case m.Evicted():
                 self._evictions.observe(message)
-            case PullCommitted() | PullLost():
+            case m.PullCommitted() | m.PullLost():
                 self._pulls.observe(message)
-            case Submit() | PeersChanged() | PullFenced():
+            case m.Submit() | m.PeersChanged() | m.PullFenced():
                 pass
             case _:
                 self._faults.observe(message)

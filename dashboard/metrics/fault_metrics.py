@@ -6,7 +6,7 @@ Borrows its registry; owns the rooms that wait for their fence. One thread.
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from tasuki.engine.messages import (
     HandoverCancelled,
     HandoverFailed,
@@ -16,6 +16,7 @@ from tasuki.engine.messages import (
 )
 
 from .families import FENCE
+from .instruments import Instruments
 
 # Rooms lost before a grant are never fenced; they are forgotten when so many others came.
 _REMEMBERED = 4096
@@ -26,24 +27,19 @@ class FaultMetrics:
         self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._lost = Counter(
-            "tasuki_handovers_lost",
+        made = Instruments(registry)
+        self._lost = made.counter(
+            "handovers_lost",
             "Hand-overs that failed, by cause; their prompts went elsewhere or were computed here.",
-            ["cause"],
-            registry=registry,
+            "cause",
         )
         for cause in LossCause:
             self._lost.labels(cause.value)
-        self._cancelled = Counter(
-            "tasuki_handovers_cancelled",
-            "Hand-overs given up because the client went away.",
-            registry=registry,
+        self._cancelled = made.counter(
+            "handovers_cancelled", "Hand-overs given up because the client went away."
         )
-        self._fences = Histogram(
-            "tasuki_fence_seconds",
-            "From a room's loss until its writer was certain to write no more.",
-            buckets=FENCE,
-            registry=registry,
+        self._fences = made.seconds(
+            "fence", "From a room's loss until its writer was certain to write no more.", FENCE
         )
         self._open: dict[RoomId, float] = {}
 

@@ -8,24 +8,7 @@ import sys
 from collections import Counter
 
 from prometheus_client.core import Metric
-from tasuki.engine.messages import (
-    ErrorKind,
-    Evicted,
-    Eviction,
-    Finished,
-    FinishReason,
-    HitBreakdown,
-    Rejected,
-    RequestError,
-    RequestId,
-    RequestPhase,
-    RoomEnded,
-    RoomId,
-    StatsReply,
-    StepReport,
-    TimeSpread,
-    Usage,
-)
+from tasuki.engine import messages as m
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.sending.counters import SenderCounters
 
@@ -34,7 +17,7 @@ from .exposition import Exposition
 from .node_report import NodeReport
 from .request_metrics import UNSCHEDULED
 
-_NO_TIMES = TimeSpread((), (0,), 0.0)
+_NO_TIMES = m.TimeSpread((), (0,), 0.0)
 
 _HEAD = f"""# Metrics
 
@@ -73,13 +56,13 @@ def _row(family: Metric) -> str:
 def _exposition() -> Exposition:
     """One that has observed every message with labels once."""
     exposition = Exposition()
-    request, room = RequestId(_LABEL_ONLY), RoomId(0)
-    hit = HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None)
-    usage = Usage(0, 0, hit, None, _LABEL_ONLY, False, 0.0, 0.0)
-    exposition.observe(Finished(request, FinishReason.STOP, usage))
-    exposition.observe(Rejected(request, RequestError(ErrorKind.INVALID, _LABEL_ONLY)))
-    exposition.observe(RoomEnded(room, 0, hit, True, ()))
-    exposition.observe(Evicted((Eviction(1, _LABEL_ONLY, None, 0, 0.0, None, None),)))
+    request, room = m.RequestId(_LABEL_ONLY), m.RoomId(0)
+    hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None)
+    usage = m.Usage(0, 0, hit, None, _LABEL_ONLY, False, 0.0, 0.0)
+    exposition.observe(m.Finished(request, m.FinishReason.STOP, usage))
+    exposition.observe(m.Rejected(request, m.RequestError(m.ErrorKind.INVALID, _LABEL_ONLY)))
+    exposition.observe(m.RoomEnded(room, 0, hit, True, ()))
+    exposition.observe(m.Evicted((m.Eviction(1, _LABEL_ONLY, None, 0, 0.0, None, None),)))
     return exposition
 
 
@@ -88,16 +71,16 @@ def _report() -> NodeReport:
     none: Counter[str] = Counter()
     one = {_LABEL_ONLY: 0}
     pool = dict.fromkeys(_COUNTS, 0)
-    stats = StatsReply(
+    stats = m.StatsReply(
         query_id=0,
         pages=pool,
         slots=pool,
         slabs=none,
         tree=none,
         lost=one,
-        requests={RequestPhase.WAITING: 0},
+        requests={m.RequestPhase.WAITING: 0},
         policies={_LABEL_ONLY: 0.0},
-        steps=StepReport(_NO_TIMES, _NO_TIMES),
+        steps=m.StepReport(_NO_TIMES, _NO_TIMES),
         early=one,
     )
     return NodeReport(

@@ -3,34 +3,28 @@
 Owns no registry but the one it is given. One thread.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from tasuki.engine.messages import PullCommitted, PullLost
 
 from .families import PREFILL
+from .instruments import Instruments
 
 _COMMITTED, _LOST = "committed", "lost"
 
 
 class PullMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._pulls = Counter(
-            "tasuki_pulls",
+        made = Instruments(registry)
+        self._pulls = made.counter(
+            "pulls",
             "Pulls of a prompt's beginning from the node that asked, by outcome.",
-            ["outcome"],
-            registry=registry,
+            "outcome",
         )
         for outcome in (_COMMITTED, _LOST):
             self._pulls.labels(outcome)
-        self._tokens = Counter(
-            "tasuki_pulled_tokens", "Prompt tokens that pulls brought.", registry=registry
-        )
-        self._bytes = Counter("tasuki_pulled_bytes", "Bytes that pulls brought.", registry=registry)
-        self._seconds = Histogram(
-            "tasuki_pull_seconds",
-            "From the ask for a pull to its commit.",
-            buckets=PREFILL,
-            registry=registry,
-        )
+        self._tokens = made.counter("pulled_tokens", "Prompt tokens that pulls brought.")
+        self._bytes = made.counter("pulled_bytes", "Bytes that pulls brought.")
+        self._seconds = made.seconds("pull", "From the ask for a pull to its commit.", PREFILL)
 
     def observe(self, message: PullCommitted | PullLost) -> None:
         if isinstance(message, PullLost):

@@ -4,10 +4,11 @@ Borrows its registry. One thread. Invariant: prompt tokens == usable tokens + th
 over causes, exactly as in the usages that clients got.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from tasuki.engine.messages import Finished, HitBreakdown, Rejected, TokenOut, TransferReport, Usage
 
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW
+from .instruments import Instruments
 from .life_spans import prefilled_seconds, queued_seconds
 
 UNSCHEDULED = "unscheduled"
@@ -16,40 +17,37 @@ UNSCHEDULED = "unscheduled"
 
 class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"tasuki_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"tasuki_{name}_seconds", text, buckets=buckets, registry=registry)
-
-        self._finished = counter("requests_finished", "Requests that ended, by reason.", "reason")
-        self._rejected = counter("requests_rejected", "Requests refused, by kind.", "kind")
-        self._prompt = counter("request_prompt_tokens", "Prompt tokens of ended requests.")
-        self._usable = counter("request_usable_tokens", "Prompt tokens served from the cache.")
-        self._lost = counter(
+        made = Instruments(registry)
+        self._finished = made.counter(
+            "requests_finished", "Requests that ended, by reason.", "reason"
+        )
+        self._rejected = made.counter("requests_rejected", "Requests refused, by kind.", "kind")
+        self._prompt = made.counter("request_prompt_tokens", "Prompt tokens of ended requests.")
+        self._usable = made.counter("request_usable_tokens", "Prompt tokens served from the cache.")
+        self._lost = made.counter(
             "request_lost_tokens", "Prompt tokens that were computed, by cause.", "cause"
         )
-        self._generated = counter("generated_tokens", "Tokens emitted to clients.")
-        self._remote = counter("remote_prefills", "Requests whose prompt was handed over.")
-        self._fallbacks = counter(
+        self._generated = made.counter("generated_tokens", "Tokens emitted to clients.")
+        self._remote = made.counter("remote_prefills", "Requests whose prompt was handed over.")
+        self._fallbacks = made.counter(
             "local_fallbacks", "Requests whose hand-over was lost and whose prompt came from here."
         )
-        self._transferred = counter("handover_bytes", "Bytes that hand-overs brought here.")
-        self._first_token = histogram(
+        self._transferred = made.counter("handover_bytes", "Bytes that hand-overs brought here.")
+        self._first_token = made.seconds(
             "time_to_first_token", "From arrival to the first token.", FIRST_TOKEN
         )
-        self._per_token = histogram(
+        self._per_token = made.seconds(
             "time_per_output_token", "Mean over a request's tokens after the first.", TOKEN
         )
-        self._request = histogram("request_duration", "From arrival to the end.", REQUEST)
-        self._queue = histogram(
+        self._request = made.seconds("request_duration", "From arrival to the end.", REQUEST)
+        self._queue = made.seconds(
             "queue", "Waiting, here or for a prefill node, before the prompt was computed.", QUEUE
         )
-        self._prefill = histogram("prefill", "Computing or receiving the prompt.", PREFILL)
-        self._exposed = histogram(
+        self._prefill = made.seconds("prefill", "Computing or receiving the prompt.", PREFILL)
+        self._exposed = made.seconds(
             "handover_exposed", "Transfer time after the forward's end.", EXPOSED
         )
-        self._window = histogram(
+        self._window = made.seconds(
             "handover_window",
             "A window of a hand-over on its sender's clock, from its digest's begin to its flush.",
             WINDOW,

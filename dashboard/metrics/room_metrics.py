@@ -3,35 +3,26 @@
 Borrows its registry. One thread.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from tasuki.engine.messages import LossCause, RoomEnded
 
 from .families import PREFILL, QUEUE
+from .instruments import Instruments
 from .life_spans import prefilled_seconds, queued_seconds
 
 
 class RoomMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._ended = Counter(
-            "tasuki_rooms_ended",
-            "Prompts prefilled for other nodes, by how they ended.",
-            ["outcome"],
-            registry=registry,
+        made = Instruments(registry)
+        self._ended = made.counter(
+            "rooms_ended", "Prompts prefilled for other nodes, by how they ended.", "outcome"
         )
         for cause in (LossCause.STALLED, LossCause.QUEUE_TIMEOUT):
             self._ended.labels(cause.value)
-        self._queue = Histogram(
-            "tasuki_room_queue_seconds",
-            "From a room's arrival until its prompt was computed.",
-            buckets=QUEUE,
-            registry=registry,
+        self._queue = made.seconds(
+            "room_queue", "From a room's arrival until its prompt was computed.", QUEUE
         )
-        self._prefill = Histogram(
-            "tasuki_room_prefill_seconds",
-            "Computing the prompt of a room.",
-            buckets=PREFILL,
-            registry=registry,
-        )
+        self._prefill = made.seconds("room_prefill", "Computing the prompt of a room.", PREFILL)
 
     def observe(self, room: RoomEnded) -> None:
         self._ended.labels(_outcome(room)).inc()

@@ -86,11 +86,10 @@ class EvictionLedger:
         )
 
     def _read(self, decision: Decision, taken_by: RequestId | None) -> Eviction:
-        kind = decision.checkpoint_kind
         return Eviction(
             decision.sequence,
             decision.kind,
-            None if kind is None else kind.name.lower(),
+            _name(decision.checkpoint_kind),
             decision.boundary,
             decision.pages / self._pages_per_slab,
             decision.score,

@@ -7,9 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import breakdown
-from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Progress, Request
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Request
 from tasuki.engine.scheduling.turn_end import keep_state, turn_hint
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 
@@ -27,13 +25,7 @@ class Answers(Handover):
         tool_call_ids: frozenset[int] = frozenset(),
     ) -> None:
         """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call."""
-        self._cache = context.cache
-        self._scheduler = context.scheduler
-        self._intake = context.intake
-        self._ledger = context.ledger
-        self._costs = context.router.costs
-        self._working_slots = context.working_slots
-        self._emit = context.emit
+        super().__init__(context)
         self._eos_ids = tuple(eos_ids)
         self._tool_call_ids = tool_call_ids
         self._requests: dict[m.RequestId, Request] = {}
@@ -86,24 +78,10 @@ class Answers(Handover):
         self.end(request, m.FinishReason.ABORT)
 
     def admit(self, request: Request) -> bool:
-        allocation = self._cache.allocate(
-            request.tokens(),
-            salt=request.salt,
-            capacity_tokens=request.next_capacity,
-            working_slots=self._working_slots,
-            cursor=request.cursor,
-        )
+        allocation = self._allocate(request, request.next_capacity)
         if allocation is None:
             return False
-        if request.hit is None:
-            request.hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
-        request.started = time.monotonic(), allocation.cached_tokens
-        planned = plan_checkpoints(
-            request.length, allocation.cached_tokens, allocation.match, request.marks
-        )
-        request.move(
-            Prefilling(allocation, Progress(allocation.cached_tokens), checkpoints=planned)
-        )
+        request.move(self._begin_prefill(request, allocation))
         return True
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
@@ -124,9 +102,7 @@ class Answers(Handover):
         request.output.append(sampled.token)
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
-            if request.started is not None:
-                at, cached = request.started
-                self._costs.here.add(len(request.prompt) - cached, request.first_token_at - at)
+            self._learn_prefill_cost(request)
         index = len(request.output) - 1
         self._emit(m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index))
         if isinstance(request.state, Decoding):

@@ -5,19 +5,22 @@ engine hands prompts to decode nodes (prefill_side.py); a decode engine takes pr
 prefill nodes (decode_side.py). Thread rule: the engine loop's.
 """
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import EvictionLedger
+from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
 from tasuki.engine.intake import Intake
-from tasuki.engine.request import Request
+from tasuki.engine.request import Prefilling, Progress, Request
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import EventRecorder
+from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 RequestInbox = m.Submit | m.Abort | m.PrefillInbox | m.DecodeInbox
@@ -39,7 +42,7 @@ class HandoverContext:
     emit: Callable[[m.Outbox], None]
 
 
-class Handover(Protocol):
+class Handover(ABC):
     """A step calls advance(), admit() for the head of the queue as often as it is admitted, and
     planned(); then on_token() or reject() for requests of the forward that has ended."""
 
@@ -48,10 +51,50 @@ class Handover(Protocol):
     prefill_available: bool = False
     """Whether a prefill node may be asked. A refusal of admit() holds until it changes."""
 
+    def __init__(self, context: HandoverContext) -> None:
+        self._cache = context.cache
+        self._scheduler = context.scheduler
+        self._intake = context.intake
+        self._router = context.router
+        self._ledger = context.ledger
+        self._working_slots = context.working_slots
+        self._emit = context.emit
+
+    def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
+        """For a prefill here of all the request's tokens; None where there is no room for it now.
+        The request's first one says what it hit. Raises ImpossibleRequest."""
+        allocation = self._cache.allocate(
+            request.tokens(),
+            salt=request.salt,
+            capacity_tokens=capacity_tokens,
+            working_slots=self._working_slots,
+            cursor=request.cursor,
+        )
+        if allocation is not None and request.hit is None:
+            request.hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
+        return allocation
+
+    def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
+        """The state to move to."""
+        request.started = time.monotonic(), allocation.cached_tokens
+        planned = plan_checkpoints(
+            request.length, allocation.cached_tokens, allocation.match, request.marks
+        )
+        return Prefilling(allocation, Progress(allocation.cached_tokens), checkpoints=planned)
+
+    def _learn_prefill_cost(self, request: Request) -> None:
+        """The request's prompt has been computed just now."""
+        if request.started is not None:
+            at, cached = request.started
+            tokens = len(request.prompt) - cached
+            self._router.costs.here.add(tokens, time.monotonic() - at)
+
     @property
+    @abstractmethod
     def requests(self) -> Collection[Request]:
         """All that are not over."""
 
+    @abstractmethod
     def handle(self, message: RequestInbox) -> None:
         """Raises ValueError for a message that another role takes."""
 
@@ -59,6 +102,7 @@ class Handover(Protocol):
         """Before a forward is planned: grant what can be granted by now."""
         return
 
+    @abstractmethod
     def admit(self, request: Request) -> bool:
         """Move a waiting request on, or leave it as it is. Raises ImpossibleRequest."""
 
@@ -67,9 +111,11 @@ class Handover(Protocol):
         was launched before has ended."""
         return
 
+    @abstractmethod
     def on_token(self, request: Request, sampled: Sampled) -> None:
         """A forward of the request has drawn its next token."""
 
+    @abstractmethod
     def reject(self, request: Request, error: m.RequestError) -> None:
         """End a request without an answer."""
 

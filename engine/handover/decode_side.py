@@ -42,13 +42,7 @@ class DecodeHandover(Handover):
     def __init__(self, context: HandoverContext, answers: Answers, early: EarlyStart) -> None:
         """answers: who requests are of, wherever their prompts are computed. early: what may decode
         before a prompt has landed."""
-        self._cache = context.cache
-        self._scheduler = context.scheduler
-        self._intake = context.intake
-        self._router = context.router
-        self._ledger = context.ledger
-        self._working_slots = context.working_slots
-        self._emit = context.emit
+        super().__init__(context)
         self._answers = answers
         self._early = early
         self._pulls = PullSender(context)
@@ -64,7 +58,7 @@ class DecodeHandover(Handover):
 
     @property
     def waits(self) -> bool:
-        return self._grants.waiting or self._pulls.waiting
+        return self._grants.waiting or self._pulls.sources.waiting
 
     @property
     def early_counters(self) -> dict[str, int]:
@@ -176,7 +170,7 @@ class DecodeHandover(Handover):
         self._grants.advance()
         while self._wanted and self._granted(self._wanted[0]):
             self._wanted.popleft()
-        self._pulls.advance()
+        self._pulls.sources.advance()
 
     def _granted(self, room: DecodeRoom) -> bool:
         """Whether the room waits no longer for an allocation."""

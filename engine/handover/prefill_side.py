@@ -5,11 +5,9 @@ Owns rooms; a room's allocation is let go only by PrefillEnd, which its daemon p
 sender has drained, so that no window ever reads a page that has a new owner. Thread rule: the
 engine loop's."""
 
-import time
 from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import breakdown
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -17,13 +15,11 @@ from tasuki.engine.request import (
     Finished,
     HandingOver,
     Prefilling,
-    Progress,
     Pulling,
     Request,
     Waiting,
 )
 from tasuki.engine.routing.router import report
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -41,13 +37,7 @@ class PrefillHandover(Handover):
 
     def __init__(self, context: HandoverContext, sender: Sender) -> None:
         """sender: over the cache's arena, counting the runner's steps."""
-        self._cache = context.cache
-        self._scheduler = context.scheduler
-        self._intake = context.intake
-        self._router = context.router
-        self._ledger = context.ledger
-        self._working_slots = context.working_slots
-        self._emit = context.emit
+        super().__init__(context)
         self._sender = sender
         self._pulls = PullReceiver(context)
         self._rooms: dict[m.RoomId, Request] = {}
@@ -59,7 +49,7 @@ class PrefillHandover(Handover):
 
     @property
     def waits(self) -> bool:
-        return self._pulls.waiting
+        return self._pulls.grants.waiting
 
     def handle(self, message: RequestInbox) -> None:
         match message:
@@ -98,23 +88,15 @@ class PrefillHandover(Handover):
         self._scheduler.enqueue(request)
 
     def advance(self) -> None:
-        self._pulls.advance()
+        self._pulls.grants.advance()
 
     def admit(self, request: Request) -> bool:
-        """Pull what the receiver offers where that pays, else allocation; the receiver is to
-        grant."""
+        """Pull what the receiver offers where that pays, else allocate, and wait for the grant."""
         if self._pull_pays(request) and self._pulls.begin(request):
             return True
-        allocation = self._cache.allocate(
-            request.prompt,
-            salt=request.salt,
-            capacity_tokens=request.length,
-            working_slots=self._working_slots,
-            cursor=request.cursor,
-        )
+        allocation = self._allocate(request, request.length)
         if allocation is None:
             return False
-        request.hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
         request.move(AwaitingGrant(allocation))
         assert request.ticket is not None
         self._emit(m.PrefillAccepted(request.ticket.room))
@@ -151,19 +133,10 @@ class PrefillHandover(Handover):
         request = self._rooms.get(message.grant.room)
         if request is None or not isinstance(request.state, AwaitingGrant):
             return
-        allocation = request.state.allocation
-        request.started = time.monotonic(), allocation.cached_tokens
-        request.move(
-            Prefilling(
-                allocation,
-                Progress(allocation.cached_tokens),
-                checkpoints=plan_checkpoints(
-                    request.length, allocation.cached_tokens, allocation.match, request.marks
-                ),
-                grant=message.grant,
-                pages_sent=message.grant.first_page,
-            )
-        )
+        state = self._begin_prefill(request, request.state.allocation)
+        state.grant = message.grant
+        state.pages_sent = message.grant.first_page
+        request.move(state)
         self._scheduler.start(request)
 
     def _plan_windows(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
@@ -193,9 +166,7 @@ class PrefillHandover(Handover):
         assert isinstance(state, Prefilling) and request.ticket is not None
         assert request.hit is not None
         request.move(HandingOver(state.allocation))
-        if request.started is not None:
-            at, cached = request.started
-            self._router.costs.here.add(request.length - cached, time.monotonic() - at)
+        self._learn_prefill_cost(request)
         self._emit(
             m.PrefillToken(
                 request.ticket.room,

@@ -42,7 +42,7 @@ class PullReceiver:
         self._emit = context.emit
         self._generations = count(1)
         self._pulls: dict[m.RoomId, _Granted | _Quarantined] = {}
-        self._grants = AtRestQueue(context.runner, self._emit_grant)
+        self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def begin(self, request: Request) -> bool:
         """Grant room for what the ticket offers and ask for it; False where there is no room, which
@@ -72,17 +72,8 @@ class PullReceiver:
         pages = tuple(allocation.pages[first:].tolist())
         generation = next(self._generations)
         grant = m.PullGrant(room, generation, tokens, first, pages, allocation.working_slots[0])
-        self._grants.put(grant)
+        self.grants.put(grant)
         return True
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a grant waits for the device."""
-        return self._grants.waiting
-
-    def advance(self) -> None:
-        """Emit the grants that are at rest by now."""
-        self._grants.advance()
 
     def _emit_grant(self, grant: m.PullGrant) -> None:
         self._emit(m.PullWanted(grant))

@@ -18,7 +18,7 @@ class PullSender:
         self._cache = context.cache
         self._emit = context.emit
         self._pinned: dict[m.RoomId, Allocation] = {}
-        self._sources = AtRestQueue(context.runner, self._emit_source)
+        self.sources = AtRestQueue(context.runner, self._emit_source)
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
         """request: the one whose room it is, None where that is over."""
@@ -40,16 +40,7 @@ class PullSender:
         assert len(pages) == -(-tokens // PAGE_TOKENS) and allocation.cow_source_slot is not None
         self._pinned[message.room] = allocation
         source = m.PullSource(message.room, tuple(pages[first:]), allocation.cow_source_slot)
-        self._sources.put(source)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a source waits for the device."""
-        return self._sources.waiting
-
-    def advance(self) -> None:
-        """Emit the sources that are at rest by now."""
-        self._sources.advance()
+        self.sources.put(source)
 
     def _emit_source(self, source: m.PullSource) -> None:
         if source.room in self._pinned:

@@ -1,6 +1,6 @@
 """Questions about the cache, its cursors and its events, with their replies."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tasuki.pycache.packed_events import PackedEvents
 from tasuki.pycache.packed_tree import PackedTree
@@ -8,45 +8,38 @@ from tasuki.pycache.packed_tree import PackedTree
 from .evictions import Eviction
 from .reports import StepReport
 from .request_phase import RequestPhase
-from .types import NodeName, Tokens
+from .types import Message, NodeName, Tokens
 
 
-@dataclass(frozen=True)
-class OpenCursor:
+class OpenCursor(Message):
     query_id: int
     salt: bytes = b""
 
 
-@dataclass(frozen=True)
-class ForkCursor:
+class ForkCursor(Message):
     query_id: int
     cursor: int
 
 
-@dataclass(frozen=True)
-class CloseCursor:
+class CloseCursor(Message):
     cursor: int
 
 
-@dataclass(frozen=True)
-class StatsQuery:
+class StatsQuery(Message):
     query_id: int
 
 
-@dataclass(frozen=True)
-class CountersQuery:
+class CountersQuery(Message):
     """As StatsQuery, in constant time: of a large cache `integrity` is what was found last."""
 
     query_id: int
 
 
-@dataclass(frozen=True)
-class FlushCache:
+class FlushCache(Message):
     query_id: int
 
 
-@dataclass(frozen=True)
-class WatchCache:
+class WatchCache(Message):
     """Report changes of the cache from now on. `stream`: all, usable or spelled
     (PrefixCache.watch)."""
 
@@ -54,21 +47,18 @@ class WatchCache:
     stream: str
 
 
-@dataclass(frozen=True)
-class ReadEvents:
+class ReadEvents(Message):
     """What changed since the last one. REQUIRES: the watch is open."""
 
     query_id: int
     watch: int
 
 
-@dataclass(frozen=True)
-class EndWatch:
+class EndWatch(Message):
     watch: int
 
 
-@dataclass(frozen=True)
-class TreeQuery:
+class TreeQuery(Message):
     """The `limit` heaviest subtrees of what the cache holds, answered by TreeReply. `under`: below
     that node only. `prefix`: below the deepest node that holds KV of these tokens under `salt`."""
 
@@ -79,14 +69,26 @@ class TreeQuery:
     salt: bytes = b""
 
 
-@dataclass(frozen=True)
-class CursorOpened:
+CacheQuery = (
+    OpenCursor
+    | ForkCursor
+    | CloseCursor
+    | StatsQuery
+    | CountersQuery
+    | FlushCache
+    | WatchCache
+    | ReadEvents
+    | EndWatch
+    | TreeQuery
+)
+
+
+class CursorOpened(Message):
     query_id: int
     cursor: int
 
 
-@dataclass(frozen=True)
-class StatsReply:
+class StatsReply(Message):
     """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
     behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
@@ -107,34 +109,29 @@ class StatsReply:
     early: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class FlushReply:
+class FlushReply(Message):
     query_id: int
     dropped: int
 
 
-@dataclass(frozen=True)
-class WatchOpened:
+class WatchOpened(Message):
     query_id: int
     watch: int
 
 
-@dataclass(frozen=True)
-class EventsReply:
+class EventsReply(Message):
     query_id: int
     batch: PackedEvents
 
 
-@dataclass(frozen=True)
-class TreeReply:
+class TreeReply(Message):
     """view: parents before children; None where what was asked for is not in the tree."""
 
     query_id: int
     view: PackedTree | None
 
 
-@dataclass(frozen=True)
-class Evicted:
+class Evicted(Message):
     """What the cache gave up since the last report, oldest first."""
 
     evictions: tuple[Eviction, ...]

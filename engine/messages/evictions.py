@@ -3,7 +3,7 @@
 Nothing here decides or remembers; engine/accounting/evictions.py does.
 """
 
-from dataclasses import dataclass
+from .types import Message
 
 CAUSES = frozenset(
     {"new", "never_checkpointed", "checkpoint_evicted", "kv_evicted", "alignment", "in_flight"}
@@ -12,8 +12,7 @@ CAUSES = frozenset(
 EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
 
 
-@dataclass(frozen=True)
-class Eviction:
+class Eviction(Message):
     """One decision of the cache's policy.
 
     sequence: 1, 2, 3, ... over the engine's life. kind: checkpoint, tail, or pages (KV that no
@@ -32,8 +31,7 @@ class Eviction:
     taken_by: str | None
 
 
-@dataclass(frozen=True)
-class EvictedCheckpoint:
+class EvictedCheckpoint(Message):
     """The deepest state of a prompt that was evicted.
 
     tokens: that it covered, whether or not all of them were lost with it. slabs_since: freed by

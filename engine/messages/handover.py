@@ -1,17 +1,14 @@
 """A hand-over, room by room, between an engine and its half of the control plane."""
 
-from dataclasses import dataclass
-
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .life import LifeMark
 from .reports import HitBreakdown, PullReport, RouteReport, TransferReport
-from .types import LossCause, RequestError, RequestId, RoomId, Tokens
+from .request_phase import LifeMark
+from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, Tokens
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(Message):
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
     state. offered: tokens of which it could give KV and the state at exactly their end; 0: none."""
 
@@ -24,8 +21,7 @@ class Ticket:
     offered: int = 0
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(Message):
     """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than
     the ticket said is allowed (first_page rules), so that nothing is pinned while queued."""
 
@@ -36,8 +32,7 @@ class Grant:
     slot: int
 
 
-@dataclass(frozen=True)
-class PrefillReserve:
+class PrefillReserve(Message):
     """(prefill) Queue this prompt; answered by PrefillQueued*, then PrefillAccepted or
     PrefillRefused."""
 
@@ -45,15 +40,13 @@ class PrefillReserve:
     prompt: Tokens
 
 
-@dataclass(frozen=True)
-class PrefillStart:
+class PrefillStart(Message):
     """(prefill) The receiver granted and a sender room is open: compute, tick, hand on."""
 
     grant: Grant
 
 
-@dataclass(frozen=True)
-class PrefillEnd:
+class PrefillEnd(Message):
     """(prefill) The room is over (committed, aborted or lost) and its sender has drained: let go.
     given_up: why this node ended it; None where it did not."""
 
@@ -61,24 +54,19 @@ class PrefillEnd:
     given_up: LossCause | None = None
 
 
-@dataclass(frozen=True)
-class PeersChanged:
+class PeersChanged(Message):
     """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
     locally."""
 
     prefill_available: bool
 
 
-@dataclass(frozen=True)
-class GrantWanted:
+class GrantWanted(OfRoom):
     """(decode) The prefill node is about to start: allocation and answer HandoverGranted or
     HandoverDeclined."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class RemoteReady:
+class RemoteReady(Message):
     """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
     tail_seconds: until every window is flushed, as the sender expects; None where it has
     no estimate."""
@@ -94,8 +82,7 @@ class RemoteReady:
     route: RouteReport | None = None
 
 
-@dataclass(frozen=True)
-class RemoteDone:
+class RemoteDone(Message):
     """(decode) RemotePrefillDone: every window landed and every digest matched. pull: when what of
     the pull before happened; None without one."""
 
@@ -104,13 +91,11 @@ class RemoteDone:
     pull: HandoverTimeline | None = None
 
 
-@dataclass(frozen=True)
-class EarlyStepEnded:
+class EarlyStepEnded(Message):
     """(decode) A step that was begun behind the layer barrier touches nothing any more."""
 
 
-@dataclass(frozen=True)
-class HandoverFailed:
+class HandoverFailed(Message):
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
 
@@ -120,15 +105,11 @@ class HandoverFailed:
     cause: LossCause = LossCause.STREAM
 
 
-@dataclass(frozen=True)
-class WriterFenced:
+class WriterFenced(OfRoom):
     """(decode) The room's writer can write no more: quarantined ids of the room are free."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class RoomEnded:
+class RoomEnded(Message):
     """(prefill) A room is over and drained. hit: None where its prompt was never looked up.
     handed_on: its prompt was computed to the end. given_up: as in PrefillEnd."""
 
@@ -140,27 +121,21 @@ class RoomEnded:
     given_up: LossCause | None = None
 
 
-@dataclass(frozen=True)
-class PrefillQueued:
+class PrefillQueued(Message):
     room: RoomId
     position: int
 
 
-@dataclass(frozen=True)
-class PrefillAccepted:
+class PrefillAccepted(OfRoom):
     """About to start: the allocation is held, the grant is awaited."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class PrefillRefused:
+class PrefillRefused(Message):
     room: RoomId
     error: RequestError
 
 
-@dataclass(frozen=True)
-class PrefillToken:
+class PrefillToken(Message):
     """The forward ended and the first token is recorded; windows may still be in flight."""
 
     room: RoomId
@@ -172,8 +147,7 @@ class PrefillToken:
     route: RouteReport | None = None
 
 
-@dataclass(frozen=True)
-class HandoverWanted:
+class HandoverWanted(Message):
     """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
     it of the room."""
 
@@ -183,21 +157,14 @@ class HandoverWanted:
     sender: str | None = None
 
 
-@dataclass(frozen=True)
-class HandoverGranted:
+class HandoverGranted(Message):
     grant: Grant
 
 
-@dataclass(frozen=True)
-class HandoverDeclined:
+class HandoverDeclined(OfRoom):
     """(decode) No room for the grant now: abort the room; the request goes on without it."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class HandoverCancelled:
+class HandoverCancelled(OfRoom):
     """(decode) The request was aborted: abort the room; ids granted stay quarantined until
     WriterFenced."""
-
-    room: RoomId

@@ -1,11 +1,14 @@
 """Reports and sampling to and from protobuf, for both protocols: a client's and the hand-over's.
 
-Pure. Writers end in to_proto, readers in from_proto. A reader takes a message as it is: what a peer
+Pure. Writers end in to_proto, readers in from_proto. Values and messages that have the same fields
+by the same names are converted by these. A reader takes a message as it is: what a peer
 sent is held to bounds by the node that reads it (decode_node/peer_reports.py).
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 from tasuki.transfer.timeline import HandoverTimeline
@@ -24,35 +27,11 @@ _REASONS_BY_NUMBER = {number: reason for reason, number in _FINISH_REASONS.items
 
 
 def eviction_to_proto(eviction: Eviction) -> report_pb2.Eviction:
-    return report_pb2.Eviction(
-        sequence=eviction.sequence,
-        kind=eviction.kind,
-        checkpoint_kind=eviction.checkpoint_kind,
-        tokens=eviction.tokens,
-        slabs=eviction.slabs,
-        score=eviction.score,
-        taken_by=eviction.taken_by,
-    )
+    return report_pb2.Eviction(**asdict(eviction))
 
 
 def eviction_from_proto(eviction: report_pb2.Eviction) -> Eviction:
-    return Eviction(
-        eviction.sequence,
-        eviction.kind,
-        eviction.checkpoint_kind if eviction.HasField("checkpoint_kind") else None,
-        eviction.tokens,
-        eviction.slabs,
-        eviction.score if eviction.HasField("score") else None,
-        eviction.taken_by if eviction.HasField("taken_by") else None,
-    )
-
-
-def evicted_checkpoint_to_proto(lost: EvictedCheckpoint) -> report_pb2.LostState:
-    return report_pb2.LostState(
-        tokens=lost.tokens,
-        slabs_since=lost.slabs_since,
-        eviction=None if lost.eviction is None else eviction_to_proto(lost.eviction),
-    )
+    return Eviction(**_given(eviction))
 
 
 def evicted_checkpoint_from_proto(lost: report_pb2.LostState) -> EvictedCheckpoint:
@@ -61,15 +40,7 @@ def evicted_checkpoint_from_proto(lost: report_pb2.LostState) -> EvictedCheckpoi
 
 
 def hit_to_proto(hit: HitBreakdown) -> report_pb2.HitBreakdown:
-    return report_pb2.HitBreakdown(
-        prompt_tokens=hit.prompt_tokens,
-        kv_tokens=hit.kv_tokens,
-        usable_tokens=hit.usable_tokens,
-        causes=hit.causes,
-        checkpoint_source=hit.checkpoint_source,
-        lost=None if hit.lost is None else evicted_checkpoint_to_proto(hit.lost),
-        in_pages=None if hit.in_pages is None else hit_to_proto(hit.in_pages),
-    )
+    return report_pb2.HitBreakdown(**asdict(hit))
 
 
 def hit_from_proto(hit: report_pb2.HitBreakdown) -> HitBreakdown:
@@ -174,25 +145,19 @@ def finish_reason_from_proto(reason: inference_pb2.FinishReason) -> FinishReason
 
 def sampling_to_proto(sampling: SamplingParams) -> handover_pb2.Sampling:
     """As a ticket carries it: decided, where a client's may leave fields out."""
-    return handover_pb2.Sampling(
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-    )
+    return handover_pb2.Sampling(**asdict(sampling))
 
 
 def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
     """Raises ValueError naming the field."""
-    return SamplingParams(
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-    )
+    return SamplingParams(**_given(sampling) | {"stop_token_ids": tuple(sampling.stop_token_ids)})
+
+
+def _given(message: Message) -> dict[str, Any]:
+    """The message's fields by name; None for one that may be absent and is."""
+    return {
+        field.name: getattr(message, field.name)
+        if not field.has_presence or message.HasField(field.name)
+        else None
+        for field in message.DESCRIPTOR.fields
+    }

@@ -1,13 +1,10 @@
 """A pull: pages that a prefill node fetches from a decode node before it computes."""
 
-from dataclasses import dataclass
-
 from .reports import PullReport
-from .types import RoomId
+from .types import Message, OfRoom, RoomId
 
 
-@dataclass(frozen=True)
-class PullGrant:
+class PullGrant(Message):
     """The prefill node's page and slot ids for what the ticket offered. pages[i] is logical page
     first_page + i, up to the last page of `tokens`. generation: the prefill engine's own count."""
 
@@ -19,8 +16,7 @@ class PullGrant:
     slot: int
 
 
-@dataclass(frozen=True)
-class PullSource:
+class PullSource(Message):
     """The decode node's ids that hold it, as PullGrant numbers them."""
 
     room: RoomId
@@ -28,31 +24,23 @@ class PullSource:
     slot: int
 
 
-@dataclass(frozen=True)
-class PullCommitted:
+class PullCommitted(Message):
     """(prefill) Every window of the pull landed and every digest matched."""
 
     room: RoomId
     report: PullReport
 
 
-@dataclass(frozen=True)
-class PullLost:
+class PullLost(OfRoom):
     """(prefill) The prompt is computed without it; granted ids are quarantined until
     PullFenced."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class PullFenced:
+class PullFenced(OfRoom):
     """(prefill) The pull's writer can write no more: quarantined ids are free."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class PullAsked:
+class PullAsked(Message):
     """(decode) The prefill node pulls what the room's ticket offered: pin it; answered by
     PullPinned or PullRefused."""
 
@@ -61,30 +49,24 @@ class PullAsked:
     first_page: int
 
 
-@dataclass(frozen=True)
-class PullEnd:
+class PullEnd(OfRoom):
     """(decode) The pull is over and its sender has drained: let go."""
 
-    room: RoomId
 
-
-@dataclass(frozen=True)
-class PullWanted:
+class PullWanted(Message):
     """(prefill) Ask the decode node for what the ticket offered, into these ids; answered by
     PullCommitted, or PullLost and then PullFenced."""
 
     grant: PullGrant
 
 
-@dataclass(frozen=True)
-class PullPinned:
+class PullPinned(Message):
     """(decode) Pinned and at rest: may be sent."""
 
     source: PullSource
 
 
-@dataclass(frozen=True)
-class PullRefused:
+class PullRefused(Message):
     """(decode) It is here no more."""
 
     room: RoomId

@@ -1,18 +1,17 @@
 """What an engine reports of work that is over: hits, transfers, routes, steps."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from tasuki.transfer.timeline import HandoverTimeline
 
 from .evictions import EvictedCheckpoint
+from .types import Message
 
 
-@dataclass(frozen=True)
-class HitBreakdown:
-    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that
-    computed it. lost: the evicted state that would have served it best. in_pages: the same as if
-    the cache knew whole pages only (PageMatch); None where only this much was sent."""
+class HitBreakdown(Message):
+    """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
+    it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
+    knew whole pages only (PageMatch); None where only this much was sent."""
 
     prompt_tokens: int
     kv_tokens: int
@@ -23,8 +22,7 @@ class HitBreakdown:
     in_pages: "HitBreakdown | None" = None
 
 
-@dataclass(frozen=True)
-class TransferReport:
+class TransferReport(Message):
     """One hand-over as the sender saw it, durations on its monotonic clock.
 
     hidden_seconds is transfer time that ran beside the forward, exposed_seconds what came after
@@ -39,8 +37,7 @@ class TransferReport:
     timeline: HandoverTimeline | None = None
 
 
-@dataclass(frozen=True)
-class PullReport:
+class PullReport(Message):
     """What the prefill node pulled before it computed: `tokens` of the prompt's beginning are those
     of which it then had KV and state. seconds: from the ask to the commit, on its clock. timeline:
     both sides' tracks; None where only the sums were sent, or not yet."""
@@ -61,8 +58,7 @@ ESTIMATES = frozenset({"here", "there", "pull", "compute"})
 """Of what seconds are estimated: the prompt here and there, a pull, computing what was offered."""
 
 
-@dataclass(frozen=True)
-class RouteReport:
+class RouteReport(Message):
     """Why a prompt was computed where it was. choice: "here", "there" or "there, with a pull".
     estimates: seconds by what they are of: here, there (both of the whole prompt), pull, compute
     (of what was offered); empty where constants decided (engine/routing/cost_model.py)."""
@@ -71,8 +67,7 @@ class RouteReport:
     estimates: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Message):
     """What the client gets. hit is None only where the request ended before its prompt was
     scheduled.
 
@@ -92,8 +87,7 @@ class Usage:
     route: RouteReport | None = None
 
 
-@dataclass(frozen=True)
-class TimeSpread:
+class TimeSpread(Message):
     """counts[i]: of those at most bounds[i] seconds and more than the bound before; one more for
     what is longer. seconds: the sum."""
 
@@ -102,8 +96,7 @@ class TimeSpread:
     seconds: float
 
 
-@dataclass(frozen=True)
-class StepReport:
+class StepReport(Message):
     """steps: from planning a forward to having landed the one before. idle: from the end of a
     forward to the start of the next, where the next was launched before the first had landed."""
 

@@ -1,6 +1,8 @@
-"""Where a request is in its life, and how every consumer counts it."""
+"""Where a request is in its life, since when, and how every consumer counts it."""
 
 from enum import Enum, StrEnum
+
+from .types import Message
 
 
 class Stage(Enum):
@@ -58,3 +60,20 @@ _STAGES = {
     RequestPhase.FINISHED: Stage.OVER,
     RequestPhase.ABORTED: Stage.OVER,
 }
+
+KEPT_MARKS = 64
+"""A request that is retracted or handed over again and again keeps its first marks and its end."""
+
+
+class LifeMark(Message):
+    """The request came into `state`, `at` seconds after it arrived."""
+
+    state: RequestPhase
+    at: float
+
+
+def marked(life: list[LifeMark], mark: LifeMark) -> None:
+    """Append to `life`, in place of the last mark where it is full."""
+    if len(life) >= KEPT_MARKS:
+        life.pop()
+    life.append(mark)

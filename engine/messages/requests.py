@@ -1,16 +1,13 @@
 """Requests: asked, ended, refused, and the tokens between. Also the drain of a node."""
 
-from dataclasses import dataclass
-
 from tasuki.model.ops.sampling.params import SamplingParams
 
-from .life import LifeMark
 from .reports import Usage
-from .types import FinishReason, RequestError, RequestId, RoomId, Tokens
+from .request_phase import LifeMark
+from .types import FinishReason, Message, RequestError, RequestId, RoomId, Tokens
 
 
-@dataclass(frozen=True)
-class GatewayRoom:
+class GatewayRoom(Message):
     """A room that a gateway made, of which both nodes get a call. sender: HOST:PORT of the prefill
     node's gRPC server."""
 
@@ -18,8 +15,7 @@ class GatewayRoom:
     sender: str
 
 
-@dataclass(frozen=True)
-class Submit:
+class Submit(Message):
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
     marks are token counts at which the client wants a checkpoint (role boundaries). session: what
@@ -36,23 +32,20 @@ class Submit:
     gateway_room: GatewayRoom | None = None
 
 
-@dataclass(frozen=True)
-class Abort:
+class Abort(Message):
     """Idempotent; answered by Finished(ABORT) where the request still lived, by nothing
     otherwise."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True)
-class Drain:
+class Drain(Message):
     """Refuse new requests; answered once everything in flight has ended, or an Undrain came."""
 
     query_id: int
 
 
-@dataclass(frozen=True)
-class TokenOut:
+class TokenOut(Message):
     """margin: how far, in logits, the choice was from a tie (model/ops/sampling/reference.py)."""
 
     request_id: RequestId
@@ -62,8 +55,7 @@ class TokenOut:
     index: int
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(Message):
     """life: the states that the request went through. hint: what the answer's end shows of the next
     turn (engine/scheduling/turn_end.py)."""
 
@@ -74,19 +66,16 @@ class Finished:
     hint: str = "unknown"
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(Message):
     request_id: RequestId
     error: RequestError
 
 
-@dataclass(frozen=True)
-class Undrain:
+class Undrain(Message):
     """Take new requests again."""
 
 
-@dataclass(frozen=True)
-class Drained:
+class Drained(Message):
     """at_rest: everything in flight has ended; else an Undrain came first."""
 
     query_id: int

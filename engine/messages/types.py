@@ -1,8 +1,8 @@
 """The plain values that messages are made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
+from typing import NewType, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,14 @@ RoomId = NewType("RoomId", int)
 Tokens = NDArray[np.int32]
 NodeName = tuple[int, int]
 """Of a node of the cache's tree, as long as it lives."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Message:
+    """A plain, immutable value. Each subclass is a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
 
 class FinishReason(Enum):
@@ -44,7 +52,12 @@ class LossCause(Enum):
     QUEUE_TIMEOUT = "queue_timeout"
 
 
-@dataclass(frozen=True)
-class RequestError:
+class RequestError(Message):
     kind: ErrorKind
     message: str
+
+
+class OfRoom(Message):
+    """A message that names its room and nothing else."""
+
+    room: RoomId

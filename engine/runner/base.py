@@ -4,6 +4,7 @@ A runner sees plans (engine/forward_plan.py) and memory; no request, no tree. La
 the result are apart, so that the next forward is planned while this one runs.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from tasuki.engine.forward_plan import ForwardPlan
@@ -25,10 +26,8 @@ class InFlightForward(Protocol):
         """
 
 
-class Event(Protocol):
-    """Called: whether all that was launched before it was recorded has ended."""
-
-    def __call__(self) -> bool: ...
+Event = Callable[[], bool]
+"""Whether all that was launched before it was recorded has ended."""
 
 
 class EventRecorder(Protocol):

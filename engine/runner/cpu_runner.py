@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.model.batch import Batch
+from tasuki.model.hooks import LayerHooks
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
@@ -20,16 +21,13 @@ from .base import Event
 from .sequence_states import ResolvedRows, SequenceStates
 
 
-class LayerTicks:
+class LayerTicks(LayerHooks):
     """Ticks once a layer of any kind, so that windows leave while the rest still runs."""
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
         """layers: of a forward."""
         self._steps = steps
         self._layers = layers
-
-    def before_layer(self, layer: int) -> None:
-        """Nothing to wait for: every input of this forward is in the arena."""
 
     def cache_written(self, layer: int) -> None:
         self._steps.tick()

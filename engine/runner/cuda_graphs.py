@@ -8,7 +8,6 @@ from bisect import bisect_left
 
 import torch
 from tasuki.model.backends.triton_backend import TritonBackend
-from tasuki.model.batch import DecodeBatch
 from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -81,17 +80,8 @@ class DecodeGraphs:
     @torch.inference_mode()
     def _step(self, size: int) -> Tensor:
         rows, lanes = self._rows, self._rows.lanes(size)
-        operators = self._backend.bind_decode(
-            DecodeBatch(
-                positions=rows.positions(size),
-                context_lens=rows.context_lens(size),
-                page_table=self._table[:size],
-                read_slots=rows.read_slots(size),
-                write_slots=rows.write_slots(size),
-                rows=rows.rows,
-            ),
-            self._scratch,
-        )
+        batch = rows.decode_batch(size, self._table)
+        operators = self._backend.bind_decode(batch, self._scratch)
         tokens = self._lanes.tokens(lanes)
         branch, residual = self._model.layers(tokens, operators, self._arena, NullHooks())
         logits = self._model.head(branch, residual, operators)

@@ -16,7 +16,7 @@ from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.reference import Sampled
-from tasuki.model.ops.sampling.sample import sample, sample_kept
+from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
@@ -27,7 +27,7 @@ from tasuki.utils.progress import Progress, no_progress
 from .base import Event
 from .block_table import BlockTable
 from .cuda_graphs import DecodeGraphs
-from .device_batch import DeviceBatch, DrawnRows, SamplingTable
+from .device_batch import DeviceBatch, SamplingTable, sampled
 from .last_tokens import LastTokens
 from .layer_events import LayerEvents
 from .sequence_states import ResolvedRows, SequenceStates
@@ -40,7 +40,7 @@ class _Part:
     """Tokens on their way, of the plan's rows of these numbers."""
 
     rows: Sequence[int]
-    drawn: DrawnRows
+    drawn: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class CudaForward:
         self.ended.synchronize()
         results: list[list[Sampled]] = [[] for _ in range(self.rows)]
         for part in self.parts:
-            sampled = part.drawn.sampled(len(part.rows))
-            for row, token in zip(part.rows, sampled, strict=True):
+            tokens = sampled(part.drawn, len(part.rows))
+            for row, token in zip(part.rows, tokens, strict=True):
                 results[row] = [token]
         return results
 
@@ -155,7 +155,7 @@ class CudaRunner:
         logits = self._graphs.replay(len(seated))
         if self._sampling.cuts[seated.lanes].any():
             draws = self._answers.draws(len(logits))
-            sample_kept(logits, cut(logits, draws), draws, self._answers.rows)
+            sample(logits, draws, self._answers.rows, cut(logits, draws))
             self._lanes.put(self._answers.lanes(len(logits)), draws.token)
         return _Part(numbers.tolist(), self._answers.read())
 
@@ -174,14 +174,12 @@ class CudaRunner:
             ends = batch.cu_seqlens[1:] - 1
             last = self._to_device(ends[drawing])
             logits = self._model.head(branch[last], residual[last], operators)
-            sampled = prompts.take(drawing)
-            self._prompts.fill(sampled, self._sampling)
-            draws = self._prompts.draws(len(sampled))
-            if self._sampling.cuts[sampled.lanes].any():
-                sample_kept(logits, cut(logits, draws), draws, self._prompts.rows)
-            else:
-                sample(logits, draws, self._prompts.rows)
-            self._lanes.put(self._prompts.lanes(len(sampled)), draws.token)
+            drawn = prompts.take(drawing)
+            self._prompts.fill(drawn, self._sampling)
+            draws = self._prompts.draws(len(drawn))
+            kept = cut(logits, draws) if self._sampling.cuts[drawn.lanes].any() else None
+            sample(logits, draws, self._prompts.rows, kept)
+            self._lanes.put(self._prompts.lanes(len(drawn)), draws.token)
         return _Part(numbers[drawing].tolist(), self._prompts.read())
 
     def _to_device(self, host: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tasuki.engine.forward_plan import Ints
+from tasuki.model.batch import DecodeBatch
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
@@ -87,11 +88,11 @@ class DeviceBatch:
     def _copy(self, host: Tensor) -> None:
         self._inputs.copy_(host, non_blocking=True)
 
-    def read(self) -> "DrawnRows":
-        """Start to copy what was drawn; it may be looked at once the stream has come this far."""
+    def read(self) -> Tensor:
+        """Start to copy what was drawn, for sampled() once the stream has come this far."""
         host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(self._results, non_blocking=True)
-        return DrawnRows(host)
+        return host
 
     @property
     def rows(self) -> Tensor:
@@ -101,17 +102,16 @@ class DeviceBatch:
     def lanes(self, size: int) -> Tensor:
         return self._inputs[_LANES, :size]
 
-    def positions(self, size: int) -> Tensor:
-        return self._inputs[_POSITIONS, :size]
-
-    def context_lens(self, size: int) -> Tensor:
-        return self._inputs[_CONTEXT, :size]
-
-    def read_slots(self, size: int) -> Tensor:
-        return self._inputs[_READ, :size]
-
-    def write_slots(self, size: int) -> Tensor:
-        return self._inputs[_WRITE, :size]
+    def decode_batch(self, size: int, table: Tensor) -> DecodeBatch:
+        """The first `size` rows as the model takes them. table [rows, pages]: of these rows."""
+        return DecodeBatch(
+            positions=self._inputs[_POSITIONS, :size],
+            context_lens=self._inputs[_CONTEXT, :size],
+            page_table=table[:size],
+            read_slots=self._inputs[_READ, :size],
+            write_slots=self._inputs[_WRITE, :size],
+            rows=self.rows,
+        )
 
     def draws(self, size: int) -> Draws:
         floats, drawn = self._inputs.view(torch.float32), self._results.view(torch.float32)
@@ -128,21 +128,15 @@ class DeviceBatch:
         )
 
 
-class DrawnRows:
-    """Results on their way to the host, [3, rows] int32 (two of the three are float32 bits)."""
-
-    def __init__(self, host: Tensor) -> None:
-        self._host = host
-
-    def sampled(self, rows: int) -> list[Sampled]:
-        """REQUIRES: the copy has ended."""
-        floats = self._host.view(torch.float32)
-        return [
-            Sampled(token, logprob, margin)
-            for token, logprob, margin in zip(
-                self._host[0, :rows].tolist(),
-                floats[1, :rows].tolist(),
-                floats[2, :rows].tolist(),
-                strict=True,
-            )
-        ]
+def sampled(drawn: Tensor, rows: int) -> list[Sampled]:
+    """drawn [3, rows] int32: results on the host, of which two are float32 bits."""
+    floats = drawn.view(torch.float32)
+    return [
+        Sampled(token, logprob, margin)
+        for token, logprob, margin in zip(
+            drawn[0, :rows].tolist(),
+            floats[1, :rows].tolist(),
+            floats[2, :rows].tolist(),
+            strict=True,
+        )
+    ]

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 import torch
+from tasuki.model.hooks import LayerHooks
 from tasuki.transfer.windows.step_counter import StepCounter
 from torch import Tensor
 
 
-class LayerEvents:
-    """`model.hooks.LayerHooks`. launched: the counter's value once all recorded events passed."""
+class LayerEvents(LayerHooks):
+    """launched: the counter's value once all recorded events passed."""
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
         """layers: of a forward."""
@@ -24,9 +25,6 @@ class LayerEvents:
         self._events: SimpleQueue[tuple[torch.cuda.Event, Callable[[], None]]] = SimpleQueue()
         self.launched = steps.value
         threading.Thread(target=self._tick, name="tasuki-ticks", daemon=True).start()
-
-    def before_layer(self, layer: int) -> None:
-        """Nothing to wait for: every input of this forward is ordered before it in the stream."""
 
     def cache_written(self, layer: int) -> None:
         self.launched += 1

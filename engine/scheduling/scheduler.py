@@ -28,7 +28,7 @@ Admit = Callable[[Request], bool]
 
 
 class Scheduler:
-    """`admit(request)` moves a waiting request on and says whether it could; see admission.py."""
+    """`admit(request)` moves a waiting request on and says whether it could (Engine._admit)."""
 
     def __init__(
         self,
@@ -90,7 +90,10 @@ class Scheduler:
             request = self.waiting.popleft()
             if isinstance(request.state, Prefilling):
                 self.running.append(request)
-        work = [self._decode(request, state) for request, state in self._growable()]
+        work = [
+            self._scheduled(request, state, request.expected_length, 1)
+            for request, state in self._growable()
+        ]
         budget = self._config.prefill_chunk_tokens
         for request in self._together():
             if budget <= 0 or len(work) >= self._config.max_batch:
@@ -150,9 +153,6 @@ class Scheduler:
         request.move(Retracted())
         request.move(Waiting())
         self.requeue(request)
-
-    def _decode(self, request: Request, state: Active) -> ScheduledSequence:
-        return self._scheduled(request, state, request.expected_length, 1)
 
     def _chunk(self, request: Request, state: Prefilling, budget: int) -> ScheduledSequence | None:
         """As much as the budget allows; inside a prompt a chunk ends on a page, so pages leave

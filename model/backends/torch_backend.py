@@ -1,20 +1,53 @@
 """The operators in PyTorch: the CPU path, and the oracle of every kernel."""
 
+from dataclasses import dataclass
+
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.ops.attention.reference import paged_attention
-from tasuki.model.ops.attention.rope import apply_rotary
-from tasuki.model.ops.gdn.reference import gated_delta_rule
-from tasuki.model.ops.gdn.reference_conv import causal_conv
+from tasuki.model.ops.attention.reference import AttentionPlan, paged_attention, plan_attention
+from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
+from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
+from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
 from tasuki.model.ops.linear.reference import swiglu
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from tasuki.pycache.layout import PAGE_TOKENS
 from torch import Tensor
 from torch.nn import functional
 
 from .reduce import Reduce, one_rank
-from .torch_plan import TorchPlan
+
+
+@dataclass(frozen=True)
+class TorchPlan:
+    """What every layer of one forward shares, so that layers hold no index arithmetic. cos, sin
+    [T, 1, rotary_dim / 2] float32."""
+
+    attention: AttentionPlan
+    conv: ConvPlan
+    gdn: GdnPlan
+    cos: Tensor
+    sin: Tensor
+
+    @staticmethod
+    def of(batch: Batch, config: ModelConfig) -> "TorchPlan":
+        lengths = batch.cu_seqlens.diff().tolist()
+        saves = batch.saves()
+        cos, sin = rotary_table(batch.positions, config.rotary_dim, config.rope_theta)
+        return TorchPlan(
+            attention=plan_attention(
+                lengths,
+                batch.context_lens.tolist(),
+                batch.page_table,
+                batch.positions,
+                PAGE_TOKENS,
+            ),
+            conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
+            gdn=plan_gdn(lengths, batch.read_slots, saves),
+            cos=cos,
+            sin=sin,
+        )
 
 
 class TorchBackend:

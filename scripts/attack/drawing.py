@@ -91,25 +91,15 @@ def _single(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
             return st.sampled_from((b"", b"\0", b"salt", b"\xff" * 4000)) | st.binary(max_size=64)
         case FieldDescriptor.TYPE_DOUBLE | FieldDescriptor.TYPE_FLOAT:
             return st.sampled_from((0.0, 0.5, 1.0, -1.0, 1e30)) | st.floats(width=32)
-    low, high = _RANGES[field.type]
+    low, high = _RANGES[field.cpp_type]
     return st.sampled_from([number for number in NUMBERS if low <= number <= high]) | st.integers(
         max(low, 0), 200
     )
 
 
-_UNSIGNED_32 = (0, 2**32 - 1)
-_UNSIGNED_64 = (0, 2**64 - 1)
-_SIGNED_32 = (-(2**31), 2**31 - 1)
-_SIGNED_64 = (-(2**63), 2**63 - 1)
 _RANGES = {
-    FieldDescriptor.TYPE_INT32: _SIGNED_32,
-    FieldDescriptor.TYPE_SINT32: _SIGNED_32,
-    FieldDescriptor.TYPE_SFIXED32: _SIGNED_32,
-    FieldDescriptor.TYPE_INT64: _SIGNED_64,
-    FieldDescriptor.TYPE_SINT64: _SIGNED_64,
-    FieldDescriptor.TYPE_SFIXED64: _SIGNED_64,
-    FieldDescriptor.TYPE_UINT32: _UNSIGNED_32,
-    FieldDescriptor.TYPE_FIXED32: _UNSIGNED_32,
-    FieldDescriptor.TYPE_UINT64: _UNSIGNED_64,
-    FieldDescriptor.TYPE_FIXED64: _UNSIGNED_64,
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }

@@ -5,7 +5,7 @@ asked.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -55,6 +55,11 @@ def methods(module: ModuleType) -> list[Method]:
     ]
 
 
+def service(module: ModuleType, name: str) -> dict[str, Method]:
+    """One service's methods by name."""
+    return {method.name: method for method in methods(module) if method.service.endswith(name)}
+
+
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),) if key else ()
 
@@ -69,6 +74,25 @@ def ask(
 ) -> tuple[grpc.StatusCode, list[Any]]:
     """The call's status, which the tally has noted, and its answers. Endless streams are left."""
     sent = list(requests)
+    answers: list[Any] = []
+    try:
+        answer = begin(channel, method, sent, key, seconds)
+        if method.arity.endswith("_unary"):
+            answers.append(answer)
+        else:
+            answers += itertools.islice(answer, _HEARD)
+            answer.cancel()
+    except grpc.RpcError as error:
+        judge(error.code(), error.details() or "", f"{method.path} {_short(sent)}", tally)
+        return error.code(), answers
+    tally.note(grpc.StatusCode.OK.name)
+    return grpc.StatusCode.OK, answers
+
+
+def begin(
+    channel: grpc.Channel, method: Method, sent: Sequence[Any], key: str, seconds: float
+) -> Any:
+    """The call's answer, or its answers as they come. sent: messages, or bytes as they are."""
     call = getattr(channel, method.arity)(
         method.path,
         request_serializer=lambda message: (
@@ -77,20 +101,7 @@ def ask(
         response_deserializer=method.response.FromString,
     )
     asked: Any = iter(sent) if method.arity.startswith("stream") else sent[0]
-    answers: list[Any] = []
-    try:
-        answer = call(asked, timeout=seconds, metadata=bearer(key))
-        if method.arity.endswith("_unary"):
-            answers.append(answer)
-        else:
-            answers += _some(answer)
-        code = grpc.StatusCode.OK
-    except grpc.RpcError as error:
-        code = error.code()
-        judge(code, error.details() or "", f"{method.path} {_short(sent)}", tally)
-        return code, answers
-    tally.note(code.name)
-    return code, answers
+    return call(asked, timeout=seconds, metadata=bearer(key))
 
 
 def judge(code: grpc.StatusCode, details: str, call: str, tally: Tally) -> None:
@@ -99,11 +110,6 @@ def judge(code: grpc.StatusCode, details: str, call: str, tally: Tally) -> None:
         tally.finding(f"{code.name} {details[:200]!r} of {call}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         tally.finding(f"no end in time: {call}")
-
-
-def _some(stream: Any) -> Iterator[Any]:
-    yield from itertools.islice(stream, _HEARD)
-    stream.cancel()
 
 
 def _short(sent: list[Any]) -> str:

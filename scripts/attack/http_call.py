@@ -4,14 +4,12 @@ Every call has a deadline. A status of 500, or no end at all, is a finding, what
 """
 
 import http.client
-import json
 import socket
 from dataclasses import dataclass, field
 
 from scripts.attack.tally import Tally
 
 CALL_SECONDS = 60.0
-_JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -24,10 +22,6 @@ class HttpCall:
     key: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
-    @staticmethod
-    def posting(path: str, body: object, key: str = "") -> "HttpCall":
-        return HttpCall("POST", path, json.dumps(body).encode(), key, dict(_JSON))
-
     def description(self) -> str:
         body = "" if self.body is None else f" {self.body[:300]!r} of {len(self.body)} bytes"
         return f"{self.method} {self.path} {self.headers}{body}"
@@ -35,8 +29,7 @@ class HttpCall:
 
 def ask(address: str, call: HttpCall, tally: Tally) -> int | None:
     """The status, which the tally has noted; None where the server hung up without one."""
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=CALL_SECONDS)
+    connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
     headers = {**call.headers}
     if call.key:
         headers["Authorization"] = f"Bearer {call.key}"

@@ -6,14 +6,12 @@ clock.
 """
 
 import http.client
-import os
 import threading
 import time
-from pathlib import Path
+
+from scripts.processes import loop_seconds, resident
 
 _INTERVAL = 0.1
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Probe:
@@ -53,10 +51,9 @@ class Probe:
             self._over.wait(_INTERVAL)
 
     def _ask(self) -> None:
-        host, _, port = self._address.rpartition(":")
         self.most_memory = max(self.most_memory, resident(self._pid))
         busy, began = loop_seconds(self._pid), time.monotonic()
-        connection = http.client.HTTPConnection(host, int(port), timeout=self._patience)
+        connection = http.client.HTTPConnection(self._address, timeout=self._patience)
         try:
             connection.request("GET", "/health")
             status = connection.getresponse().status
@@ -68,20 +65,3 @@ class Probe:
             self.answers += 1
         else:
             self.refused += 1
-
-
-def loop_seconds(pid: int) -> float:
-    """Processor time of the process's first thread so far; 0 where it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def resident(pid: int) -> int:
-    """Bytes; 0 where the process is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-    except OSError:
-        return 0

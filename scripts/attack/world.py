@@ -1,24 +1,22 @@
 """The daemons under attack: a prefill and a decode node with keys of every scope.
 
-Owns processes. Thread rule: one thread starts, checks and mends;
+Owns the file of keys. Thread rule: one thread starts, checks and mends;
 any may call the nodes. Invariant: after mend() both nodes run, take requests and have met.
 """
 
-import http.client
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import grpc
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
 
-from scripts.attack.probe import Probe, resident
+from scripts.attack.http_call import HttpCall, ask
+from scripts.attack.probe import Probe
 from scripts.attack.tally import Tally
-from tests.harness.daemons import Node, asked, flags, has_met, kept_address, random_prompt
-from tests.harness.waiting import until
+from scripts.pair import Pair
+from scripts.processes import resident
+from tests.harness.daemons import Node, asked, flags, questions
 
 OWNER = "owner-key"
 """Of --api-key: every scope."""
@@ -45,27 +43,20 @@ _REST_SECONDS = 60.0
 _QUESTIONS = (40, 300)
 
 
-class World:
+class World(Pair):
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         keys = Path(self._folder.name) / "keys"
         keys.write_text("".join(f"{name} {key} {scope}\n" for name, (key, scope) in KEYS.items()))
-        self.access = ("--api-key", OWNER, "--api-keys", str(keys))
-        http_bind = ("--http-bind", "127.0.0.1:0")
-        self.flags = (*flags(arena_mib=32), *self.access, "--prefill-chunk-tokens", "64")
-        # The transport of rogue peers.
-        self.flags += ("--transport", "nixl")
-        small = (*self.flags, "--max-sessions", str(MOST_SESSIONS))
-        self.prefill = Node("prefill", *small, *http_bind, bind=kept_address()).wait_ready()
-        target = ("--prefill", self.prefill.address)
-        self.decode = Node("decode", *small, *http_bind, *target, bind=kept_address()).wait_ready()
+        self.flags = (
+            *(*flags(arena_mib=32), "--api-key", OWNER, "--api-keys", str(keys)),
+            # The transport of rogue peers.
+            *("--prefill-chunk-tokens", "64", "--transport", "nixl"),
+        )
+        small = (*self.flags, "--max-sessions", str(MOST_SESSIONS), "--http-bind", "127.0.0.1:0")
+        self.right = questions(_QUESTIONS)
+        super().__init__(small, small)
         self._asked_again = 0
-        self.mend(Tally())
-        self.right = [self._draw(length) for length in _QUESTIONS]
-
-    @property
-    def nodes(self) -> tuple[Node, Node]:
-        return self.prefill, self.decode
 
     @contextmanager
     def watched(self, tally: Tally) -> Iterator[None]:
@@ -116,46 +107,32 @@ class World:
             tally.finding(f"{name}: {trouble}")
             node.put_down()
             node.start_again()
-        until(lambda: has_met(self.decode), "the nodes do not find each other")
-
-    def _draw(self, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A prompt and its answer, far from any near tie."""
-        for seed in range(20):
-            prompt = random_prompt(length, seed)
-            answer = asked(self.decode, prompt, b"right", 24).result()
-            if min(answer.margins) > TIE_MARGIN:
-                return prompt, tuple(answer.token_ids)
-        raise AssertionError(f"no prompt of {length} tokens without a near tie")
+        self.meet()
 
     def _ask_again(self, tally: Tally) -> None:
         """Cached and not, the answers are those of before."""
         self._asked_again += 1
         for salt in (b"right", f"anew {self._asked_again}".encode()):
-            for prompt, tokens in self.right:
+            for question in self.right:
                 try:
-                    answer = asked(self.decode, prompt, salt, 24).result()
+                    answer = asked(self.decode, question.prompt, salt).result()
                 except Exception as error:
                     tally.finding(f"a right request is refused afterwards: {error}")
                     continue
-                if tuple(answer.token_ids) != tokens:
-                    tally.finding(f"another answer than before: {len(prompt)} tokens, {salt!r}")
+                if answer.token_ids != question.tokens:
+                    length = len(question.prompt)
+                    tally.finding(f"another answer than before: {length} tokens, {salt!r}")
 
     def channel(self, node: Node) -> grpc.Channel:
         """A connection of its own."""
         return grpc.insecure_channel(node.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for node in (self.decode, self.prefill):
+    def close(self) -> list[int]:
+        """However they end: what an attack did to them is judged before."""
+        for node in self.nodes:
             node.put_down()
         self._folder.cleanup()
+        return []
 
 
 def _since(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
@@ -171,13 +148,5 @@ def _trouble(node: Node) -> str | None:
     status = node.exit_status
     if status is not None:
         return f"ended with {status}: {' | '.join(node.last_words[-3:])}"
-    host, _, port = node.http_address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=MOST_SILENT_SECONDS)
-    try:
-        connection.request("GET", "/ready")
-        ready = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as problem:
-        return f"does not answer: {problem}"
-    finally:
-        connection.close()
-    return None if ready == 200 else f"/ready says {ready}"
+    ready = ask(node.http_address, HttpCall("GET", "/ready"), Tally())
+    return None if ready == 200 else f"/ready answers {ready}"

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from tasuki.cli.embedded import embedded_model
 
-from scripts.clients.environments import install
-from scripts.clients.runs import ClientCounts, runs
-from tests.harness.daemons import Node, flags
-from tests.harness.waiting import until
+from scripts.clients.install import install
+from scripts.clients.runs import runs
+from scripts.pair import Pair
+from tests.harness.daemons import flags
 
 CLIENTS = ("aiperf", "evalscope", "guidellm", "locust")
 _SECONDS = 900
@@ -59,11 +59,8 @@ def row(client: str, address: str, folder: Path) -> bool:
         f"| {spent:.0f} s |",
         flush=True,
     )
-    return done.returncode == 0 and _agrees(counts, counted)
-
-
-def _agrees(counts: ClientCounts, counted: int) -> bool:
-    return counts.requests > 0 and not counts.failed and counted == (counts.cached_tokens or 0)
+    agrees = counts.requests > 0 and not counts.failed and counted == (counts.cached_tokens or 0)
+    return done.returncode == 0 and agrees
 
 
 def main() -> int:
@@ -72,18 +69,16 @@ def main() -> int:
     chosen = parser.parse_args().clients or CLIENTS
     for client in chosen:
         install(client)
+    common = flags(arena_mib=256)
     http = ("--http-bind", "127.0.0.1:0", "--served-model-name", "embedded")
-    prefill = Node("prefill", *flags(arena_mib=256)).wait_ready()
-    decode = Node("decode", *flags(arena_mib=256), *http, "--prefill", prefill.address).wait_ready()
-    until(lambda: decode.stats().prefill_nodes[0].name == "prefill", decode.story)
     print("| client | requests | failed | cached, its sum | cached, the server's | took |")
     print("| --- | --- | --- | --- | --- | --- |", flush=True)
     good = True
     folder = Path(tempfile.mkdtemp(prefix="tasuki-clients-"))
-    for client in chosen:
-        (folder / client).mkdir()
-        good &= row(client, decode.http_address, folder / client)
-    assert [decode.stop(), prefill.stop()] == [0, 0]
+    with Pair(common, (*common, *http)) as pair:
+        for client in chosen:
+            (folder / client).mkdir()
+            good &= row(client, pair.decode.http_address, folder / client)
     print(f"clients: {'PASSED' if good else 'FAILED'}; outputs are in {folder}")
     return 0 if good else 1
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.clients.environments import program
+from scripts.clients.install import program
 
 MODEL = "embedded"
 _HUB_NAME = "local/embedded"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save_file
 
-from scripts.goldens.reference import Answer, Arrays, Reference
+from scripts.goldens.reference import Answer, Reference
 from scripts.goldens.shapes import Case, Shape
 from scripts.goldens.weights import draft_head
 
@@ -54,7 +54,8 @@ def write_model(shape: Shape, folder: Path) -> int:
     made_with = {name: version(name).split("+")[0] for name in ("transformers", "torch", "numpy")}
     document = {"seed": shape.seed, "made_with": made_with, "tolerance": TOLERANCE}
     _write_json(folder / "golden.json", document | {"cases": entries})
-    _write_arrays(folder / "golden.npz", arrays)
+    # savez gives every member the same date.
+    np.savez(folder / "golden.npz", **dict(sorted(arrays.items())))
     return sum((folder / name).stat().st_size for name in NAMES)
 
 
@@ -104,9 +105,3 @@ def _config(shape: Shape) -> dict[str, Any]:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, sort_keys=True) + "\n")
-
-
-def _write_arrays(path: Path, arrays: Arrays) -> None:
-    # savez gives every member the same date.
-    with path.open("wb") as file:
-        np.savez(file, **{name: arrays[name] for name in sorted(arrays)})

@@ -1,32 +1,33 @@
-"""The boards: what an operator looks at first, then the cache, hand-overs and faults. Data only."""
+"""The boards: what an operator looks at first, then the cache, hand-overs and faults. Data only.
+
+Metrics are named without the `tasuki_` that they all begin with.
+"""
 
 from dataclasses import dataclass
 
-from .panel import Panel, Query, gauge, quantiles, rate, share
+from .panel import NODES, Panel, Query, by_label, gauge, rate, rates, share, spread, times
 
 
 @dataclass(frozen=True)
 class Board:
-    """name: of its file, and its uid behind `tasuki-`."""
+    """name: of its file, and behind "tasuki" its uid and its title."""
 
     name: str
-    title: str
     panels: tuple[Panel, ...]
 
 
-_PROMPT = rate("tasuki_request_prompt_tokens_total")
-_USABLE = rate("tasuki_request_usable_tokens_total")
+_PROMPT = rate("request_prompt_tokens_total")
+_USABLE = rate("request_usable_tokens_total")
 
 OVERVIEW = Board(
     "overview",
-    "tasuki: overview",
     (
         Panel(
             "Prompt tokens by what became of them",
             "short",
             (
                 Query(_USABLE, "usable"),
-                Query(rate("tasuki_request_lost_tokens_total", "cause"), "{{cause}}"),
+                Query(rate("request_lost_tokens_total", "cause"), "{{cause}}"),
             ),
             "Usable and all causes are the prompt. What is not new was seen before and lost.",
             stacked=True,
@@ -37,110 +38,70 @@ OVERVIEW = Board(
             (Query(share(_USABLE, _PROMPT), "usable"),),
             "What did not have to be computed again.",
         ),
-        Panel(
-            "Time to first token",
-            "s",
-            quantiles("tasuki_time_to_first_token_seconds"),
-            "From arrival.",
-        ),
-        Panel(
+        times("Time to first token", "time_to_first_token", "From arrival."),
+        times(
             "Time per output token",
-            "s",
-            quantiles("tasuki_time_per_output_token_seconds"),
+            "time_per_output_token",
             "Mean of each request, after its first token.",
         ),
-        Panel(
-            "Queue",
-            "s",
-            quantiles("tasuki_queue_seconds"),
-            "Before the prompt was computed, here or elsewhere.",
-        ),
-        Panel(
-            "Prefill",
-            "s",
-            quantiles("tasuki_prefill_seconds"),
-            "Computing or receiving the prompt.",
-        ),
-        Panel(
+        times("Queue", "queue", "Before the prompt was computed, here or elsewhere."),
+        times("Prefill", "prefill", "Computing or receiving the prompt."),
+        rates(
             "Tokens a second",
-            "short",
-            (
-                Query(rate("tasuki_generated_tokens_total"), "generated"),
-                Query(_PROMPT, "prompt"),
-            ),
             "Of requests that ended, and of tokens emitted.",
+            generated="generated_tokens_total",
+            prompt="request_prompt_tokens_total",
         ),
-        Panel(
-            "Requests by state",
-            "short",
-            (Query(gauge("tasuki_requests", "state"), "{{state}}"),),
-            "In the engines now.",
-            stacked=True,
-        ),
-        Panel(
-            "Step",
-            "s",
-            quantiles("tasuki_engine_step_seconds"),
-            "From planning a forward to having landed the one before.",
-        ),
-        Panel(
+        by_label("Requests by state", "requests", "state", "In the engines now.", stacked=True),
+        times("Step", "engine_step", "From planning a forward to having landed the one before."),
+        rates(
             "Device idle between steps",
-            "percentunit",
-            (Query(rate("tasuki_engine_idle_seconds_sum"), "idle"),),
             "Of a second, while there was work.",
+            "percentunit",
+            idle="engine_idle_seconds_sum",
         ),
     ),
 )
 
 CACHE = Board(
     "cache",
-    "tasuki: cache",
     (
-        Panel(
+        by_label(
             "State slots",
-            "short",
-            (Query(gauge("tasuki_cache_slots", "owner"), "{{owner}}"),),
+            "cache_slots",
+            "owner",
             "By owner; the sum is what the pool could hold while the other keeps what it has.",
             stacked=True,
         ),
-        Panel(
-            "KV pages",
-            "short",
-            (Query(gauge("tasuki_cache_pages", "owner"), "{{owner}}"),),
-            "By owner.",
-            stacked=True,
-        ),
-        Panel(
+        by_label("KV pages", "cache_pages", "owner", "By owner.", stacked=True),
+        by_label(
             "Evicted slabs by kind",
-            "short",
-            (Query(rate("tasuki_cache_evicted_slabs_total", "kind"), "{{kind}}"),),
+            "cache_evicted_slabs_total",
+            "kind",
             "Room made a second. Pages go first: no state needs them.",
             stacked=True,
         ),
-        Panel(
+        spread(
             "Worth of what is evicted",
-            "none",
-            quantiles("tasuki_cache_eviction_score"),
+            "cache_eviction_score",
             "As the policy held it; rising: the arena is too small for what comes back.",
+            "none",
         ),
-        Panel(
+        by_label(
             "Prefill that each policy would have saved",
-            "short",
-            (Query(gauge("tasuki_cache_policy_saved_tokens", "policy"), "{{policy}}"),),
+            "cache_policy_saved_tokens",
+            "policy",
             "Of the shadows' sample, of late.",
         ),
-        Panel(
-            "Policy that evicts",
-            "none",
-            (Query(gauge("tasuki_cache_policy_followed", "policy"), "{{policy}}"),),
-            "Nodes that follow it.",
+        by_label(
+            "Policy that evicts", "cache_policy_followed", "policy", "Nodes that follow it.", "none"
         ),
         Panel(
             "Looked up and lost on each node",
             "short",
             (
-                Query(rate("tasuki_cache_usable_tokens_total", "instance"), "usable {{instance}}"),
-                Query(rate("tasuki_cache_lost_tokens_total", "cause"), "{{cause}}"),
+                Query(rate("cache_usable_tokens_total", "instance"), "usable {{instance}}"),
+                Query(rate("cache_lost_tokens_total", "cause"), "{{cause}}"),
             ),
             "By the trees themselves, so that what was retracted or leased for others counts too.",
         ),
@@ -148,8 +109,8 @@ CACHE = Board(
             "Checkpoints and nodes",
             "short",
             (
-                Query(gauge("tasuki_cache_checkpoints", "instance"), "checkpoints {{instance}}"),
-                Query(gauge("tasuki_cache_nodes", "instance"), "nodes {{instance}}"),
+                Query(gauge("cache_checkpoints", "instance"), "checkpoints {{instance}}"),
+                Query(gauge("cache_nodes", "instance"), "nodes {{instance}}"),
             ),
             "Of the radix trees.",
         ),
@@ -158,113 +119,86 @@ CACHE = Board(
 
 HANDOVER = Board(
     "hand-over",
-    "tasuki: hand-over",
     (
-        Panel(
+        rates(
             "Prompts handed over and kept",
-            "short",
-            (
-                Query(rate("tasuki_remote_prefills_total"), "handed over"),
-                Query(rate("tasuki_local_fallbacks_total"), "fell back"),
-            ),
             "Requests a second.",
+            handed_over="remote_prefills_total",
+            fell_back="local_fallbacks_total",
         ),
-        Panel(
+        times(
             "Exposed transfer time",
-            "s",
-            quantiles("tasuki_handover_exposed_seconds"),
+            "handover_exposed",
             "After the forward's end: what the client waits for.",
         ),
-        Panel(
+        by_label(
             "Sending, hidden and exposed",
-            "percentunit",
-            (Query(rate("tasuki_handover_sent_seconds_total", "when"), "{{when}}"),),
+            "handover_sent_seconds_total",
+            "when",
             "Seconds a second, on the senders.",
+            "percentunit",
             stacked=True,
         ),
-        Panel(
+        rates(
             "Bytes",
-            "Bps",
-            (
-                Query(rate("tasuki_handover_sent_bytes_total"), "sent"),
-                Query(rate("tasuki_handover_bytes_total"), "arrived"),
-            ),
             "Of hand-overs that went to their end.",
+            "Bps",
+            sent="handover_sent_bytes_total",
+            arrived="handover_bytes_total",
         ),
-        Panel(
+        by_label(
             "Windows by what became of them",
-            "short",
-            (Query(rate("tasuki_handover_windows_total", "outcome"), "{{outcome}}"),),
+            "handover_windows_total",
+            "outcome",
             "On the receivers; only landed is good.",
         ),
-        Panel(
+        rates(
             "Windows sent",
-            "short",
-            (Query(rate("tasuki_handover_sent_windows_total"), "sent"),),
             "On the senders, of rooms sent whole.",
+            sent="handover_sent_windows_total",
         ),
-        Panel(
+        times(
             "A window",
-            "s",
-            quantiles("tasuki_handover_window_seconds"),
+            "handover_window",
             "From its digest's begin to its flush; few and long ones hide less.",
         ),
-        Panel(
+        by_label(
             "Pulls by outcome",
-            "short",
-            (Query(rate("tasuki_pulls_total", "outcome"), "{{outcome}}"),),
+            "pulls_total",
+            "outcome",
             "Prefill nodes that fetched a prompt's beginning instead of computing it.",
         ),
-        Panel(
+        rates(
             "Pulled",
-            "Bps",
-            (Query(rate("tasuki_pulled_bytes_total"), "bytes"),),
             "By prefill nodes from the nodes that asked.",
+            "Bps",
+            bytes="pulled_bytes_total",
         ),
-        Panel(
-            "Rooms' queue",
-            "s",
-            quantiles("tasuki_room_queue_seconds"),
-            "On prefill nodes, until the prompt was computed.",
-        ),
-        Panel(
-            "Rooms' prefill",
-            "s",
-            quantiles("tasuki_room_prefill_seconds"),
-            "On prefill nodes.",
-        ),
+        times("Rooms' queue", "room_queue", "On prefill nodes, until the prompt was computed."),
+        times("Rooms' prefill", "room_prefill", "On prefill nodes."),
     ),
 )
 
 FAULTS = Board(
     "faults",
-    "tasuki: faults",
     (
-        Panel(
+        by_label(
             "Hand-overs lost",
-            "short",
-            (Query(rate("tasuki_handovers_lost_total", "cause"), "{{cause}}"),),
+            "handovers_lost_total",
+            "cause",
             "Each cost a retry elsewhere or a prefill here; digest must be 0.",
             stacked=True,
         ),
-        Panel(
-            "Fences",
-            "s",
-            quantiles("tasuki_fence_seconds"),
-            "How long ids stayed out of use after a loss.",
-        ),
-        Panel(
-            "Prefill nodes by state",
-            "short",
-            (Query(gauge("tasuki_prefill_nodes", "state"), "{{state}}"),),
-            "As their decode nodes see them.",
+        times("Fences", "fence", "How long ids stayed out of use after a loss."),
+        by_label(
+            "Prefill nodes by state", "prefill_nodes", "state", "As their decode nodes see them."
         ),
         Panel(
             "Rooms by outcome",
             "short",
             (
-                Query(rate("tasuki_rooms_ended_total", "outcome"), "{{outcome}}"),
-                Query(rate("tasuki_handover_sent_rooms_total", "outcome"), "sender {{outcome}}"),
+                Query(rate("rooms_ended_total", "outcome"), "{{outcome}}"),
+                Query(rate("handover_sent_rooms_total", "outcome"), "sender {{outcome}}"),
             ),
             "On prefill nodes.",
         ),
@@ -272,34 +206,27 @@ FAULTS = Board(
             "Requests refused and ended",
             "short",
             (
-                Query(rate("tasuki_requests_rejected_total", "kind"), "refused {{kind}}"),
-                Query(rate("tasuki_requests_finished_total", "reason"), "{{reason}}"),
+                Query(rate("requests_rejected_total", "kind"), "refused {{kind}}"),
+                Query(rate("requests_finished_total", "reason"), "{{reason}}"),
             ),
             "A second.",
         ),
-        Panel(
-            "Cancelled hand-overs",
-            "short",
-            (Query(rate("tasuki_handovers_cancelled_total"), "cancelled"),),
-            "The client went away.",
+        rates(
+            "Cancelled hand-overs", "The client went away.", cancelled="handovers_cancelled_total"
         ),
         Panel(
             "Quarantined",
             "short",
-            (
-                Query('sum(tasuki_cache_slots{owner="quarantined", instance=~"$node"})', "slots"),
-                Query('sum(tasuki_cache_pages{owner="quarantined", instance=~"$node"})', "pages"),
+            tuple(
+                Query(f'sum(tasuki_cache_{pool}{{owner="quarantined", {NODES}}})', pool)
+                for pool in ("slots", "pages")
             ),
             "Ids that a lost writer might still write; they come back with its fence.",
         ),
         Panel(
             "Cache integrity",
             "none",
-            (
-                Query(
-                    'min by (instance) (tasuki_cache_integrity{instance=~"$node"})', "{{instance}}"
-                ),
-            ),
+            (Query(f"min by (instance) (tasuki_cache_integrity{{{NODES}}})", "{{instance}}"),),
             "1 while every invariant holds.",
         ),
     ),

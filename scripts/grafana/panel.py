@@ -1,6 +1,7 @@
 """One panel of a board: a title, a unit and its queries; and what Grafana's SDK makes of it.
 
-Queries use $node for the chosen nodes and $rate for the span of a rate.
+Metrics are named without the `tasuki_` that they all begin with. Queries use $node for the chosen
+nodes and $rate for the span of a rate.
 """
 
 from dataclasses import dataclass
@@ -32,11 +33,10 @@ class Panel:
     stacked: bool = False
 
 
-def rate(metric: str, by: str = "", labels: str = "") -> str:
+def rate(metric: str, by: str = "") -> str:
     """Of a counter, a second, summed over the nodes looked at. by: a label to keep."""
-    selected = f"{metric}{{{', '.join(filter(None, (NODES, labels)))}}}"
     kept = f" by ({by})" if by else ""
-    return f"sum{kept} (rate({selected}[$rate]))"
+    return f"sum{kept} (rate(tasuki_{metric}{{{NODES}}}[$rate]))"
 
 
 def share(part: str, whole: str) -> str:
@@ -44,12 +44,36 @@ def share(part: str, whole: str) -> str:
 
 
 def gauge(metric: str, by: str) -> str:
-    return f"sum by ({by}) ({metric}{{{NODES}}})"
+    return f"sum by ({by}) (tasuki_{metric}{{{NODES}}})"
+
+
+def by_label(
+    title: str, metric: str, by: str, text: str, unit: str = "short", stacked: bool = False
+) -> Panel:
+    """A metric by the values of one label: a counter's a second, a gauge's as it is."""
+    expr = rate(metric, by) if metric.endswith("_total") else gauge(metric, by)
+    return Panel(title, unit, (Query(expr, f"{{{{{by}}}}}"),), text, stacked)
+
+
+def times(title: str, metric: str, text: str) -> Panel:
+    """How a histogram of seconds is spread, named without its `_seconds`."""
+    return spread(title, f"{metric}_seconds", text, "s")
+
+
+def spread(title: str, metric: str, text: str, unit: str) -> Panel:
+    """How a histogram is spread."""
+    return Panel(title, unit, quantiles(metric), text)
+
+
+def rates(title: str, text: str, unit: str = "short", **metrics: str) -> Panel:
+    """Counters, a second, by their legends, in which `_` is a blank."""
+    queries = (Query(rate(of), legend.replace("_", " ")) for legend, of in metrics.items())
+    return Panel(title, unit, tuple(queries), text)
 
 
 def quantiles(metric: str) -> tuple[Query, ...]:
     """Of a histogram: the median and the slow end."""
-    buckets = f"sum by (le) (rate({metric}_bucket{{{NODES}}}[$rate]))"
+    buckets = f"sum by (le) (rate(tasuki_{metric}_bucket{{{NODES}}}[$rate]))"
     return tuple(
         Query(f"histogram_quantile({quantile}, {buckets})", f"p{100 * quantile:g}")
         for quantile in (0.5, 0.9, 0.99)

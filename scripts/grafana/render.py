@@ -11,7 +11,7 @@ from .panel import DATASOURCE, built
 def render(board: Board) -> str:
     """Data source and nodes are variables of the board, so that it fits any Grafana."""
     drawn = (
-        dashboard.Dashboard(board.title)
+        dashboard.Dashboard(f"tasuki: {board.name}")
         .uid(f"tasuki-{board.name}")
         .tags(["tasuki"])
         .refresh("10s")

@@ -11,17 +11,13 @@ from scripts.load.users import Users
 _TELL_SECONDS = 15.0
 
 
-async def _nothing() -> None:
-    return None
-
-
 async def load(
     nodes: Nodes,
     streams: int,
     seconds: float,
     seed: int = 1,
     turns: int = 0,
-    meanwhile: Callable[[], Awaitable[None]] = _nothing,
+    meanwhile: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
     say: Callable[[str], None] = lambda line: None,
 ) -> Tally:
     """meanwhile: what happens to the nodes under the load. The load outlasts `meanwhile`, `seconds`

@@ -1,24 +1,6 @@
-"""How much memory a process holds over time, and whether that stays flat.
+"""How much memory a process holds over time, and whether that stays flat."""
 
-Reads /proc. Thread rule: one caller.
-"""
-
-from pathlib import Path
-
-_KIB = 1024
 _MIB = 2**20
-
-
-def resident_bytes(pid: int) -> int:
-    """Raises ProcessLookupError where the process has gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except FileNotFoundError as error:
-        raise ProcessLookupError(pid) from error
-    for line in lines:
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * _KIB
-    raise ProcessLookupError(pid)
 
 
 class MemoryTrail:

@@ -7,19 +7,14 @@ to run.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+
+from scripts.faulty_pair import Fault
 
 CONVERSATIONS = 6
 NEW_TOKENS = 4
 _VOCABULARY = 2000
 _SHORTEST, _LONGEST = 70, 160
-
-
-class Fault(Enum):
-    CUT = "link cut"
-    BLACK_HOLE = "link half-open"
-    FREEZE_PREFILL = "prefill frozen"
-    FREEZE_DECODE = "decode frozen"
+FAULTS = (Fault.CUT, Fault.BLACK_HOLE, Fault.FREEZE_PREFILL, Fault.FREEZE_DECODE)
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ def disturbances(seed: int) -> Iterator[Disturbance]:
     rng = random.Random(f"{seed}/disturbances")
     while True:
         yield Disturbance(
-            rng.choice(list(Fault)),
+            rng.choice(FAULTS),
             rng.randrange(1, 20),
             rng.uniform(0.0, 0.3),
             rng.choice((0.05, 0.4, 1.2, 1.6)),

@@ -7,31 +7,34 @@ Invariant: every request is counted once, as answered or as a trouble.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
-from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.client.aio import AsyncClient
+from tasuki.client.errors import ClientError
+from tasuki.client.prompt import Prompt
+from tasuki.client.retry import RetryPolicy
+from tasuki.engine.messages import Usage
+from tasuki.utils.config.options import option
 
+from scripts.command import seed_option
 from scripts.lost_links.plan import NEW_TOKENS, Ask, asks, disturbances
 from scripts.lost_links.tally import HANDED_OVER, HERE, LOST, PULLED, Tally
 from scripts.lost_links.world import Turn, World
 
 _ANSWER_SECONDS = 60.0
 """A request that has no end by then is one that is never answered."""
+_REST_SECONDS = 20.0
 _TOLD_EVERY = 500
 _LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """at_once: requests in flight. patience: factor on deadlines, for a host that is slow."""
-
-    requests: int
-    seed: int
-    at_once: int = 16
-    patience: float = 1.0
+    requests: int = option(10_000, "how many in all")
+    seed: int | None = seed_option()
+    at_once: int = option(16, "requests in flight")
+    patience: float = option(1.0, "factor on deadlines, for a host that is slow")
 
 
 def play(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
@@ -48,7 +51,7 @@ def play(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
             disturber.join()
         try:
             world.mend()
-            world.assert_at_rest()
+            world.assert_at_rest(_REST_SECONDS * settings.patience)
         except AssertionError as error:
             tally.troubles.append(f"held afterwards: {error}")
         tally.lost = world.lost_by_cause()
@@ -62,74 +65,63 @@ def _disturb(world: World, settings: StreamSettings, tally: Tally, over: threadi
             if over.wait(_LOOK_SECONDS):
                 return
         time.sleep(disturbance.pause)
-        world.disturb(disturbance)
-        tally.faults[disturbance.fault.value] += 1
+        world.disturb(disturbance.fault, disturbance.lasts)
+        tally.disturbed(disturbance.fault.value)
 
 
 async def _ask_all(
     world: World, settings: StreamSettings, tally: Tally, say: Callable[[str], None]
 ) -> None:
     left = asks(settings.seed, settings.requests)
-    async with grpc.aio.insecure_channel(world.decode.address) as channel:
-        stub = pb_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
-        caller = _Caller(stub, world, tally, _ANSWER_SECONDS * settings.patience)
+    # What breaks is a trouble, and not asked again.
+    async with AsyncClient(world.decode.address, retry=RetryPolicy(attempts=1)) as client:
+        caller = _Caller(client, tally, _ANSWER_SECONDS * settings.patience)
+
+        async def ask_in_turn() -> None:
+            for ask in left:
+                first, second = world.conversations[ask.conversation]
+                await caller.turn(first, ask, "first turn")
+                if ask.returns:
+                    await caller.turn(second, ask, "second turn")
+                if (ask.number + 1) % _TOLD_EVERY == 0:
+                    say(f"{ask.number + 1} asked: {tally}")
+
         async with asyncio.TaskGroup() as callers:
             for _ in range(settings.at_once):
-                callers.create_task(_ask_in_turn(caller, left, tally, say))
+                callers.create_task(ask_in_turn())
 
 
-async def _ask_in_turn(
-    caller: "_Caller", left: Iterator[Ask], tally: Tally, say: Callable[[str], None]
-) -> None:
-    for ask in left:
-        await caller.ask(ask)
-        if (ask.number + 1) % _TOLD_EVERY == 0:
-            say(f"{ask.number + 1} asked: {tally}")
-
-
+@dataclass
 class _Caller:
-    def __init__(
-        self, stub: pb_grpc.InferenceStub, world: World, tally: Tally, seconds: float
-    ) -> None:
-        self._stub = stub
-        self._conversations = world.conversations
-        self._tally = tally
-        self._seconds = seconds
+    client: AsyncClient
+    tally: Tally
+    seconds: float
 
-    async def ask(self, ask: Ask) -> None:
-        first, second = self._conversations[ask.conversation]
-        await self._turn(first, ask, "first turn")
-        if ask.returns:
-            await self._turn(second, ask, "second turn")
-
-    async def _turn(self, turn: Turn, ask: Ask, name: str) -> None:
-        request = pb.GenerateRequest(
-            token_ids=pb.TokenIds(ids=turn.prompt),
-            sampling=pb.Sampling(max_new_tokens=NEW_TOKENS, ignore_eos=True),
+    async def turn(self, turn: Turn, ask: Ask, name: str) -> None:
+        place = f"request {ask.number}, {name}"
+        begun = time.monotonic()
+        stream = self.client.generate(
+            Prompt(token_ids=turn.prompt),
+            max_new_tokens=NEW_TOKENS,
+            ignore_eos=True,
             cache_salt=ask.salt,
         )
-        begun, tokens, usage = time.monotonic(), [], None
         try:
-            async for response in self._stub.Generate(request, timeout=self._seconds):
-                if response.WhichOneof("event") == "finished":
-                    usage = response.finished.usage
-                else:
-                    tokens += response.chunk.token_ids
-        except grpc.aio.AioRpcError as error:
-            what = f"{error.code().name}: {error.details()}"
-            self._tally.troubles.append(f"request {ask.number}, {name}: {what}")
+            async with asyncio.timeout(self.seconds):
+                answer = await stream.result()
+        except (ClientError, ConnectionError, TimeoutError) as error:
+            self.tally.troubles.append(f"{place}: {error!r}")
             return
-        self._tally.slowest = max(self._tally.slowest, time.monotonic() - begun)
-        if usage is None or tuple(tokens) != turn.tokens:
-            story = f"request {ask.number}, {name}: {tokens}, not {turn.tokens}"
-            self._tally.troubles.append(story)
+        self.tally.slowest = max(self.tally.slowest, time.monotonic() - begun)
+        if answer.token_ids != turn.tokens:
+            self.tally.troubles.append(f"{place}: {answer.token_ids}, not {turn.tokens}")
             return
-        self._tally.outcomes[_outcome(usage)] += 1
+        self.tally.count(_outcome(answer.usage))
 
 
-def _outcome(usage: pb.Usage) -> str:
+def _outcome(usage: Usage) -> str:
     if usage.local_fallback:
         return LOST
     if usage.prefilled_on == "local":
         return HERE
-    return PULLED if usage.HasField("pulled") else HANDED_OVER
+    return HANDED_OVER if usage.pulled is None else PULLED

@@ -11,30 +11,12 @@ from collections.abc import Iterator
 from scripts.mutate.mutant import Edit, Mutant, numbered
 
 _DEFINITION = re.compile(r"(?P<name>[A-Za-z_][\w:~]*)\(")
-_SWAPS = {
-    " < ": " <= ",
-    " <= ": " < ",
-    " > ": " >= ",
-    " >= ": " > ",
-    " == ": " != ",
-    " != ": " == ",
-    " && ": " || ",
-    " || ": " && ",
-    " + ": " - ",
-    " - ": " + ",
-    " * ": " / ",
-    " / ": " * ",
-    " % ": " * ",
-    " << ": " >> ",
-    " >> ": " << ",
-    " & ": " | ",
-    " | ": " & ",
-    " ^ ": " & ",
-    " += ": " -= ",
-    " -= ": " += ",
-    "++": "--",
-    "--": "++",
-}
+_PAIRS = (
+    *((" < ", " <= "), (" > ", " >= "), (" == ", " != "), (" && ", " || "), ("++", "--")),
+    *((" + ", " - "), (" * ", " / "), (" << ", " >> "), (" & ", " | "), (" += ", " -= ")),
+)
+_SWAPS = {old: new for pair in _PAIRS for old, new in (pair, pair[::-1])}
+_SWAPS |= {" % ": " * ", " ^ ": " & "}
 _TOKEN = re.compile("|".join(re.escape(token) for token in sorted(_SWAPS, key=len, reverse=True)))
 _WORD = re.compile(r"\btrue\b|\bfalse\b")
 _NUMBER = re.compile(r"(?<![\w.\"])\d+(?![\w.\"])")

@@ -65,13 +65,15 @@ PYTHON = (
             "test_tree_view",
         ),
     ),
-    Target("allocation", "arena", ("test_layout", "test_arena", "test_slot_reuse", "test_engine")),
+    Target("allocation", "arena", ("test_arena", "test_slot_reuse", "test_engine")),
     Target(
-        "allocation",
-        "pycache.layout",
-        ("test_layout", "test_arena", "test_transfer_parts", "test_slot_reuse"),
+        "allocation", "pycache.layout", ("test_arena", "test_transfer_parts", "test_slot_reuse")
     ),
-    Target("admission", "admission", ("test_arena", *_ENGINE, "test_rates", "test_pulls")),
+    Target(
+        "admission",
+        "engine.engine.Engine._admit",
+        ("test_arena", *_ENGINE, "test_rates", "test_pulls"),
+    ),
     Target("admission", "scheduling.scheduler", _ENGINE),
     Target("admission", "engine.engine.Engine._refusal", (*_ENGINE, "test_memory_plan")),
     Target("admission", "memory_plan", ("test_memory_plan",)),

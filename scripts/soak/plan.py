@@ -6,26 +6,12 @@ only the moments at which things meet differ from run to run.
 
 import random
 from dataclasses import dataclass
-from enum import Enum
+
+from scripts.faulty_pair import Fault
 
 _VOCABULARY = 2000
 _PREFIXES = 4
 _SALTS = (b"", b"", b"red", b"blue")
-
-
-class Fault(Enum):
-    KILL_PREFILL = "prefill killed"
-    KILL_DECODE = "decode killed"
-    FREEZE_PREFILL = "prefill frozen"
-    FREEZE_DECODE = "decode frozen"
-    STOP_PREFILL = "prefill stopped"
-    CUT = "link cut"
-    BLACK_HOLE = "link half-open"
-    DELAY = "link delayed"
-    THROTTLE = "link throttled"
-    STORM = "abort storm"
-
-
 _SHARE = {
     Fault.KILL_PREFILL: 3,
     Fault.KILL_DECODE: 2,

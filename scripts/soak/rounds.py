@@ -8,6 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tasuki.utils.config.options import option
+
+from scripts.command import seed_option
 from scripts.soak.clients import converse
 from scripts.soak.plan import draw
 from scripts.soak.tally import Tally
@@ -18,18 +21,15 @@ _REST_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class SoakSettings:
-    """seconds: how long new rounds begin. first_round: where in the seed's series. clients: who
-    converse at once; storm_clients: who ask and leave at once in an abort storm. pause: seconds
-    between rounds, for a host that has other work. patience: factor on the deadlines of what must
-    come to rest or be answered, for a host that is slow."""
-
-    seconds: float
-    seed: int
-    first_round: int = 0
-    clients: int = 5
-    storm_clients: int = 500
-    pause: float = 0.0
-    patience: float = 1.0
+    seconds: float = option(3600.0, "how long new rounds begin")
+    seed: int | None = seed_option()
+    first_round: int = option(0, "where in the seed's series: one that failed")
+    clients: int = option(5, "who converse at once")
+    storm_clients: int = option(500, "who ask and leave at once in an abort storm")
+    pause: float = option(0.0, "seconds between rounds, for a host that has other work")
+    patience: float = option(
+        1.0, "factor on deadlines of what must rest or be answered, for a host that is slow"
+    )
 
 
 def soak(settings: SoakSettings, say: Callable[[str], None]) -> Tally:
@@ -57,15 +57,14 @@ def play(world: World, tally: Tally, settings: SoakSettings, number: int) -> Non
         ]
         for disturbance in drawn.disturbances:
             time.sleep(disturbance.after)
-            world.disturb(disturbance)
+            world.disturb(disturbance.fault, disturbance.lasts)
             tally.disturbed(disturbance.fault.value)
         for talk in talks:
             talk.result()
     try:
         world.mend()
         begun = time.monotonic()
-        for node in (world.decode, world.prefill, world.oracle):
-            node.assert_at_rest(_REST_SECONDS * settings.patience)
+        world.assert_at_rest(_REST_SECONDS * settings.patience)
         tally.rested(time.monotonic() - begun)
     except AssertionError as error:
         tally.trouble("leaks", f"round {number}: {error}")

@@ -1,29 +1,22 @@
-"""The daemons of a soak: a disturbed pair with a proxy between, and an undisturbed fused oracle.
+"""The daemons of a soak: a disturbed pair, and an undisturbed fused oracle.
 
-Owns processes and the proxy. Thread rule: one thread disturbs and
-mends; any may read. Invariant: after mend() both nodes run, unfrozen, connected over a whole link.
+Owns the oracle and storms of aborts. Thread rule and invariant: as those of a FaultyPair.
 """
 
-import os
-import signal
 import threading
 import time
-from types import TracebackType
-from typing import Self
 
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 
-from scripts.soak.plan import Disturbance, Fault
-from tests.harness.daemons import Node, flags, has_met, kept_address, random_prompt
-from tests.harness.tcp_proxy import TcpProxy
-from tests.harness.waiting import until
+from scripts.faulty_pair import Fault, FaultyPair, Undo
+from tests.harness.daemons import Node, flags, random_prompt
 
 _MEND_SECONDS = 20.0
 _ENDLESS = 5000
 
 
-class World:
+class World(FaultyPair):
     def __init__(self, storm_clients: int, patience: float) -> None:
         """storm_clients: how many ask and leave at once in an abort storm. patience: factor on
         what is waited for."""
@@ -33,77 +26,56 @@ class World:
         self.decode_deaths = 0
         """How often the decode node was about to die so far."""
         self._decode_stands = threading.Event()
+        self._decode_stands.set()
         # How long anybody waits is the host's doing, not the fault's.
         small = (*flags(arena_mib=32), "--queue-timeout", "600")
         self.oracle = Node("serve", *flags(arena_mib=128)).wait_ready()
         chunks = ("--prefill-chunk-tokens", "128", "--max-batch", "2")
-        self.prefill = Node("prefill", *small, *chunks, bind=kept_address()).wait_ready()
-        self.proxy = TcpProxy(self.prefill.address)
-        target = ("--prefill", self.proxy.address)
-        self.decode = Node("decode", *small, *target, bind=kept_address()).wait_ready()
-        self.mend()
+        super().__init__((*small, *chunks), small, _MEND_SECONDS * patience)
 
-    def disturb(self, disturbance: Disturbance) -> None:
-        """Inject it and undo it; returns when it is undone."""
-        seconds = disturbance.lasts
-        match disturbance.fault:
-            case Fault.KILL_PREFILL:
-                self.prefill.kill()
-                time.sleep(seconds)
-                self.prefill.start_again()
-            case Fault.STOP_PREFILL:
-                status = self.prefill.stop()
-                failure = f"the prefill node ended with {status}: {self.prefill.last_words}"
-                assert status == 0, failure
-                self.prefill.start_again()
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (*super().nodes, self.oracle)
+
+    def disturb(self, fault: Fault, seconds: float) -> None:
+        """A stop takes as long as the drain does."""
+        super().disturb(fault, 0.0 if fault is Fault.STOP_PREFILL else seconds)
+
+    def _inject(self, fault: Fault) -> Undo:
+        match fault:
+            case Fault.STORM:
+                return self._storm()
             case Fault.KILL_DECODE:
                 self._decode_stands.clear()
                 self.decode_deaths += 1
-                self.decode.kill()
-                time.sleep(seconds)
-                self.decode.start_again()
-                self._decode_stands.set()
-            case Fault.FREEZE_PREFILL:
-                self._freeze(self.prefill, seconds)
-            case Fault.FREEZE_DECODE:
-                self._freeze(self.decode, seconds)
-            case Fault.CUT:
-                self.proxy.cut()
-            case Fault.BLACK_HOLE:
-                self.proxy.black_hole()
-            case Fault.DELAY:
-                self.proxy.delay(0.15)
-            case Fault.THROTTLE:
-                self.proxy.throttle(50_000)
-            case Fault.STORM:
-                self._storm(seconds)
-        if disturbance.fault in (Fault.CUT, Fault.BLACK_HOLE, Fault.DELAY, Fault.THROTTLE):
-            time.sleep(seconds)
-            self.proxy.heal()
+                start_again = super()._inject(fault)
 
-    @staticmethod
-    def _freeze(node: Node, seconds: float) -> None:
-        os.kill(node.pid, signal.SIGSTOP)
-        try:
-            time.sleep(seconds)
-        finally:
-            os.kill(node.pid, signal.SIGCONT)
+                def restore() -> None:
+                    start_again()
+                    self._decode_stands.set()
 
-    def _storm(self, seconds: float) -> None:
+                return restore
+        return super()._inject(fault)
+
+    def _storm(self) -> Undo:
         self._storms += 1
-        with Client(self.decode.address) as client:
-            streams = [
-                client.generate(
-                    Prompt(token_ids=random_prompt(300, self._storms)),
-                    max_new_tokens=_ENDLESS,
-                    ignore_eos=True,
-                    cache_salt=b"storm %d" % number,
-                )
-                for number in range(self._storm_clients)
-            ]
-            time.sleep(seconds)
+        client = Client(self.decode.address)
+        streams = [
+            client.generate(
+                Prompt(token_ids=random_prompt(300, self._storms)),
+                max_new_tokens=_ENDLESS,
+                ignore_eos=True,
+                cache_salt=b"storm %d" % number,
+            )
+            for number in range(self._storm_clients)
+        ]
+
+        def leave() -> None:
             for stream in streams:
                 stream.cancel()
+            client.close()
+
+        return leave
 
     def wait_for_decode(self, seconds: float) -> int:
         """Until the decode node takes calls, or `seconds`; its deaths before that moment."""
@@ -116,21 +88,5 @@ class World:
             self._decode_stands.wait(deadline - time.monotonic())
 
     def mend(self) -> None:
-        """Wait until the two nodes have met over a whole link."""
-        self.proxy.heal()
         self._decode_stands.set()
-        seconds = _MEND_SECONDS * self.patience
-        until(lambda: has_met(self.decode), "decode and prefill do not find each other", seconds)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        statuses = [node.stop() for node in (self.decode, self.prefill, self.oracle)]
-        self.proxy.close()
-        assert statuses == [0, 0, 0] or error is not None, statuses
+        super().mend()

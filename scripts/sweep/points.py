@@ -27,7 +27,11 @@ class Point:
 
 def every_point(windows: int) -> tuple[Point, ...]:
     """Each place of a hand-over in so many windows, those of windows once for each."""
-    return tuple(point for place in Place for point in _points(place, windows))
+    return tuple(
+        Point(place, window)
+        for place in Place
+        for window in (range(windows) if place in WINDOW_PLACES else (None,))
+    )
 
 
 def sample(windows: int, seed: int, more: int) -> tuple[Point, ...]:
@@ -45,9 +49,3 @@ def _phase(place: Place) -> str:
     """As sender.ready, whether before or after it."""
     side, _, moment = place.value.partition(".")
     return f"{side}.{moment.partition('_')[2]}"
-
-
-def _points(place: Place, windows: int) -> tuple[Point, ...]:
-    if place not in WINDOW_PLACES:
-        return (Point(place, None),)
-    return tuple(Point(place, window) for window in range(windows))

@@ -7,13 +7,13 @@ import os
 import select
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE
 
+from scripts.pair import Daemons
 from tests.harness.daemons import Node, flags, kept_address
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import until
@@ -74,12 +74,12 @@ def decode_flags(prefill: Node) -> list[str]:
     return [*victim_flags(), "--local-prefill-tokens", "0", "--prefill", prefill.address]
 
 
-class World:
+class World(Daemons):
     """Two pairs: a sender that dies beside `receiver`, and a receiver that dies beside `sender`,
     which serves `other` too."""
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []
+        self._begun: list[Node] = []
         prefill = [*victim_flags(), "--layers-per-window", "1"]
         self.mortal_sender = self._add(Victim("prefill", *prefill))
         self.receiver = self._add(self._standing("decode", *decode_flags(self.mortal_sender)))
@@ -95,25 +95,17 @@ class World:
 
     def _add(self, node: NodeKind) -> NodeKind:
         node.wait_ready()
-        self._nodes.append(node)
+        self._begun.append(node)
         return node
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(reversed(self._begun))
 
     def met(self, decode: Node) -> None:
         """Wait until it is connected to its prefill node."""
         connected = pb.PREFILL_NODE_STATE_CONNECTED
         until(lambda: state(decode) == connected, f"{decode.address} is alone", _MEET_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        statuses = [node.stop() for node in reversed(self._nodes) if node.running]
-        assert not any(statuses) or error is not None, statuses
 
 
 def state(decode: Node) -> int:

@@ -20,6 +20,7 @@ class ApiKeys:
     def __init__(self, keys: Mapping[Caller, str], keyless: Caller = ANYBODY) -> None:
         """keyless: the caller of every call where there are no keys."""
         self._keyless = keyless
+        self._keys = keys
         self._bearers = {caller: f"Bearer {key}".encode() for caller, key in keys.items()}
 
     @staticmethod
@@ -54,17 +55,12 @@ class ApiKeys:
         return bool(self._bearers)
 
     def joined(self, other: "ApiKeys") -> "ApiKeys":
-        both = ApiKeys({}, self._keyless)
-        both._bearers = {**self._bearers, **other._bearers}
-        return both
+        return ApiKeys({**self._keys, **other._keys}, self._keyless)
 
     def sharing(self) -> "ApiKeys":
         """The same keys, whose bearers share cached prefixes."""
-        shared = ApiKeys({}, self._keyless)
-        shared._bearers = {
-            replace(caller, tenant=None): bearer for caller, bearer in self._bearers.items()
-        }
-        return shared
+        shared = {replace(caller, tenant=None): key for caller, key in self._keys.items()}
+        return ApiKeys(shared, self._keyless)
 
     def caller(self, authorization: Sequence[str | bytes]) -> Caller | None:
         """The caller of the one authorization header; None where its key is unknown, or where there

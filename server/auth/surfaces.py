@@ -40,105 +40,43 @@ _OPERATOR = _needs(Scope.OPERATOR)
 _OWN = _needs(Scope.CALLER, Scope.OPERATOR)
 
 
-def _methods(service: str, needs: Mapping[str, Needs]) -> dict[str, Needs]:
-    return {f"/{service}/{method}": wanted for method, wanted in needs.items()}
-
-
+_SCHEDULER = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
+_METHODS: tuple[tuple[str, Needs, str], ...] = (
+    ("tasuki.v1.Inference", _CALLER, "Generate"),
+    ("tasuki.v1.Inference", _OWN, "Abort"),
+    ("tasuki.v1.Session", _CALLER, "Open Append Generate Fork Close"),
+    ("tasuki.v1.CacheAdmin", _OWN, "Explain"),
+    ("tasuki.v1.CacheAdmin", _OPERATOR, "Stats Tree Flush Drain Undrain ChangeRole WatchEvents"),
+    (_SCHEDULER, _GATEWAY, "Generate Abort HealthCheck GetModelInfo GetServerInfo GetLoads"),
+    (_SCHEDULER, _GATEWAY, "GetTokenizer SubscribeKvEvents"),
+    # A gateway calls these only when its own operator does.
+    (_SCHEDULER, _OPERATOR, "FlushCache StartProfile StopProfile"),
+    ("tasuki.handover.v1.Handover", Unscoped.PEER, "Connect Heartbeat Transfer Abort"),
+    ("grpc.health.v1.Health", Unscoped.OPEN, "Check List Watch"),
+    ("grpc.reflection.v1alpha.ServerReflection", Unscoped.OPEN, "ServerReflectionInfo"),
+)
 GRPC: Mapping[str, Needs] = MappingProxyType(
-    {
-        **_methods("tasuki.v1.Inference", {"Generate": _CALLER, "Abort": _OWN}),
-        **_methods(
-            "tasuki.v1.Session",
-            dict.fromkeys(("Open", "Append", "Generate", "Fork", "Close"), _CALLER),
-        ),
-        **_methods(
-            "tasuki.v1.CacheAdmin",
-            {
-                "Explain": _OWN,
-                **dict.fromkeys(
-                    ("Stats", "Tree", "Flush", "Drain", "Undrain", "ChangeRole", "WatchEvents"),
-                    _OPERATOR,
-                ),
-            },
-        ),
-        **_methods(
-            "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
-            {
-                **dict.fromkeys(
-                    (
-                        "Generate",
-                        "Abort",
-                        "HealthCheck",
-                        "GetModelInfo",
-                        "GetServerInfo",
-                        "GetLoads",
-                        "GetTokenizer",
-                        "SubscribeKvEvents",
-                    ),
-                    _GATEWAY,
-                ),
-                # A gateway calls these only when its own operator does.
-                **dict.fromkeys(("FlushCache", "StartProfile", "StopProfile"), _OPERATOR),
-            },
-        ),
-        **_methods(
-            "tasuki.handover.v1.Handover",
-            dict.fromkeys(("Connect", "Heartbeat", "Transfer", "Abort"), Unscoped.PEER),
-        ),
-        **_methods(
-            "grpc.health.v1.Health", dict.fromkeys(("Check", "List", "Watch"), Unscoped.OPEN)
-        ),
-        **_methods(
-            "grpc.reflection.v1alpha.ServerReflection", {"ServerReflectionInfo": Unscoped.OPEN}
-        ),
-    }
+    {f"/{service}/{name}": needs for service, needs, names in _METHODS for name in names.split()}
 )
 """By a method's full name."""
 
 ANY_METHOD = "*"
 
+_ROUTES: tuple[tuple[str, Needs, str], ...] = (
+    ("GET", Unscoped.OPEN, "/health /ready / /page/{name}"),
+    ("GET", Unscoped.ANY_KEY, "/version"),
+    ("GET", _METRICS, "/metrics"),
+    ("POST", _CALLER, "/v1/chat/completions /v1/completions"),
+    ("GET", _CALLER, "/v1/models /v1/models/{name}"),
+    ("POST", _CALLER, "/tokenize"),
+    # Refused with the mend by a node that answers no clients.
+    (ANY_METHOD, _CALLER, "/v1/{path} /tokenize"),
+    ("GET", _OPERATOR, "/debug/overview /debug/stream /debug/events /debug/requests"),
+    ("GET", _OPERATOR, "/debug/requests/{name} /debug/sessions /debug/handovers"),
+    ("GET", _OPERATOR, "/debug/evictions /debug/faults /debug/tree"),
+)
 HTTP: Mapping[tuple[str, str], Needs] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            (
-                ("GET", "/health"),
-                ("GET", "/ready"),
-                ("GET", "/"),
-                ("GET", "/page/{name}"),
-            ),
-            Unscoped.OPEN,
-        ),
-        ("GET", "/version"): Unscoped.ANY_KEY,
-        ("GET", "/metrics"): _METRICS,
-        **dict.fromkeys(
-            (
-                ("POST", "/v1/chat/completions"),
-                ("POST", "/v1/completions"),
-                ("GET", "/v1/models"),
-                ("GET", "/v1/models/{name}"),
-                ("POST", "/tokenize"),
-                # Refused with the mend by a node that answers no clients.
-                (ANY_METHOD, "/v1/{path}"),
-                (ANY_METHOD, "/tokenize"),
-            ),
-            _CALLER,
-        ),
-        **{
-            ("GET", f"/debug/{view}"): _OPERATOR
-            for view in (
-                "overview",
-                "stream",
-                "events",
-                "requests",
-                "requests/{name}",
-                "sessions",
-                "handovers",
-                "evictions",
-                "faults",
-                "tree",
-            )
-        },
-    }
+    {(method, route): needs for method, needs, routes in _ROUTES for route in routes.split()}
 )
 """By a method and a route's pattern as aiohttp writes it; HEAD is GET."""
 

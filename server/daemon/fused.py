@@ -12,10 +12,10 @@ from tasuki.server.grpc.services import grpc_services
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.tracing.export import open_tracing
+from tasuki.server.tracing.tracing import open_tracing
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
-from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.progress import progress_bar
 
 from .dry_run import DryRunConfig, dry_run
 from .lifecycle import StopRequest, announce_ready, spare_collections

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-from types import TracebackType
 
 _STDIN = 0
 
@@ -31,12 +30,7 @@ class StopRequest:
             loop.add_reader(_STDIN, self._on_stdin)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

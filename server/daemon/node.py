@@ -17,17 +17,8 @@ from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
+from tasuki.engine import messages as m
 from tasuki.engine.engine import Engine
-from tasuki.engine.messages import (
-    HandoverFailed,
-    Inbox,
-    Outbox,
-    PeersChanged,
-    PullCommitted,
-    PullFenced,
-    PullLost,
-    WriterFenced,
-)
 from tasuki.engine.thread import EngineThread
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
@@ -37,7 +28,7 @@ from tasuki.server.grpc.cache_messages import read_node_name
 from tasuki.server.grpc.loop_bridge import Bridge
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
-from tasuki.server.http.metrics import MetricsHandler, node_report
+from tasuki.server.http.metrics import metrics_handler, node_report
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.tracing.tracing import NoTracing, Tracing
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
@@ -55,12 +46,12 @@ log = logging.getLogger(__name__)
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
 _OBSERVED_INBOX = (
-    HandoverFailed,
-    WriterFenced,
-    PeersChanged,
-    PullCommitted,
-    PullLost,
-    PullFenced,
+    m.HandoverFailed,
+    m.WriterFenced,
+    m.PeersChanged,
+    m.PullCommitted,
+    m.PullLost,
+    m.PullFenced,
 )
 _FUSED = {"node": "serve", "role": "fused"}
 # As many as a page can draw, each second, within a frame.
@@ -75,7 +66,7 @@ class Node:
         engine: Engine,
         config: ServerConfig,
         services: Callable[[EngineClient], Sequence[Service]],
-        handover: Callable[[Outbox], None] | None = None,
+        handover: Callable[[m.Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] | None = None,
         status: HandoverStatusSource = HandoverStatus,
         about: Mapping[str, str] = _FUSED,
@@ -93,7 +84,9 @@ class Node:
         self._sampling: asyncio.Task[None] | None = None
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
-        self._thread = EngineThread(engine, self._deliver, self.lose)
+        self._thread = EngineThread(
+            engine, lambda messages: self.engine.deliver(messages), self.lose
+        )
         self.engine = EngineClient(
             self._thread.post,
             self._loop,
@@ -106,7 +99,6 @@ class Node:
         )
         self._pulse = LoopPulse(self._loop)
         self._services = services(self.engine)
-        metrics = MetricsHandler(self.engine, exposition, status)
         self._report = partial(node_report, self.engine, status)
         source = DashboardSource(
             self._recorder.history,
@@ -117,7 +109,7 @@ class Node:
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [
-            web.get("/metrics", metrics.handle),
+            web.get("/metrics", metrics_handler(self._report, exposition)),
             *dashboard.routes(),
             *(() if routes is None else routes(self.engine)),
         ]
@@ -134,7 +126,7 @@ class Node:
         neither the engine's nor the loop's."""
         return NodeProgress(self._thread.still_seconds, self._pulse.behind())
 
-    def post(self, message: Inbox) -> None:
+    def post(self, message: m.Inbox) -> None:
         """Post a message of the hand-over's control to the engine, from any thread."""
         if isinstance(message, _OBSERVED_INBOX):
             self._loop.call_soon_threadsafe(self._observe, message)
@@ -146,10 +138,6 @@ class Node:
             self._recorder.observe(message)
         self.tracing.observe(message)
         log_ended(message)
-
-    def _deliver(self, messages: Sequence[Outbox]) -> None:
-        """On the engine's thread, with what a step made."""
-        self.engine.deliver(messages)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""

@@ -9,7 +9,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.errors import CallContext, RoleFixed, UnknownNode, refusals
+from tasuki.server.errors import CallContext, RoleFixed, UnknownNode
 from tasuki.server.role_change import RoleChange
 from tasuki.server.sessions.session_store import SessionStore
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
@@ -44,8 +44,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
         self._role_change = role_change
 
     async def Stats(self, request: pb.StatsRequest, context: CallContext) -> pb.StatsResponse:
-        async with refusals(context):
-            stats = await self._engine.stats()
+        stats = await self._engine.stats()
         handover = self._handover()
         return pb.StatsResponse(
             pages=stats.pages,
@@ -62,10 +61,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
         )
 
     async def Explain(self, request: pb.ExplainRequest, context: CallContext) -> pb.ExplainResponse:
-        async with refusals(context):
-            story = self._engine.story(
-                request.request_id, grpc_request_context(self._keys, context)
-            )
+        story = self._engine.story(request.request_id, grpc_request_context(self._keys, context))
         end = story.end
         response = pb.ExplainResponse(
             request_id=request.request_id, ended_seconds_ago=story.seconds_ago
@@ -87,42 +83,35 @@ class AdminService(pb_grpc.CacheAdminServicer):
         return response
 
     async def Tree(self, request: pb.TreeRequest, context: CallContext) -> pb.TreeResponse:
-        async with refusals(context):
-            asked = tree_question(request, named_tenant(context))
-            view = await self._engine.tree(asked.limit, asked.under, asked.prefix, asked.salt)
-            if view is None:
-                raise UnknownNode(
-                    "the tree holds nothing there any more: ask from the top, without under or "
-                    "prefix"
-                )
+        view = await self._engine.tree(*tree_question(request, named_tenant(context)))
+        if view is None:
+            raise UnknownNode(
+                "the tree holds nothing there any more: ask from the top, without under or prefix"
+            )
         return tree_message(view)
 
     async def ChangeRole(
         self, request: pb.ChangeRoleRequest, context: CallContext
     ) -> pb.ChangeRoleResponse:
-        async with refusals(context):
-            if self._role_change is None:
-                raise RoleFixed(
-                    "this node both prefills and decodes (tasuki serve), so it has no role to "
-                    "change: start tasuki prefill or tasuki decode in its place"
-                )
-            names = {number: name for name, number in _ROLE_NUMBERS.items()}
-            self._role_change.ask(names.get(request.role, ""), request.settings)
+        if self._role_change is None:
+            raise RoleFixed(
+                "this node both prefills and decodes (tasuki serve), so it has no role to "
+                "change: start tasuki prefill or tasuki decode in its place"
+            )
+        names = {number: name for name, number in _ROLE_NUMBERS.items()}
+        self._role_change.ask(names.get(request.role, ""), request.settings)
         return pb.ChangeRoleResponse()
 
     async def Flush(self, request: pb.FlushRequest, context: CallContext) -> pb.FlushResponse:
-        async with refusals(context):
-            dropped = await self._engine.flush()
+        dropped = await self._engine.flush()
         return pb.FlushResponse(dropped=dropped)
 
     async def Drain(self, request: pb.DrainRequest, context: CallContext) -> pb.DrainResponse:
-        async with refusals(context):
-            await self._engine.drain()
+        await self._engine.drain()
         return pb.DrainResponse()
 
     async def Undrain(self, request: pb.UndrainRequest, context: CallContext) -> pb.UndrainResponse:
-        async with refusals(context):
-            self._engine.undrain()
+        self._engine.undrain()
         return pb.UndrainResponse()
 
     async def WatchEvents(
@@ -132,7 +121,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
         every = request.stream == pb.WatchEventsRequest.STREAM_ALL
         caller = grpc_request_context(self._keys, context).caller
         events = self._engine.watch("all" if every else "usable", _POLL_SECONDS, caller)
-        async with refusals(context), aclosing(events) as batches:
+        async with aclosing(events) as batches:
             async for batch in batches:
                 for part in parts_of(batch):
                     yield part

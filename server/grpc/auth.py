@@ -12,7 +12,9 @@ from tasuki.server.auth.caller import OWNER, Caller
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
 from tasuki.server.auth.tenant import TENANT_KEY, WatchScope, tenant_of, watch_scope
-from tasuki.server.errors import CallContext, InvalidApiKey, NotServedHere, ServerError, refusals
+from tasuki.server.errors import CallContext, InvalidApiKey, NotServedHere, ServerError
+
+from .malformed_requests import refusing
 
 _AUTHORIZATION = "authorization"
 
@@ -37,7 +39,7 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(handler_call_details)
         # A method of a foreign service keeps gRPC's own refusal.
         refusal = None if handler is None else self._refusal(handler_call_details)
-        return handler if refusal is None else _refusing(refusal)
+        return handler if refusal is None else refusing(refusal)
 
     def _refusal(self, details: grpc.HandlerCallDetails) -> ServerError | None:
         method = details.method
@@ -54,15 +56,6 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 f"{method} is not served here: ask a node of that role and of the caller's version"
             )
         return None
-
-
-def _refusing(error: ServerError) -> Any:
-    async def refuse(request: Any, context: CallContext) -> None:
-        async with refusals(context):
-            raise error
-
-    # Messages stay bytes, and unread.
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def grpc_request_context(keys: ApiKeys, context: CallContext) -> RequestContext:

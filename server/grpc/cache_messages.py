@@ -2,7 +2,6 @@
 message. Pure functions."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -53,18 +52,11 @@ def parts_of(batch: PackedEvents) -> Iterator[pb.WatchEventsResponse]:
 _LIMIT, _MOST_NODES = 256, 4096
 
 
-@dataclass(frozen=True)
-class TreeQuestion:
-    """As engine.messages.TreeQuery."""
-
-    limit: int
-    under: NodeName | None
-    prefix: Tokens | None
-    salt: bytes
-
-
-def tree_question(request: pb.TreeRequest, tenant: str | None = None) -> TreeQuestion:
-    """tenant: in whose namespace a prefix is looked for. Raises InvalidField."""
+def tree_question(
+    request: pb.TreeRequest, tenant: str | None = None
+) -> tuple[int, NodeName | None, Tokens | None, bytes]:
+    """limit, under, prefix and salt of a TreeQuery. tenant: in whose namespace a prefix is looked
+    for. Raises InvalidField."""
     limit = request.limit if request.HasField("limit") else _LIMIT
     if not 1 <= limit <= _MOST_NODES:
         raise InvalidField("limit", f"is {limit}: ask for 1 to {_MOST_NODES} nodes")
@@ -74,7 +66,7 @@ def tree_question(request: pb.TreeRequest, tenant: str | None = None) -> TreeQue
             raise InvalidField("prefix", "is empty: give tokens, or leave it out")
         prefix = np.array(request.prefix.ids, dtype=np.int32)
     under = read_node_name(request.under) if request.HasField("under") else None
-    return TreeQuestion(limit, under, prefix, salt_of(tenant, request.cache_salt))
+    return limit, under, prefix, salt_of(tenant, request.cache_salt)
 
 
 def read_node_name(text: str) -> NodeName:

@@ -8,7 +8,7 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.errors import CallContext, InvalidRequest, refusals
+from tasuki.server.errors import CallContext, InvalidRequest
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.text.text_codec import TextCodec
 
@@ -27,28 +27,26 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._codec = codec
 
     async def Generate(self, request: pb.GenerateRequest, context: CallContext) -> None:
-        async with refusals(context):
-            request_id = read_request_id(request.request_id)
-            # Gateways give up on streams whose headers wait for the first token.
-            await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-            request_context = grpc_request_context(self._keys, context)
-            self._engine.admit(request_context.caller)
-            tokens, marks = await self._codec.work.run(partial(read_prompt, request, self._codec))
-            submit = Submit(
-                request_id=request_id,
-                prompt=tokens,
-                sampling=read_sampling(request.sampling, self._codec),
-                salt=salt_of(request_context.tenant, request.cache_salt),
-                marks=marks,
-            )
-            events = self._engine.generate(submit, request_context)
-            answer = await write_tokens(events, context.write, self._codec.detokenizer())
-            await context.write(answer.finished)
+        request_id = read_request_id(request.request_id)
+        # Gateways give up on streams whose headers wait for the first token.
+        await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+        request_context = grpc_request_context(self._keys, context)
+        self._engine.admit(request_context.caller)
+        tokens, marks = await self._codec.work.run(partial(read_prompt, request, self._codec))
+        submit = Submit(
+            request_id=request_id,
+            prompt=tokens,
+            sampling=read_sampling(request.sampling, self._codec),
+            salt=salt_of(request_context.tenant, request.cache_salt),
+            marks=marks,
+        )
+        events = self._engine.generate(submit, request_context)
+        answer = await write_tokens(events, context.write, self._codec.detokenizer())
+        await context.write(answer.finished)
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
-        async with refusals(context):
-            if not request.request_id:
-                raise InvalidRequest("request_id is empty: name the request to abort")
-            caller = grpc_request_context(self._keys, context).caller
-            self._engine.abort(read_request_id(request.request_id), caller)
+        if not request.request_id:
+            raise InvalidRequest("request_id is empty: name the request to abort")
+        caller = grpc_request_context(self._keys, context).caller
+        self._engine.abort(read_request_id(request.request_id), caller)
         return pb.AbortResponse()

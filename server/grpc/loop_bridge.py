@@ -15,10 +15,10 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
-from tasuki.server.errors import CallContext, LoopBehind, refusals
+from tasuki.server.errors import CallContext, LoopBehind
 from tasuki.utils.loops.loop_thread import run_on
 
-from .malformed_requests import method_of
+from .malformed_requests import method_of, refusing
 
 _PATIENCE_SECONDS = 30.0
 
@@ -50,15 +50,13 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         try:
             handler = await asyncio.wait_for(run_on(self._loop, found()), self._patience)
         except TimeoutError:
-            return grpc.stream_stream_rpc_method_handler(self._refuse)
-        return None if handler is None else _bridged(handler, self._loop)
-
-    async def _refuse(self, request: Any, context: CallContext) -> None:
-        async with refusals(context):
-            raise LoopBehind(
-                f"this node's callers have waited for more than {self._patience:g} s: ask another "
-                "node, or this one again later"
+            return refusing(
+                LoopBehind(
+                    f"this node's callers have waited for more than {self._patience:g} s: ask "
+                    "another node, or this one again later"
+                )
             )
+        return None if handler is None else _bridged(handler, self._loop)
 
 
 class _Crossing:
@@ -76,26 +74,20 @@ class _Crossing:
         self._serialize = serialize
 
     async def write(self, message: Any) -> None:
-        data = self._serialize(message)
-
-        async def write() -> None:
-            await self._context.write(data)
-
-        await run_on(self._home, write())
+        await self._there(self._context.write, self._serialize(message))
 
     async def send_initial_metadata(self, metadata: Any) -> None:
-        async def send() -> None:
-            await self._context.send_initial_metadata(metadata)
-
-        await run_on(self._home, send())
+        await self._there(self._context.send_initial_metadata, metadata)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailer: Any = ()) -> None:
         """Raises, as gRPC's does."""
+        await self._there(self._context.abort, code, details, trailer)
 
-        async def abort() -> None:
-            await self._context.abort(code, details, trailer)
+    async def _there(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        async def call() -> None:
+            await method(*arguments)
 
-        await run_on(self._home, abort())
+        await run_on(self._home, call())
 
     async def requests(
         self, given: AsyncIterator[bytes], read: Callable[[bytes], Any]

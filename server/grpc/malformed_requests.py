@@ -1,6 +1,7 @@
-"""Answers bytes that are not the expected message with INVALID_ARGUMENT instead of UNKNOWN.
+"""Ends a call by the status of the ServerError that its method raises, and answers bytes that are
+not the expected message with INVALID_ARGUMENT instead of UNKNOWN.
 
-gRPC itself reports them as a crash of the method, with a traceback. Reads no message's fields.
+gRPC itself reports both as a crash of the method, with a traceback. Reads no message's fields.
 """
 
 import inspect
@@ -10,7 +11,13 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from tasuki.server.errors import CallContext, InvalidRequest, NotServedHere, refusals
+from tasuki.server.errors import (
+    CallContext,
+    InvalidRequest,
+    NotServedHere,
+    ServerError,
+    refusals,
+)
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -46,6 +53,16 @@ class _Malformed:
 
     def __init__(self, reason: str) -> None:
         self.error = InvalidRequest(f"the request is not the expected message: {reason}")
+
+
+def refusing(error: ServerError) -> Any:
+    """A handler that ends every call with the error; its messages stay bytes, and unread."""
+
+    async def refuse(request: Any, context: CallContext) -> None:
+        async with refusals(context):
+            raise error
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def method_of(handler: Any) -> tuple[Any, Any]:

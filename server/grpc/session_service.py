@@ -10,7 +10,7 @@ from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import Caller
 from tasuki.server.auth.tenant import TENANT_KEY, salt_of
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.errors import CallContext, InvalidField, InvalidRequest, SessionBusy, refusals
+from tasuki.server.errors import CallContext, InvalidField, InvalidRequest, SessionBusy
 from tasuki.server.request_checks import check_length, read_request_id
 from tasuki.server.sessions.session_store import Session, SessionStore, Tail
 from tasuki.server.text.chat_renderer import ChatRenderer
@@ -43,82 +43,75 @@ class SessionService(pb_grpc.SessionServicer):
     async def Open(
         self, request: pb.SessionOpenRequest, context: CallContext
     ) -> pb.SessionOpenResponse:
-        async with refusals(context):
-            request_context = grpc_request_context(self._keys, context)
-            salt = salt_of(request_context.tenant, request.cache_salt)
-            session = await self._store.open(request_context.caller, salt, request_context.tenant)
+        request_context = grpc_request_context(self._keys, context)
+        salt = salt_of(request_context.tenant, request.cache_salt)
+        session = await self._store.open(request_context.caller, salt, request_context.tenant)
         return pb.SessionOpenResponse(session_id=session.id)
 
     async def Append(
         self, request: pb.SessionAppendRequest, context: CallContext
     ) -> pb.SessionAppendResponse:
-        async with refusals(context):
-            caller = self._caller(context)
-            self._engine.admit(caller)
-            tail = self._store.idle(caller, request.session_id).tail
-            added = await self._codec.work.run(
-                partial(read_session_input, request, tail, self._codec)
+        caller = self._caller(context)
+        self._engine.admit(caller)
+        tail = self._store.idle(caller, request.session_id).tail
+        added = await self._codec.work.run(partial(read_session_input, request, tail, self._codec))
+        # Other calls may have changed it meanwhile.
+        session = self._store.idle(caller, request.session_id)
+        if session.tail is not tail:
+            raise SessionBusy(
+                "session_id has changed while this was read: append one thing after the other"
             )
-            # Other calls may have changed it meanwhile.
-            session = self._store.idle(caller, request.session_id)
-            if session.tail is not tail:
-                raise SessionBusy(
-                    "session_id has changed while this was read: append one thing after the other"
-                )
-            before = session.log.length
-            tokens, marks = added.behind(session.log)
-            check_length("session", before + len(tokens), self._codec)
-            if added.tail is Tail.ANSWER:
-                self._open_answer(session)
-            session.log.append(tokens, marks)
-            session.tail = added.tail
+        before = session.log.length
+        tokens, marks = added.behind(session.log)
+        check_length("session", before + len(tokens), self._codec)
+        if added.tail is Tail.ANSWER:
+            self._open_answer(session)
+        session.log.append(tokens, marks)
+        session.tail = added.tail
         log = session.log
         return pb.SessionAppendResponse(
             appended_tokens=log.length - before, total_tokens=log.length
         )
 
     async def Generate(self, request: pb.SessionGenerateRequest, context: CallContext) -> None:
-        async with refusals(context):
-            request_context = grpc_request_context(self._keys, context)
-            self._engine.admit(request_context.caller)
-            request_id = read_request_id(request.request_id)
-            await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-            sampling = read_sampling(request.sampling, self._codec)
-            with self._store.turn(request_context.caller, request.session_id) as turn:
-                session = turn.session
-                if request_context.tenant != session.tenant:
-                    raise InvalidField(
-                        TENANT_KEY, "must name the tenant that the session was opened for"
-                    )
-                self._open_answer(session)
-                submit = Submit(
-                    request_id=request_id,
-                    prompt=session.log.tokens(),
-                    sampling=sampling,
-                    salt=session.salt,
-                    cursor=await self._store.cursor(session),
-                    marks=session.log.marks,
-                    session=session.label,
+        request_context = grpc_request_context(self._keys, context)
+        self._engine.admit(request_context.caller)
+        request_id = read_request_id(request.request_id)
+        await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+        sampling = read_sampling(request.sampling, self._codec)
+        with self._store.turn(request_context.caller, request.session_id) as turn:
+            session = turn.session
+            if request_context.tenant != session.tenant:
+                raise InvalidField(
+                    TENANT_KEY, "must name the tenant that the session was opened for"
                 )
-                events = self._engine.generate(submit, request_context)
-                answer = await write_tokens(events, context.write, self._codec.detokenizer())
-                if answer.reason is not FinishReason.ABORT:
-                    turn.keep(answer.token_ids)
-            # The turn is over first: a client may append as soon as it reads this.
-            await context.write(answer.finished)
+            self._open_answer(session)
+            submit = Submit(
+                request_id=request_id,
+                prompt=session.log.tokens(),
+                sampling=sampling,
+                salt=session.salt,
+                cursor=await self._store.cursor(session),
+                marks=session.log.marks,
+                session=session.label,
+            )
+            events = self._engine.generate(submit, request_context)
+            answer = await write_tokens(events, context.write, self._codec.detokenizer())
+            if answer.reason is not FinishReason.ABORT:
+                turn.keep(answer.token_ids)
+        # The turn is over first: a client may append as soon as it reads this.
+        await context.write(answer.finished)
 
     async def Fork(
         self, request: pb.SessionForkRequest, context: CallContext
     ) -> pb.SessionForkResponse:
-        async with refusals(context):
-            session = await self._store.fork(self._caller(context), request.session_id)
+        session = await self._store.fork(self._caller(context), request.session_id)
         return pb.SessionForkResponse(session_id=session.id)
 
     async def Close(
         self, request: pb.SessionCloseRequest, context: CallContext
     ) -> pb.SessionCloseResponse:
-        async with refusals(context):
-            self._store.close(self._caller(context), request.session_id)
+        self._store.close(self._caller(context), request.session_id)
         return pb.SessionCloseResponse()
 
     def _caller(self, context: CallContext) -> Caller:

@@ -9,7 +9,9 @@ from typing import Any
 
 import grpc
 from aiohttp import web
-from tasuki.server.errors import CallContext, NotServedHere, refusals
+from tasuki.server.errors import NotServedHere
+
+from .malformed_requests import refusing
 
 _CLIENTS = "clients ask decode nodes, or `tasuki serve`"
 _MENDS = {
@@ -34,14 +36,8 @@ class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
         if handler is not None or not method.startswith(tuple(_MENDS)):
             return handler
 
-        async def refuse(request: Any, context: CallContext) -> None:
-            async with refusals(context):
-                raise _unimplemented(
-                    method, next(_MENDS[prefix] for prefix in _MENDS if method.startswith(prefix))
-                )
-
-        # Messages stay bytes: what they would have been does not matter.
-        return grpc.stream_stream_rpc_method_handler(refuse)
+        mend = next(_MENDS[prefix] for prefix in _MENDS if method.startswith(prefix))
+        return refusing(_unimplemented(method, mend))
 
 
 def unimplemented_routes() -> list[web.RouteDef]:

@@ -1,30 +1,6 @@
 """Errors in OpenAI's shape: a status, and {"error": {message, type, param, code}}.
 
-| error | HTTP | code |
-| --- | --- | --- |
-| InvalidRequest, InvalidField | 400 | invalid |
-| PromptTooLong, RequestRejected(TOO_LONG) | 400 | context_length_exceeded |
-| InvalidApiKey | 401 | invalid_api_key |
-| PermissionDenied | 403 | permission_denied |
-| unknown model | 404 | model_not_found |
-| unknown path or method | 404, 405 | not_found, method_not_allowed |
-| body that comes too slowly | 408 | slow_body |
-| DuplicateRequest | 409 | duplicate_request |
-| RequestAborted | 409 | aborted |
-| body over the limit | 413 | body_too_large |
-| body that is not application/json | 415 | not_json |
-| body with a Content-Encoding | 415 | unsupported_encoding |
-| Host that is not served here | 421 | wrong_host |
-| SlowReader | 429 | slow_reader |
-| RateLimited | 429 | rate_limited |
-| RequestLimit | 429 | request_limit |
-| WatcherLimit | 429 | watcher_limit |
-| anything else | 500 | internal |
-| NotServedHere | 501 | not_served_here |
-| Busy, or too many connections | 503 | busy |
-| RequestRejected(DRAINING) | 503 | draining |
-| RequestRejected(QUEUE_TIMEOUT) | 503 | queue_timeout |
-
+docs/errors.md lists what is refused, with its status and code.
 429 and 503 carry Retry-After, in whole seconds. An error after a stream has begun comes as one
 event of the same shape, then [DONE].
 """

@@ -1,7 +1,7 @@
 """GET /metrics: the node's counters for Prometheus."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from tasuki.dashboard.metrics.exposition import CONTENT_TYPE, Exposition
@@ -30,18 +30,13 @@ def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:
     return {state.value: counts[state] for state in PrefillNodeState} if nodes else {}
 
 
-class MetricsHandler:
-    """Reads the engine's counters at each scrape."""
+def metrics_handler(
+    report: Callable[[], Awaitable[NodeReport]], exposition: Exposition
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """report: the node's counters, read at each scrape."""
 
-    def __init__(
-        self, engine: EngineClient, exposition: Exposition, handover: HandoverStatusSource
-    ) -> None:
-        self._engine = engine
-        self._exposition = exposition
-        self._handover = handover
+    async def handle(request: web.Request) -> web.Response:
+        text = exposition.text(await report())
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
-    async def handle(self, request: web.Request) -> web.Response:
-        report = await node_report(self._engine, self._handover)
-        return web.Response(
-            body=self._exposition.text(report), headers={"Content-Type": CONTENT_TYPE}
-        )
+    return handle

@@ -1,52 +1,39 @@
-"""POST /v1/chat/completions. Lives on the event loop's thread; bodies are read on the codec's."""
-
-from functools import partial
+"""POST /v1/chat/completions: what a chat asks, and the shape of its reply."""
 
 import numpy as np
 from aiohttp import web
 from tasuki.engine.messages import Submit
-from tasuki.server.engine_client import EngineClient
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tool_call_scanner import ToolCallScanner
 
 from .chat_reply import ChatReply
-from .generation import ServedModel, answer, read_submit
+from .generation import ServedModel, read_submit
 from .messages import read_chat_messages, read_tools
 from .reply import ReplyHead
 from .request_fields import RequestFields
 from .sampling import AnswerOptions, check_alternatives, read_options
 
 
-class ChatHandler:
-    def __init__(self, engine: EngineClient, model: ServedModel) -> None:
-        self._engine = engine
-        self._model = model
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        asked = await self._model.read(request, partial(self._read, request))
-        return await answer(request, self._engine, self._model, *asked)
-
-    def _read(
-        self, request: web.Request, fields: RequestFields
-    ) -> tuple[Submit, AnswerOptions, ChatReply]:
-        """On any thread."""
-        model = self._model
-        rendered = render_chat(fields, model.codec, open_answer=True)
-        tokens = np.array(rendered.token_ids, dtype=np.int32)
-        # Without a limit an answer may fill what the prompt leaves, as elsewhere.
-        options = read_options(fields, model.codec, max(1, model.max_tokens - len(tokens)))
-        top = fields.integer("top_logprobs") or 0
-        check_alternatives("top_logprobs", top, options)
-        submit = read_submit(request, fields, tokens, rendered.marks, options, model)
-        shape = ChatReply(
-            ReplyHead(f"chatcmpl-{submit.request_id}", model.name),
-            ToolCallScanner(read_tools(fields)),
-            model.codec.tokenizer,
-            top if fields.flag("logprobs") else None,
-        )
-        return submit, options, shape
+def read_chat(
+    model: ServedModel, request: web.Request, fields: RequestFields
+) -> tuple[Submit, AnswerOptions, ChatReply]:
+    """On any thread."""
+    rendered = render_chat(fields, model.codec, open_answer=True)
+    tokens = np.array(rendered.token_ids, dtype=np.int32)
+    # Without a limit an answer may fill what the prompt leaves, as elsewhere.
+    options = read_options(fields, model.codec, max(1, model.max_tokens - len(tokens)))
+    top = fields.integer("top_logprobs") or 0
+    check_alternatives("top_logprobs", top, options)
+    submit = read_submit(request, fields, tokens, rendered.marks, options, model)
+    shape = ChatReply(
+        ReplyHead(f"chatcmpl-{submit.request_id}", model.name),
+        ToolCallScanner(read_tools(fields)),
+        model.codec.tokenizer,
+        top if fields.flag("logprobs") else None,
+    )
+    return submit, options, shape
 
 
 def render_chat(fields: RequestFields, codec: TextCodec, *, open_answer: bool) -> RenderedPrompt:

@@ -11,6 +11,8 @@ from tasuki.server.text.tokenizer import Tokenizer
 from .reply import ReplyHead
 from .usage import json_logprob, token_text
 
+_LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
 
 class CompletionReply:
     whole_kind = chunk_kind = "text_completion"
@@ -24,7 +26,7 @@ class CompletionReply:
         self._top = top_logprobs
         self._texts: list[str] = []
         self._offset = 0
-        self._logprobs = _no_logprobs()
+        self._logprobs: dict[str, list[Any]] = {name: [] for name in _LOGPROBS}
 
     def opening(self) -> list[dict[str, Any]]:
         return []
@@ -54,10 +56,6 @@ class CompletionReply:
             "logprobs": None if self._top is None else self._logprobs,
             "finish_reason": ending.reason.value,
         }
-
-
-def _no_logprobs() -> dict[str, list[Any]]:
-    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
 def _choice(text: str) -> dict[str, Any]:

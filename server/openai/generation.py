@@ -5,7 +5,7 @@ Has no part in chat messages or JSON shapes. One event loop's thread.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -98,23 +98,28 @@ def _session(fields: RequestFields, tenant: str | None) -> str | None:
     return f"key {hashlib.sha256(salt_of(tenant, b'') + named.encode()).hexdigest()[:8]}"
 
 
-async def answer(
-    request: web.Request,
-    engine: EngineClient,
-    model: ServedModel,
-    submit: Submit,
-    options: AnswerOptions,
-    shape: ReplyShape,
-) -> web.StreamResponse:
-    """The reply to `request`, whole or as a stream of events: what the engine answers to `submit`,
-    as text, in `shape`."""
-    request_context = http_request_context(request)
-    items = text_answer(
-        engine.generate(submit, request_context),
-        model.codec.detokenizer(),
-        StopStrings(options.stops),
-        partial(engine.abort, submit.request_id, request_context.caller),
-    )
-    if options.stream:
-        return await send_stream(request, items, shape, include_usage=options.include_usage)
-    return await send_whole(request, items, shape)
+ReadRequest = Callable[
+    [ServedModel, web.Request, RequestFields], tuple[Submit, AnswerOptions, ReplyShape]
+]
+
+
+def answering(
+    engine: EngineClient, model: ServedModel, read: ReadRequest
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """The handler of a route whose requests `read` takes apart: the reply, whole or as a stream of
+    events, is what the engine answers, as text."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        submit, options, shape = await model.read(request, partial(read, model, request))
+        request_context = http_request_context(request)
+        items = text_answer(
+            engine.generate(submit, request_context),
+            model.codec.detokenizer(),
+            StopStrings(options.stops),
+            partial(engine.abort, submit.request_id, request_context.caller),
+        )
+        if options.stream:
+            return await send_stream(request, items, shape, include_usage=options.include_usage)
+        return await send_whole(request, items, shape)
+
+    return handle

@@ -27,16 +27,11 @@ class RequestFields:
         return self._values.get(name)
 
     def text(self, name: str) -> str | None:
-        value = self.get(name)
-        if value is not None and not isinstance(value, str):
-            raise InvalidField(name, "must be a string")
+        value: str | None = self._of(name, str, "a string")
         return value
 
     def flag(self, name: str) -> bool:
-        value = self.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise InvalidField(name, "must be true or false")
-        return bool(value)
+        return bool(self._of(name, bool, "true or false"))
 
     def integer(self, name: str) -> int | None:
         """Fits 63 bits and a sign."""
@@ -58,17 +53,17 @@ class RequestFields:
         return float(value)
 
     def items(self, name: str) -> list[Any]:
-        value = self.get(name)
-        if value is not None and not isinstance(value, list):
-            raise InvalidField(name, "must be a list")
-        return value or []
+        return self._of(name, list, "a list") or []
 
     def fields(self, name: str) -> "RequestFields":
         """The fields of an object; none where it is absent."""
+        return RequestFields(self._of(name, dict, "an object") or {})
+
+    def _of(self, name: str, kind: type, what: str) -> Any:
         value = self.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise InvalidField(name, "must be an object")
-        return RequestFields(value or {})
+        if value is not None and not isinstance(value, kind):
+            raise InvalidField(name, f"must be {what}")
+        return value
 
 
 def check_is_json(request: web.Request) -> None:

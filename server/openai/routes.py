@@ -8,17 +8,17 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.text.text_codec import TextCodec
 
-from .chat import ChatHandler
-from .completions import CompletionHandler
-from .generation import ServedModel
+from .chat import read_chat
+from .completions import read_completion
+from .generation import ServedModel, answering
 from .models import ModelHandlers
 
 
 def openai_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
     models = ModelHandlers(model)
     return [
-        web.post("/v1/chat/completions", ChatHandler(engine, model).handle),
-        web.post("/v1/completions", CompletionHandler(engine, model).handle),
+        web.post("/v1/chat/completions", answering(engine, model, read_chat)),
+        web.post("/v1/completions", answering(engine, model, read_completion)),
         web.get("/v1/models", models.list),
         web.get("/v1/models/{name:.+}", models.one),
         web.post("/tokenize", models.tokenize),

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.server.asked_sampling import asked_sampling
 from tasuki.server.errors import InvalidField
 from tasuki.server.request_checks import (
-    MAX_STOP_CHARACTERS,
     MAX_STOP_TOKENS,
-    MAX_STOPS,
+    asked_sampling,
+    check_stops,
     check_vocabulary,
     to_tokens,
 )
@@ -110,11 +109,4 @@ def _seed(fields: RequestFields) -> int:
 def _stops(fields: RequestFields) -> tuple[str, ...]:
     stop = fields.get("stop")
     stops = [stop] if isinstance(stop, str) else fields.items("stop")
-    if len(stops) > MAX_STOPS:
-        raise InvalidField("stop", f"may hold at most {MAX_STOPS} strings")
-    for text in stops:
-        if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS:
-            raise InvalidField(
-                "stop", f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters"
-            )
-    return tuple(stops)
+    return check_stops("stop", stops)

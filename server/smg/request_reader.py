@@ -11,13 +11,12 @@ import numpy as np
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from tasuki.engine.messages import GatewayRoom, RoomId, Submit, Tokens
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.server.asked_sampling import asked_sampling
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
 from tasuki.server.request_checks import (
-    MAX_STOP_CHARACTERS,
     MAX_STOP_TOKENS,
-    MAX_STOPS,
+    asked_sampling,
+    check_stops,
     check_vocabulary,
     read_request_id,
 )
@@ -69,7 +68,7 @@ def read_gateway_request(
             salt=salt_of(tenant, b""),
             gateway_room=_room(request),
         ),
-        stops=_stops(wanted),
+        stops=check_stops("sampling_params.stop", wanted.stop),
         streams=request.stream,
         wants_logprobs=request.return_logprob,
         keeps_stop_token=wanted.no_stop_trim,
@@ -131,15 +130,3 @@ def _sampling(wanted: pb.SamplingParams, model: GatewayModel, room: int) -> Samp
         )
     except ValueError as error:
         raise InvalidRequest(f"sampling_params.{error}") from error
-
-
-def _stops(wanted: pb.SamplingParams) -> tuple[str, ...]:
-    if len(wanted.stop) > MAX_STOPS:
-        raise InvalidField("sampling_params.stop", f"may hold at most {MAX_STOPS} strings")
-    for text in wanted.stop:
-        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
-            raise InvalidField(
-                "sampling_params.stop",
-                f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters",
-            )
-    return tuple(wanted.stop)

@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answers, EngineClient
-from tasuki.server.errors import CallContext, InvalidRequest, refusals
+from tasuki.server.errors import CallContext, InvalidRequest
 from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.server.request_checks import read_request_id
@@ -62,29 +62,27 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def Generate(
         self, request: pb.GenerateRequest, context: CallContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        async with refusals(context):
-            request_context = grpc_request_context(self._keys, context)
-            self._engine.admit(request_context.caller)
-            asked = read_gateway_request(request, self._model, request_context.tenant)
-            request_id = asked.submit.request_id
-            answer = GatewayAnswer(
-                asked,
-                self._model.eos_ids,
-                IncrementalDetokenizer(self._tokenizer),
-                partial(self._answers.abort, request_id, request_context.caller),
-            )
-            events = self._answers.generate(asked.submit, request_context)
-            async with first_look(answer.messages(events), _FIRST_LOOK_SECONDS) as messages:
-                await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-                async for message in messages:
-                    yield message
+        request_context = grpc_request_context(self._keys, context)
+        self._engine.admit(request_context.caller)
+        asked = read_gateway_request(request, self._model, request_context.tenant)
+        request_id = asked.submit.request_id
+        answer = GatewayAnswer(
+            asked,
+            self._model.eos_ids,
+            IncrementalDetokenizer(self._tokenizer),
+            partial(self._answers.abort, request_id, request_context.caller),
+        )
+        events = self._answers.generate(asked.submit, request_context)
+        async with first_look(answer.messages(events), _FIRST_LOOK_SECONDS) as messages:
+            await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+            async for message in messages:
+                yield message
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
-        async with refusals(context):
-            if not request.request_id:
-                raise InvalidRequest("request_id is empty: name the request to abort")
-            caller = grpc_request_context(self._keys, context).caller
-            self._answers.abort(read_request_id(request.request_id), caller)
+        if not request.request_id:
+            raise InvalidRequest("request_id is empty: name the request to abort")
+        caller = grpc_request_context(self._keys, context).caller
+        self._answers.abort(read_request_id(request.request_id), caller)
         return pb.AbortResponse(success=True)
 
     async def HealthCheck(
@@ -101,23 +99,20 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: CallContext
     ) -> pb.GetServerInfoResponse:
-        async with refusals(context):
-            stats = await self._engine.stats()
+        stats = await self._engine.stats()
         return server_info(self._model, stats)
 
     async def GetLoads(
         self, request: pb.GetLoadsRequest, context: CallContext
     ) -> pb.GetLoadsResponse:
-        async with refusals(context):
-            stats = await self._engine.stats()
+        stats = await self._engine.stats()
         return loads_message(stats, self._max_batch)
 
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: CallContext
     ) -> common_pb2.FlushCacheResponse:
         """What running requests hold stays."""
-        async with refusals(context):
-            dropped = await self._engine.flush()
+        dropped = await self._engine.flush()
         return common_pb2.FlushCacheResponse(
             success=True, message=f"{dropped} pages and checkpoints dropped"
         )
@@ -125,29 +120,27 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: CallContext
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
-        async with refusals(context):
-            await context.send_initial_metadata(())
-            if self._archive is None:
-                packing = asyncio.to_thread(tokenizer_archive, self._model.folder)
-                self._archive = asyncio.create_task(packing)
-            for chunk in archive_chunks(await self._archive):
-                yield chunk
+        await context.send_initial_metadata(())
+        if self._archive is None:
+            packing = asyncio.to_thread(tokenizer_archive, self._model.folder)
+            self._archive = asyncio.create_task(packing)
+        for chunk in archive_chunks(await self._archive):
+            yield chunk
 
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
         """A snapshot of the usable blocks, then their changes: in the namespace of the subscriber's
         requests, or in all of them where it names every tenant. Has no end."""
-        async with refusals(context):
-            scope = grpc_watch_scope(self._keys, context)
-            own = namespace_of(salt_of(scope.tenant, b""))
-            await context.send_initial_metadata(())
-            blocks = UsableBlocks(None if scope.others else own)
-            events = GatewayEvents(request.start_sequence_number, own)
-            watch = self._engine.watch("spelled", _POLL_SECONDS, scope.caller)
-            async with aclosing(watch) as batches:
-                async for batch in batches:
-                    changes = blocks.apply(batch)
-                    if changes:
-                        for message in events.batches(changes):
-                            yield message
+        scope = grpc_watch_scope(self._keys, context)
+        own = namespace_of(salt_of(scope.tenant, b""))
+        await context.send_initial_metadata(())
+        blocks = UsableBlocks(None if scope.others else own)
+        events = GatewayEvents(request.start_sequence_number, own)
+        watch = self._engine.watch("spelled", _POLL_SECONDS, scope.caller)
+        async with aclosing(watch) as batches:
+            async for batch in batches:
+                changes = blocks.apply(batch)
+                if changes:
+                    for message in events.batches(changes):
+                        yield message

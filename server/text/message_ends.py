@@ -27,7 +27,8 @@ def message_ends(
     later_question = _later_question(messages)
     holds: dict[Hashable, bool] = {}
     ends = set()
-    for count in _in_order(len(messages)):
+    # First the whole, whose end is where the next turn begins.
+    for count in (len(messages), *range(1, len(messages))):
         known = count in places and not short
         kind = _kind(messages, count, later_question[count - 1]) if known else count
         if kind in holds:
@@ -42,12 +43,6 @@ def message_ends(
         if prefix is not None and holds[kind]:
             ends.add(len(prefix))
     return ends
-
-
-def _in_order(messages: int) -> list[int]:
-    """Counts of messages: first the whole, whose end is where the next turn begins, then
-    ascending."""
-    return [messages, *range(1, messages)]
 
 
 def _kind(messages: Sequence[Mapping[str, Any]], count: int, later_question: bool) -> Hashable:

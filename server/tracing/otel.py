@@ -17,30 +17,21 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from tasuki.dashboard.observed import ObservedMessage
-from tasuki.engine.messages import (
-    Finished,
-    LifeMark,
-    Rejected,
-    RequestId,
-    RequestPhase,
-    RoomEnded,
-    RoomId,
-    Usage,
-)
+from tasuki.engine import messages as m
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.utils.version import package_version
 
 _NANOSECONDS = 10**9
 _CLOSE_MILLISECONDS = 5000
 _SPAN_OF = {
-    RequestPhase.WAITING: "queue",
-    RequestPhase.AWAITING_PREFILL: "handshake",
-    RequestPhase.RECEIVING: "windows",
-    RequestPhase.AWAITING_GRANT: "await grant",
-    RequestPhase.PULLING: "pull",
-    RequestPhase.PREFILLING: "prefill",
-    RequestPhase.HANDING_OVER: "hand over",
-    RequestPhase.DECODING: "decode",
+    m.RequestPhase.WAITING: "queue",
+    m.RequestPhase.AWAITING_PREFILL: "handshake",
+    m.RequestPhase.RECEIVING: "windows",
+    m.RequestPhase.AWAITING_GRANT: "await grant",
+    m.RequestPhase.PULLING: "pull",
+    m.RequestPhase.PREFILLING: "prefill",
+    m.RequestPhase.HANDING_OVER: "hand over",
+    m.RequestPhase.DECODING: "decode",
 }
 """Other phases last no time."""
 
@@ -61,10 +52,10 @@ class OtelTracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tasuki")
         self._propagator = TraceContextTextMapPropagator()
-        self._live: dict[RequestId, Span] = {}
-        self._rooms: dict[RoomId, Span] = {}
+        self._live: dict[m.RequestId, Span] = {}
+        self._rooms: dict[m.RoomId, Span] = {}
 
-    def begin(self, request: RequestId, request_context: RequestContext) -> None:
+    def begin(self, request: m.RequestId, request_context: RequestContext) -> None:
         self._live[request] = self._tracer.start_span(
             "request",
             self._beneath(request_context.traceparent),
@@ -72,13 +63,13 @@ class OtelTracing:
             {"tasuki.request_id": request, "tasuki.caller": request_context.caller.name},
         )
 
-    def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
+    def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
         if traceparent:
             self._rooms[room] = self._tracer.start_span(
                 "room", self._beneath(traceparent), SpanKind.SERVER, {"tasuki.request_id": request}
             )
 
-    def header(self, request: RequestId) -> str:
+    def header(self, request: m.RequestId) -> str:
         span = self._live.get(request)
         if span is None:
             return ""
@@ -88,28 +79,28 @@ class OtelTracing:
 
     def observe(self, message: ObservedMessage) -> None:
         match message:
-            case Finished(request_id=request):
+            case m.Finished(request_id=request):
                 if (span := self._live.pop(request, None)) is not None:
                     _describe(span, message.usage)
                     span.set_attribute("tasuki.finish_reason", message.reason.value)
                     self._end(span, message.life, message.usage.seconds)
-            case Rejected(request_id=request, error=error):
+            case m.Rejected(request_id=request, error=error):
                 if (span := self._live.pop(request, None)) is not None:
                     span.set_status(Status(StatusCode.ERROR, error.message))
                     span.set_attribute("error.type", error.kind.value)
                     span.end()
-            case RoomEnded(room=room):
+            case m.RoomEnded(room=room):
                 if (span := self._rooms.pop(room, None)) is not None:
                     span.set_attribute("tasuki.handed_on", message.handed_on)
                     last = message.life[-1].at if message.life else 0.0
                     self._end(span, message.life, last)
 
-    def _end(self, span: Span, life: Sequence[LifeMark], seconds: float) -> None:
+    def _end(self, span: Span, life: Sequence[m.LifeMark], seconds: float) -> None:
         """End the span, with a child span for each state. seconds: from arrival to end; the end is
         taken as now."""
         ended = time.time_ns()
         began = ended - int(seconds * _NANOSECONDS)
-        marks = [LifeMark(RequestPhase.WAITING, 0.0), *life]
+        marks = [m.LifeMark(m.RequestPhase.WAITING, 0.0), *life]
         ends = [*(mark.at for mark in marks[1:]), seconds]
         for mark, end in zip(marks, ends, strict=True):
             if mark.state in _SPAN_OF:
@@ -133,7 +124,7 @@ class OtelTracing:
         self._provider.shutdown()
 
 
-def _describe(span: Span, usage: Usage) -> None:
+def _describe(span: Span, usage: m.Usage) -> None:
     """Attributes from the usage, by OpenTelemetry's names where it has them."""
     hit, transfer = usage.hit, usage.transfer
     span.set_attributes(

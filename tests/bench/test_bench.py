@@ -76,6 +76,13 @@ def test_an_agentic_bench_reuses_what_was_said_before(tmp_path: Path, tiny: list
     assert "2 sessions, 3 turns: a token" in rows
 
 
+def floor_of(model: str) -> ModelFloor:
+    """On an H200."""
+    config = published_or_folder(model)
+    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
+    return ModelFloor.of(config, layout, Floors(4.26e12, 686e12))
+
+
 @pytest.mark.parametrize(
     ("model", "batch", "context", "milliseconds"),
     [
@@ -88,16 +95,11 @@ def test_an_agentic_bench_reuses_what_was_said_before(tmp_path: Path, tiny: list
 def test_floors_of_decode_are_the_known_ones(
     model: str, batch: int, context: int, milliseconds: float
 ) -> None:
-    config = published_or_folder(model)
-    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
-    floor = ModelFloor.of(config, layout, Floors(4.26e12, 686e12))
-    assert 1e3 * floor.decode(batch, context) == pytest.approx(milliseconds, rel=0.015)
+    assert 1e3 * floor_of(model).decode(batch, context) == pytest.approx(milliseconds, rel=0.015)
 
 
 def test_the_floor_of_a_long_prefill_is_the_known_one_and_a_short_one_moves_the_weights() -> None:
-    config = published_or_folder("9b")
-    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
-    floor = ModelFloor.of(config, layout, Floors(4.26e12, 686e12))
+    floor = floor_of("9b")
     assert floor.prefill(50_000) == pytest.approx(1.26, rel=0.01)
     assert floor.prefill(1) == pytest.approx(15.9e9 / 4.26e12, rel=0.02)
     assert floor.prefill(800, cached=50_000) > floor.prefill(800)

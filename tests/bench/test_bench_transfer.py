@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,21 +27,23 @@ LOG = """
 """
 
 
-def test_a_request_takes_two_control_round_trips(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    flags = ["--device", "cpu", "--dtype", "float32", "--parts", "control", "--out", str(out)]
+def row_of(part: str, out: Path) -> dict[str, Any]:
+    flags = ["--device", "cpu", "--dtype", "float32", "--parts", part, "--out", str(out)]
     assert cli.main(["bench", "transfer", *flags]) == 0
     (row,) = json.loads(out.read_text())["rows"]
+    found: dict[str, Any] = row
+    return found
+
+
+def test_a_request_takes_two_control_round_trips(tmp_path: Path) -> None:
+    row = row_of("control", tmp_path / "out.json")
     assert row["extra"]["round trips"] == 2
     assert row["met"] is True
 
 
 def test_a_wire_of_fewer_bytes_is_timed_beside_the_exact_one(tmp_path: Path) -> None:
     """Which is sooner is the machine's affair; how many bytes go is not."""
-    out = tmp_path / "out.json"
-    flags = ["--device", "cpu", "--dtype", "float32", "--parts", "wire", "--out", str(out)]
-    assert cli.main(["bench", "transfer", *flags]) == 0
-    (row,) = json.loads(out.read_text())["rows"]
+    row = row_of("wire", tmp_path / "out.json")
     assert row["extra"]["MB"] < 0.45 * row["extra"]["exact MB"]
     assert row["seconds"] >= row["floor"] > 0
 

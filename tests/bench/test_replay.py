@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tasuki.bench.replay.errors import ReplayError
-from tasuki.bench.replay.models import PUBLISHED, load_model
 from tasuki.bench.replay.prompts import Prompts
 from tasuki.bench.replay.replay import replay
 from tasuki.bench.replay.trace import load_trace
 from tasuki.cli import main as cli
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import ModelConfig, ModelConfigError
 from tasuki.model.flops import PrefillFlops
+from tasuki.model.known_models import PUBLISHED, published_or_folder
 
 
 def line(time_ms: int, tokens: int, answer: int, blocks: list[int], **more: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_the_command_names_a_missing_file(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_have_their_published_sizes(name: str) -> None:
-    layout = load_model(name).cache_layout("bfloat16", "bfloat16", "float32")
+    layout = published_or_folder(name).cache_layout("bfloat16", "bfloat16", "float32")
     kv_token, mib = {
         "0.8b": (12288, 18.6),
         "2b": (12288, 18.6),
@@ -148,13 +148,13 @@ def test_published_shapes_have_their_published_sizes(name: str) -> None:
 
 
 def test_prefill_flops_of_the_published_moe() -> None:
-    flops = PrefillFlops.for_model(load_model("35b-a3b"))
+    flops = PrefillFlops.for_model(published_or_folder("35b-a3b"))
     assert flops.linear == pytest.approx(5.0e9, rel=0.02)
     assert flops.quadratic == 163840
     assert flops.of(2000) > 2 * flops.of(1000)
 
 
 def test_an_unknown_model_is_named() -> None:
-    with pytest.raises(ReplayError, match=r"one of 0\.8b"):
-        load_model("12b")
-    assert isinstance(load_model("9b"), ModelConfig)
+    with pytest.raises(ModelConfigError, match=r"one of 0\.8b"):
+        published_or_folder("12b")
+    assert isinstance(published_or_folder("9b"), ModelConfig)

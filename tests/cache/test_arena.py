@@ -1,36 +1,54 @@
-"""Views of the arena: each page's and state's bytes are those that the layout names."""
+"""The layout's two lists, block regions and slot columns, and the arena's views: each page's and
+state's bytes are those that the layout names."""
+
+from itertools import pairwise
 
 import pytest
 import torch
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.routing.router import Router
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import LayerKind
+from tasuki.pycache.arena_key import ArenaKey, Place
+from tasuki.pycache.layout import CacheLayout, Span, itemsize
+from tasuki.transfer.protocol.contract import Contract
 
 from tests.harness.loopback_pair import FULL, GDN, small_layout
+from tests.harness.model_shapes import MOE
 
 SLABS = 3
 ALIGNED = 64
+LAYOUTS = [
+    small_layout(),
+    small_layout((FULL, GDN, FULL, FULL)),
+    MOE.cache_layout("bfloat16", "bfloat16", "float32"),
+]
+each_layout = pytest.mark.parametrize(
+    "layout", LAYOUTS, ids=["two kinds", "kinds unequal", "a model's"]
+)
 
 
-def test_every_layers_view_shows_the_bytes_that_its_layout_names_and_ends_in_the_arena() -> None:
-    layout = small_layout()
+@each_layout
+def test_every_layers_view_shows_the_bytes_that_its_layout_names_and_ends_in_the_arena(
+    layout: CacheLayout,
+) -> None:
     arena = Arena(layout, SLABS)
-    full = [layer for layer, kind in enumerate(layout.layer_kinds) if kind is FULL]
-    assert len(full) > 1, "a lone layer's offset is zero"
-    for layer, view in zip(full, arena.kv, strict=True):
+    for region, view in zip(layout.regions, arena.kv, strict=True):
+        assert view.shape[1:] == region.shape
         pages = [page for page in range(len(view)) if layout.valid_page(page, SLABS)]
         assert len(pages) == SLABS * layout.pages_per_slab
         for page in pages:
-            shown(arena, view[page], *span(layout.page_span(layer, page)))
+            shown(arena, view[page], *span(layout.page_span(region.layer, page)))
     gdn = [layer for layer, kind in enumerate(layout.layer_kinds) if kind is GDN]
-    for index, layer in enumerate(gdn):
+    for layer, conv, ssm in zip(gdn, arena.conv, arena.ssm, strict=True):
         for slot in range(SLABS):
             offset, length = span(layout.state_span(layer, slot))
             # Conv state stands first, padded to where the other may begin.
             middle = offset + layout.conv_bytes
-            shown(arena, arena.conv[index][slot], offset, layout.conv_bytes)
-            shown(arena, arena.ssm[index][slot], middle, offset + length - middle)
+            shown(arena, conv[slot], offset, layout.conv_bytes)
+            shown(arena, ssm[slot], middle, offset + length - middle)
+    for name, views in (("conv", arena.conv), ("ssm", arena.ssm)):
+        shapes = [column.shape for column in layout.columns if column.name == name]
+        assert [view.shape[1:] for view in views] == shapes
 
 
 def span(named: object) -> tuple[int, int]:
@@ -49,7 +67,91 @@ def shown(arena: Arena, view: torch.Tensor, offset: int, length: int) -> None:
 def test_what_a_side_lacks_is_weighed_in_bytes_of_every_layer(
     held: int, tokens: int, pages: int
 ) -> None:
-    layout = small_layout((LayerKind.FULL, LayerKind.GDN, LayerKind.FULL, LayerKind.GDN, GDN))
+    layout = small_layout((FULL, GDN, FULL, GDN, GDN))
     router = Router(EngineConfig(model=""), layout, layout)
     states = 3 * layout.state_layer_bytes
     assert router._state_bytes(held, tokens) == pages * 2 * layout.block_bytes + states
+
+
+@each_layout
+def test_regions_are_the_blocks_of_a_page_and_columns_fill_a_slot(layout: CacheLayout) -> None:
+    kinds = layout.layer_kinds
+    assert [region.layer for region in layout.regions] == [
+        layer for layer, kind in enumerate(kinds) if kind is FULL
+    ]
+    assert [region.index for region in layout.regions] == list(range(layout.full_layers))
+    for page in (0, layout.blocks_per_slab + layout.pages_per_slab - 1):
+        spans = [layout.page_span(region.layer, page) for region in layout.regions]
+        assert {span.length for span in spans} == {layout.block_bytes}
+        steps = {after.offset - one.offset for one, after in pairwise(spans)}
+        assert steps <= {layout.region_stride}
+        assert spans[0].offset == page * layout.block_bytes
+    ends = [0, *(column.end for column in layout.columns)]
+    assert [column.offset for column in layout.columns] == ends[:-1]
+    assert ends[-1] == layout.slot_bytes <= layout.slab_bytes
+    for slot in (0, 7):
+        offset = slot * layout.slab_bytes
+        for layer, kind in enumerate(kinds):
+            if kind is GDN:
+                span = layout.state_span(layer, slot)
+                assert (span.offset, span.length) == (offset, layout.state_layer_bytes)
+                offset += span.length
+
+
+def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
+    assert Contract("w", small_layout((GDN, FULL))).flat() == {
+        "weights_digest": "w",
+        "tensor_parallel": "1",
+        "wire_version": "2",
+        "page_tokens": "64",
+        "wire_kv": "exact",
+        "wire_state": "exact",
+        "nixl": "(not used)",
+        "ucx": "(not used)",
+        "layer_kinds": "linear_attention,full_attention",
+        "kv_heads": "1",
+        "head_dim": "8",
+        "kv_dtype": "float32",
+        "conv_channels": "24",
+        "conv_columns": "3",
+        "conv_dtype": "float32",
+        "value_heads": "2",
+        "value_dim": "16",
+        "key_dim": "16",
+        "ssm_dtype": "float32",
+    }
+
+
+def test_an_arena_is_named_by_its_place_and_rank() -> None:
+    assert Arena(small_layout(), 1).key == ArenaKey(Place.DEVICE, 0, 1)
+    second = ArenaKey(Place.HOST, 1, 2)
+    assert Arena(small_layout(), 1, key=second).key == second != ArenaKey(Place.HOST, 0, 2)
+    for rank, ranks in ((1, 1), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match="is not one of"):
+            ArenaKey(rank=rank, ranks=ranks)
+
+
+def test_bytes_are_what_the_shapes_come_to_by_hand() -> None:
+    """GDN, GDN, GDN, FULL twice; float32 everywhere."""
+    layout = small_layout()
+    assert layout.kv_shape == (2, 64, 1, 8)
+    assert layout.block_bytes == 2 * 64 * 1 * 8 * 4 == 4096
+    # The conv state's 24 * 3 * 4 bytes are padded to a multiple of 64.
+    assert layout.conv_bytes == 320
+    assert layout.state_layer_bytes == 320 + 2 * 16 * 16 * 4 == 2368
+    assert layout.slot_bytes == 6 * 2368
+    # As many blocks as a slot needs: 14208 / 4096, and two blocks are a page.
+    assert (layout.blocks_per_slab, layout.pages_per_slab) == (4, 2)
+    assert (layout.slab_bytes, layout.page_bytes) == (4 * 4096, 2 * 4096)
+    assert layout.region_stride == 2 * 4096
+    assert (layout.full_layers, layout.gdn_layers) == (2, 6)
+    assert [layout.kind_index(layer) for layer in range(8)] == [0, 1, 2, 0, 3, 4, 5, 1]
+    assert layout.page_span(7, 5) == Span(2 * 4096 + 5 * 4096, 4096)
+    assert layout.state_span(1, 3) == Span(2368 + 3 * 4 * 4096, 2368)
+    assert [itemsize(name) for name in ("float32", "bfloat16", "float16")] == [4, 2, 2]
+    pages = [page for page in range(-9, 99) if layout.valid_page(page, slabs=3)]
+    assert pages == [0, 1, 4, 5, 8, 9]
+    # Without states a slab is a page.
+    bare = small_layout((FULL, FULL, FULL))
+    assert (bare.blocks_per_slab, bare.pages_per_slab, bare.slot_bytes) == (3, 1, 0)
+    assert (bare.conv_bytes, bare.state_layer_bytes) == (0, 0)

@@ -4,31 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
+from tasuki.pycache._cpp_cache import PrefixCache
 
-Tokens = NDArray[np.int32]
-END = CheckpointKind.TURN_END
-
-
-def make_tree(slabs: int = 16) -> PrefixCache:
-    return PrefixCache(TreeConfig(slabs=slabs, blocks_per_slab=8, pages_per_slab=3))
-
-
-def text(length: int, seed: int = 0) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
-
-
-def take(tree: PrefixCache, tokens: Tokens, slots: int = 1, salt: bytes = b"") -> Allocation:
-    allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=slots)
-    assert allocation is not None
-    return allocation
-
-
-def keep(tree: PrefixCache, tokens: Tokens, boundary: int | None = None, salt: bytes = b"") -> None:
-    allocation = take(tree, tokens, salt=salt)
-    tree.insert(allocation, boundary or len(tokens), allocation.working_slots[0], END)
-    tree.release(allocation)
+from tests.harness.trees import END, joined, keep, take, take_receive, text, tree_of, usable
 
 
 def pinned(tree: PrefixCache) -> tuple[int, int]:
@@ -37,7 +15,7 @@ def pinned(tree: PrefixCache) -> tuple[int, int]:
 
 
 def test_slot_exhausted_at_each_allocation_point_waits_and_leaks_nothing() -> None:
-    tree = make_tree(slabs=4)
+    tree = tree_of(slabs=4)
     held = take(tree, text(64), slots=2)
     version = tree.room_version
     assert tree.allocate(text(64, 1), capacity_tokens=64, working_slots=2) is None
@@ -51,11 +29,11 @@ def test_slot_exhausted_at_each_allocation_point_waits_and_leaks_nothing() -> No
 
 
 def test_a_match_that_is_then_aborted_returns_its_slot_and_locks() -> None:
-    tree = make_tree()
+    tree = tree_of()
     keep(tree, text(200))
     before = tree.stats().slabs_free
     for _ in range(50):
-        allocation = take(tree, np.concatenate([text(200), text(30, 1)]))
+        allocation = take(tree, joined(text(200), text(30, 1)))
         assert allocation.cached_tokens == 200
         tree.release(allocation)
         tree.check_integrity()
@@ -63,12 +41,12 @@ def test_a_match_that_is_then_aborted_returns_its_slot_and_locks() -> None:
 
 
 def test_a_locked_page_outlives_its_evicted_state_and_a_locked_state_its_neighbours() -> None:
-    tree = make_tree(slabs=8)
+    tree = tree_of(slabs=8)
     keep(tree, text(192))
-    receiver = tree.allocate_to_receive(text(200), capacity_tokens=256, working_slots=1)
-    assert receiver is not None and receiver.shared_pages == 3
-    filler = tree.allocate(text(1, 9), capacity_tokens=1, working_slots=5)
-    assert filler is not None, "the state must give way, the pages under the receiver must not"
+    receiver = take_receive(tree, text(200), capacity=256)
+    assert receiver.shared_pages == 3
+    # The state must give way, the pages under the receiver must not.
+    filler = take(tree, text(1, 9), slots=5)
     assert tree.stats().checkpoints == 0
     assert tree.match(text(200)).kv_tokens == 192
     tree.check_integrity()
@@ -79,28 +57,38 @@ def test_a_locked_page_outlives_its_evicted_state_and_a_locked_state_its_neighbo
 
 @pytest.mark.parametrize("cut", [64, 128, 192])
 def test_a_split_neither_moves_nor_duplicates_a_state(cut: int) -> None:
-    tree = make_tree()
-    whole = text(256)
+    tree, whole = tree_of(), text(256)
+    branch = joined(whole[:cut], text(64, 7))
     keep(tree, whole)
-    keep(tree, np.concatenate([whole[:cut], text(64, 7)]))
-    assert tree.stats().checkpoints == 2
-    assert tree.match(np.append(whole, 1).astype(np.int32)).usable_tokens == 256
+    keep(tree, branch)
+    assert (tree.stats().checkpoints, tree.stats().nodes) == (2, 3)
+    assert (usable(tree, whole), usable(tree, branch)) == (256, cut + 64)
+    third = tree.match(joined(whole[:cut], text(128, 2)))
+    assert (third.usable_tokens, third.branch_tokens) == (0, cut)
+    assert third.miss_reasons.never_checkpointed == cut
     tree.check_integrity()
 
 
 def test_publishing_an_existing_state_frees_exactly_the_duplicate() -> None:
-    tree = make_tree()
-    first, second = take(tree, text(128)), take(tree, text(128))
-    for allocation in (first, second):
-        tree.insert(allocation, 128, allocation.working_slots[0], END)
+    tree = tree_of()
+    allocations = [take(tree, text(192)), take(tree, text(192))]
+    pages = [allocation.pages.tolist() for allocation in allocations]
+    for allocation in allocations:
+        tree.insert(allocation, 192, allocation.working_slots[0], END)
+        tree.check_integrity()
+    assert [allocation.pages.tolist() for allocation in allocations] == pages
+    assert [allocation.shared_pages for allocation in allocations] == [3, 0]
+    stats = tree.stats()
+    assert (stats.pages.tree, stats.pages.working) == (3, 3)
+    assert (stats.checkpoints, stats.slots.tree, stats.slots.working) == (1, 1, 0)
+    for allocation in allocations:
         tree.release(allocation)
         tree.check_integrity()
-    assert (tree.stats().checkpoints, tree.stats().slots.tree) == (1, 1)
-    assert tree.stats().pages.tree == 2
+    assert (tree.stats().pages.tree, tree.stats().pages.working) == (3, 0)
 
 
 def test_a_published_slot_is_never_a_later_destination() -> None:
-    tree = make_tree()
+    tree = tree_of()
     allocation = take(tree, text(256))
     published = set()
     for end in (64, 128, 192):
@@ -113,37 +101,26 @@ def test_a_published_slot_is_never_a_later_destination() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 640, 641, 700])
 def test_an_exact_repeat_hits_whatever_its_length(length: int) -> None:
-    tree = make_tree()
+    tree = tree_of()
     boundary = (length - 1) // 64 * 64 or length
     keep(tree, text(length), boundary)
-    expected = boundary if boundary < length else 0
-    assert tree.match(text(length)).usable_tokens == expected
-    longer = np.append(text(length), 5).astype(np.int32)
-    assert tree.match(longer).usable_tokens == boundary
+    assert tree.match(text(length)).usable_tokens == (boundary if boundary < length else 0)
+    assert usable(tree, text(length)) == boundary
 
 
 def test_under_pressure_the_hot_conversation_keeps_its_state() -> None:
-    tree = make_tree(slabs=12)
-    hot = text(192, 99)
+    tree, hot = tree_of(slabs=12), text(192, 99)
     keep(tree, hot)
     for cold in range(40):
         keep(tree, text(192, cold))
-        allocation = take(tree, np.append(hot, cold).astype(np.int32))
+        allocation = take(tree, joined(hot, cold))
         assert allocation.cached_tokens == 192, f"lost after {cold} cold conversations"
         tree.release(allocation)
     tree.check_integrity()
 
 
-def test_a_request_near_the_pool_size_progresses_over_a_full_cache() -> None:
-    tree = make_tree(slabs=10)
-    for seed in range(12):
-        keep(tree, text(150, seed))
-    keep(tree, text(tree.capacity_tokens(1), 50))
-    tree.check_integrity()
-
-
 def test_namespaces_never_cross_even_in_causes() -> None:
-    tree = make_tree(slabs=32)
+    tree = tree_of(slabs=32)
     salts = (b"", b"a", b"b", b"a\0", b"\xff")
     for mine, theirs in itertools.permutations(salts, 2):
         tree.flush()
@@ -152,23 +129,32 @@ def test_namespaces_never_cross_even_in_causes() -> None:
         assert (other.kv_tokens, other.usable_tokens, other.miss_reasons.new) == (0, 0, 201)
 
 
-def test_two_instances_fed_the_same_calls_choose_the_same_ids_and_victims() -> None:
-    told = []
-    for _ in range(2):
-        tree, ids = make_tree(slabs=10), []
-        for step in range(120):
-            allocation = take(tree, text(100 + step % 7 * 40, step % 11))
+@pytest.mark.parametrize("policy", ["lru", "value", "auto"])
+def test_two_instances_fed_the_same_calls_choose_the_same_ids_and_victims(policy: str) -> None:
+    """Also where one of them is watched."""
+    lives = []
+    for watching in (False, False, True):
+        tree, ids = tree_of(slabs=10, policy=policy, attention_cost=1e-3), []
+        generator = np.random.default_rng(3)
+        if watching:
+            tree.watch("all")
+        for step in range(300):
+            tree.advance_to(step * 900)
+            seed, longer = generator.integers(0, (6, 7)).tolist()
+            allocation = take(tree, text(100 + 40 * longer, seed))
             ids.append(
                 (allocation.pages.tolist(), allocation.working_slots, allocation.cached_tokens)
             )
             tree.insert(allocation, allocation.tokens, allocation.working_slots[0], END)
             tree.release(allocation)
-        told.append(ids)
-    assert told[0] == told[1]
+        stats = tree.stats()
+        lives.append((ids, stats.evicted_pages, stats.evicted_checkpoints))
+    assert lives[0] == lives[1] == lives[2]
+    assert lives[0][1] > 100 and sum(cached for _, _, cached in lives[0][0]) > 0
 
 
 def test_a_blocked_request_is_told_when_to_try_again_and_not_before() -> None:
-    tree = make_tree(slabs=6)
+    tree = tree_of(slabs=6)
     running = take(tree, text(64 * 9))
     assert tree.allocate(text(64 * 9, 1), capacity_tokens=64 * 9, working_slots=1) is None
     version = tree.room_version
@@ -182,7 +168,7 @@ def test_a_blocked_request_is_told_when_to_try_again_and_not_before() -> None:
 
 
 def test_counters_are_not_inflated_by_matches_and_refused_retries() -> None:
-    tree = make_tree(slabs=6)
+    tree = tree_of(slabs=6)
     running = take(tree, text(64 * 9))
     before = tree.stats()
     for _ in range(10):
@@ -195,10 +181,9 @@ def test_counters_are_not_inflated_by_matches_and_refused_retries() -> None:
 
 
 def test_a_pruned_branch_leaves_no_candidate_behind() -> None:
-    tree = make_tree(slabs=6)
+    tree = tree_of(slabs=6)
     for seed in range(60):
-        keep(tree, np.concatenate([text(64), text(128, seed)]), 64 + 64 * (seed % 3))
-        tree.check_integrity()
+        keep(tree, joined(text(64), text(128, seed)), 64 + 64 * (seed % 3))
     assert tree.stats().evicted_pages > 40
     tree.flush()
     tree.check_integrity()
@@ -206,7 +191,7 @@ def test_a_pruned_branch_leaves_no_candidate_behind() -> None:
 
 
 def test_a_request_too_large_for_the_shadows_of_auto_is_still_released() -> None:
-    tree = PrefixCache(TreeConfig(slabs=4, blocks_per_slab=8, pages_per_slab=3, policy="auto"))
+    tree = tree_of(slabs=4, policy="auto")
     allocation = take(tree, text(64 * 9), slots=0)
     tree.insert(allocation, 64 * 9, tree.take_checkpoint_slot(allocation), END)
     tree.append(allocation, text(100, 1))

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tasuki.pycache._cpp_cache import CacheError, CheckpointKind, PrefixCache, TreeConfig
+from tasuki.pycache._cpp_cache import CacheError, CheckpointKind
+
+from tests.harness.trees import take, tree_of
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "cache"
 
@@ -30,37 +32,10 @@ def test_malformed_calls_are_refused_and_change_nothing(fuzz: Any, seed: int) ->
     assert 0 < fuzzer.refused < fuzzer.calls
 
 
-BAD_TOKENS = {
-    "not contiguous": np.zeros(256, np.int32)[::2],
-    "reversed": np.zeros(64, np.int32)[::-1],
-    "int64": np.zeros(64, np.int64),
-    "uint32": np.zeros(64, np.uint32),
-    "float32": np.zeros(64, np.float32),
-    "other byte order": np.zeros(64, ">i4"),
-    "two dimensions": np.zeros((2, 64), np.int32),
-    "empty": np.zeros(0, np.int32),
-    "a list": [1, 2, 3],
-}
-
-
-@pytest.mark.parametrize("name", BAD_TOKENS)
-def test_tokens_of_another_form_raise_a_typed_error(name: str) -> None:
-    tree = PrefixCache(TreeConfig(slabs=4, blocks_per_slab=4, pages_per_slab=4))
-    tokens: Any = BAD_TOKENS[name]
-    with pytest.raises(CacheError):
-        tree.match(tokens)
-    with pytest.raises(CacheError):
-        tree.allocate(tokens, capacity_tokens=64, working_slots=1)
-    tree.check_integrity()
-    assert tree.stats().allocations == 0
-
-
 @pytest.mark.parametrize("number", [-(2**63), -(2**31), -1, 2**31, 2**48, 2**63 - 1])
 def test_lengths_and_indices_out_of_range_raise_a_typed_error(number: int) -> None:
-    tree = PrefixCache(TreeConfig(slabs=4, blocks_per_slab=4, pages_per_slab=4))
-    tokens = np.zeros(100, np.int32)
-    allocation = tree.allocate(tokens, capacity_tokens=100, working_slots=1)
-    assert allocation is not None
+    tree, tokens = tree_of(4), np.zeros(100, np.int32)
+    allocation = take(tree, tokens)
     for call in (
         lambda: tree.allocate(tokens, capacity_tokens=number, working_slots=1),
         lambda: tree.allocate(tokens, capacity_tokens=100, working_slots=number),

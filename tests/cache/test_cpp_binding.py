@@ -4,31 +4,22 @@ import ast
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import (
-    Allocation,
     CacheError,
     CheckpointKind,
     InvalidArgument,
-    PrefixCache,
     TreeConfig,
 )
 
+from tests.harness.trees import take, tree_of
+
 STUB = Path(__file__).parents[2] / "pycache" / "_cpp_cache.pyi"
 PROMPT = np.arange(200, dtype=np.int32)
-
-
-def make_tree() -> PrefixCache:
-    return PrefixCache(TreeConfig(slabs=8, blocks_per_slab=4, pages_per_slab=3))
-
-
-def take(tree: PrefixCache) -> Allocation:
-    allocation = tree.allocate(PROMPT, capacity_tokens=256, working_slots=1)
-    assert allocation is not None
-    return allocation
 
 
 def stub_names() -> dict[str, set[str]]:
@@ -48,6 +39,8 @@ def stub_names() -> dict[str, set[str]]:
                 members.add(member.name)
             if isinstance(member, ast.Assign):
                 members |= {target.id for target in member.targets if isinstance(target, ast.Name)}
+            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                members.add(member.target.id)
     return names
 
 
@@ -71,22 +64,24 @@ def test_errors_are_one_family() -> None:
 @pytest.mark.parametrize(
     ("tokens", "word"),
     [
-        (np.arange(4), "int32"),
-        (np.arange(4, dtype=np.uint32), "int32"),
-        (np.zeros((2, 2), dtype=np.int32), "dimension"),
-        (np.arange(8, dtype=np.int32)[::2], "contiguous"),
-        (np.array([], dtype=np.int32), "empty"),
+        (np.zeros(64, np.int64), "int32"),
+        (np.zeros(64, np.uint32), "int32"),
+        (np.zeros(64, np.float32), "int32"),
+        (np.zeros(64, ">i4"), "int32"),
+        (np.zeros((2, 64), np.int32), "dimension"),
+        (np.zeros(256, np.int32)[::2], "contiguous"),
+        (np.zeros(64, np.int32)[::-1], "contiguous"),
+        (np.zeros(0, np.int32), "empty"),
         ([1, 2, 3], "numpy"),
     ],
 )
-def test_bad_tokens_are_refused(tokens: object, word: str) -> None:
-    tree = make_tree()
-    calls: list[Callable[[], object]] = [
-        lambda: tree.match(tokens),  # type: ignore[arg-type]
-        lambda: tree.allocate(tokens, capacity_tokens=64, working_slots=1),  # type: ignore[arg-type]
-        lambda: tree.allocate_to_receive(tokens, capacity_tokens=64, working_slots=1),  # type: ignore[arg-type]
-    ]
-    for call in calls:
+def test_bad_tokens_are_refused(tokens: Any, word: str) -> None:
+    tree = tree_of(8)
+    for call in (
+        lambda: tree.match(tokens),
+        lambda: tree.allocate(tokens, capacity_tokens=64, working_slots=1),
+        lambda: tree.allocate_to_receive(tokens, capacity_tokens=64, working_slots=1),
+    ):
         with pytest.raises(InvalidArgument, match=word):
             call()
     assert tree.stats().allocations == 0
@@ -104,7 +99,7 @@ def test_bad_tokens_are_refused(tokens: object, word: str) -> None:
     ],
 )
 def test_bad_terms_are_refused(terms: dict[str, int]) -> None:
-    tree = make_tree()
+    tree = tree_of(8)
     with pytest.raises(InvalidArgument):
         tree.allocate(PROMPT, **terms)
     assert tree.stats().allocations == 0 and tree.stats().slabs_free == 8
@@ -126,8 +121,8 @@ def test_bad_shapes_are_refused(shape: dict[str, int]) -> None:
 
 
 def test_bad_publishes_change_nothing() -> None:
-    tree = make_tree()
-    allocation = take(tree)
+    tree = tree_of(8)
+    allocation = take(tree, PROMPT, capacity=256)
     slot = allocation.working_slots[0]
     for boundary, given in [(0, slot), (-64, None), (201, slot), (100, None), (64, 99), (64, -1)]:
         with pytest.raises(InvalidArgument, match="insert"):
@@ -140,10 +135,10 @@ def test_bad_publishes_change_nothing() -> None:
 
 
 def test_a_released_lease_holds_nothing() -> None:
-    tree = make_tree()
-    allocation = take(tree)
+    tree = tree_of(8)
+    allocation = take(tree, PROMPT, capacity=256)
     with pytest.raises(InvalidArgument, match="another tree"):
-        make_tree().release(allocation)
+        tree_of(8).release(allocation)
     tree.release(allocation)
     uses: list[Callable[[], object]] = [
         lambda: tree.release(allocation),
@@ -163,8 +158,8 @@ def test_a_released_lease_holds_nothing() -> None:
 
 
 def test_pages_are_read_only_and_outlive_the_call() -> None:
-    tree = make_tree()
-    allocation = take(tree)
+    tree = tree_of(8)
+    allocation = take(tree, PROMPT, capacity=256)
     pages = allocation.pages
     with pytest.raises(ValueError, match="read-only"):
         pages[0] = 1

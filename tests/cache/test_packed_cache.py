@@ -5,9 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tasuki.pycache._cpp_cache import CheckpointKind, EventBatch, PrefixCache, TreeConfig
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig
 from tasuki.pycache.packed_events import CacheEvent, PackedEvents, pack_events
 from tasuki.pycache.packed_tree import Standing, TreeNode, pack_tree
+
+from tests.harness.trees import keep, text
 
 CONFIG = TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=64)
 
@@ -32,20 +34,17 @@ def lives(tree: PrefixCache, rounds: int) -> Iterator[None]:
         yield
 
 
-def plain(batch: EventBatch) -> list[CacheEvent]:
-    return [
-        CacheEvent(
-            event.sequence,
-            event.kind,
-            event.tokens,
-            event.prefix,
-            event.parent,
-            event.namespace,
-            None if event.checkpoint_kind is None else event.checkpoint_kind.value,
-            tuple(event.page),
-        )
-        for event in batch
-    ]
+def plain(packed: type, source: object) -> object:
+    """A packed value that has, field by field, what the C++ one has."""
+    values = {name: getattr(source, name) for name in packed.__annotations__}
+    for name, value in values.items():
+        if isinstance(value, CheckpointKind):
+            values[name] = value.value
+        elif name == "page":
+            values[name] = tuple(value)
+        elif name in ("standing", "hidden"):
+            values[name] = plain(Standing, value)
+    return packed(**values)
 
 
 @pytest.mark.parametrize("stream", ["all", "usable", "spelled"])
@@ -60,7 +59,8 @@ def test_packed_events_are_the_events(stream: str) -> None:
             continue
         batch = tree.drain_events(watch)
         packed: PackedEvents = pickle.loads(pickle.dumps(pack_events(batch)))
-        assert list(packed) == plain(batch) and len(packed) == len(batch)
+        assert list(packed) == [plain(CacheEvent, event) for event in batch]
+        assert len(packed) == len(batch)
         assert (packed.sequence, packed.is_snapshot) == (batch.sequence, batch.is_snapshot)
         if batch.gap is not None:
             gaps += 1
@@ -76,10 +76,7 @@ def test_packed_events_are_the_events(stream: str) -> None:
 def test_a_flush_is_packed_as_one_event_without_names() -> None:
     tree = PrefixCache(CONFIG)
     watch = tree.watch("all")
-    allocation = tree.allocate(np.arange(64, dtype=np.int32), capacity_tokens=64, working_slots=1)
-    assert allocation is not None
-    tree.insert(allocation, 64, allocation.working_slots[0], CheckpointKind.TURN_END)
-    tree.release(allocation)
+    keep(tree, text(64))
     tree.drain_events(watch)
     tree.flush()
     (cleared,) = pack_events(tree.drain_events(watch))
@@ -92,21 +89,5 @@ def test_a_packed_tree_is_the_tree() -> None:
         view = tree.view(12)
         assert view is not None
         packed = pickle.loads(pickle.dumps(pack_tree(view)))
-        assert list(packed) == [
-            TreeNode(
-                node.name,
-                node.above,
-                node.depth,
-                node.tokens,
-                node.children,
-                None if node.state is None else node.state.value,
-                node.tails,
-                node.allocations,
-                node.state_pins,
-                node.is_protected,
-                node.unused,
-                *(Standing(s.tokens, s.nodes, s.states) for s in (node.standing, node.hidden)),
-            )
-            for node in view
-        ]
+        assert list(packed) == [plain(TreeNode, node) for node in view]
         assert len(packed) == len(view)

@@ -2,133 +2,63 @@
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from tasuki.pycache._cpp_cache import (
-    Allocation,
-    CheckpointKind,
-    ImpossibleRequest,
-    InvalidArgument,
-    PrefixCache,
-    TreeConfig,
+from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, InvalidArgument
+
+from tests.harness.trees import (
+    END,
+    joined,
+    keep,
+    keep_kv,
+    take,
+    take_receive,
+    text,
+    tree_of,
+    usable,
 )
-
-Tokens = NDArray[np.int32]
-
-
-def make_tree(slabs: int = 16, ghosts: int = 4096) -> PrefixCache:
-    return PrefixCache(
-        TreeConfig(slabs=slabs, blocks_per_slab=8, pages_per_slab=3, max_ghost_nodes=ghosts)
-    )
-
-
-def text(length: int, seed: int = 0) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
-
-
-def take(
-    tree: PrefixCache, tokens: Tokens, capacity: int | None = None, slots: int = 1
-) -> Allocation:
-    allocation = tree.allocate(tokens, capacity_tokens=capacity or len(tokens), working_slots=slots)
-    assert allocation is not None
-    return allocation
-
-
-def serve(tree: PrefixCache, tokens: Tokens, *boundaries: int) -> None:
-    """A whole request that leaves a state at each boundary, or only KV where there is none."""
-    allocation = take(tree, tokens)
-    if not boundaries:
-        tree.insert(allocation, len(tokens) // 64 * 64, None, CheckpointKind.TURN_END)
-    for boundary in boundaries:
-        slot = tree.take_checkpoint_slot(allocation)
-        assert slot is not None
-        tree.insert(allocation, boundary, slot, CheckpointKind.TURN_END)
-    tree.release(allocation)
-    tree.check_integrity()
 
 
 def test_match_stops_one_token_before_the_end() -> None:
-    tree, prompt = make_tree(), text(128)
-    serve(tree, prompt, 64, 128)
+    tree, prompt = tree_of(), text(128)
+    keep(tree, prompt, 64, 128)
     answer = tree.match(prompt)
     assert (answer.kv_tokens, answer.usable_tokens) == (128, 64)
-    assert answer.miss_reasons.as_dict() | {"alignment": 0} == dict.fromkeys(
-        answer.miss_reasons.as_dict(), 0
-    )
-    assert answer.miss_reasons.alignment == 64
-    assert tree.match(text(129)).usable_tokens == 128
-
-
-def test_split_leaves_the_checkpoint_on_the_deeper_end() -> None:
-    tree, first = make_tree(), text(256)
-    serve(tree, first, 256)
-    second = np.concatenate([first[:128], text(128, seed=1)])
-    serve(tree, second, 256)
-    assert tree.match(np.append(first, first[:1])).usable_tokens == 256
-    assert tree.match(np.append(second, first[:1])).usable_tokens == 256
-    assert tree.stats().nodes == 3
-    answer = tree.match(np.concatenate([first[:128], text(128, seed=2)]))
-    assert (answer.usable_tokens, answer.branch_tokens) == (0, 128)
-    assert answer.miss_reasons.never_checkpointed == 128
+    assert {cause: lost for cause, lost in answer.miss_reasons.as_dict().items() if lost} == {
+        "alignment": 64
+    }
+    assert usable(tree, prompt) == 128
 
 
 def test_tail_resumes_at_its_exact_token() -> None:
-    tree, first = make_tree(), text(1001)
-    serve(tree, first, 960, 1001)
-    follow = np.concatenate([first, text(99, seed=1)])
+    tree, first = tree_of(), text(1001)
+    keep(tree, first, 960, 1001)
+    follow = joined(first, text(99, seed=1))
     allocation = take(tree, follow)
     assert (allocation.cached_tokens, allocation.shared_pages) == (1001, 15)
     assert allocation.cow_source_slot is not None and allocation.tail_copy is not None
     tree_page, own_page = allocation.tail_copy
     assert own_page == allocation.pages[15] and tree_page not in allocation.pages.tolist()
-    tree.insert(allocation, 1100, allocation.working_slots[0], CheckpointKind.TURN_END)
+    tree.insert(allocation, 1100, allocation.working_slots[0], END)
     with pytest.raises(InvalidArgument, match="tail"):
         tree.extend(allocation, 2000)
     tree.release(allocation)
     tree.check_integrity()
-    assert tree.match(np.append(first, first[:1])).usable_tokens == 1001
-    assert tree.match(np.append(follow, first[:1])).usable_tokens == 1100
-
-
-def test_salts_never_share() -> None:
-    tree, prompt = make_tree(), text(200)
-    serve(tree, prompt, 192)
-    answer = tree.match(prompt, b"other")
-    assert (answer.kv_tokens, answer.usable_tokens, answer.miss_reasons.new) == (0, 0, 200)
-
-
-def test_duplicate_publish_keeps_the_lease_pages_and_frees_the_slot() -> None:
-    tree, prompt = make_tree(), text(192)
-    allocations = [take(tree, prompt), take(tree, prompt)]
-    pages = [allocation.pages.tolist() for allocation in allocations]
-    for allocation in allocations:
-        tree.insert(allocation, 192, allocation.working_slots[0], CheckpointKind.PROMPT_END)
-    assert [allocation.pages.tolist() for allocation in allocations] == pages
-    assert [allocation.shared_pages for allocation in allocations] == [3, 0]
-    stats = tree.stats()
-    assert (stats.pages.tree, stats.pages.working) == (3, 3)
-    assert (stats.slots.tree, stats.slots.working) == (1, 0)
-    for allocation in allocations:
-        tree.release(allocation)
-    assert tree.stats().pages.working == 0
+    assert (usable(tree, first), usable(tree, follow)) == (1001, 1100)
 
 
 def test_chunk_after_chunk_grows_one_node() -> None:
-    tree, prompt = make_tree(), text(640)
-    allocation = take(tree, prompt)
+    tree = tree_of()
+    allocation = take(tree, text(640))
     for boundary in range(64, 641, 64):
         tree.insert(allocation, boundary, None, CheckpointKind.MARK)
-    assert tree.stats().nodes == 1
-    assert allocation.shared_pages == 10
+    assert (tree.stats().nodes, allocation.shared_pages) == (1, 10)
     tree.release(allocation)
 
 
 def test_lease_receive_holds_kv_without_state() -> None:
-    tree, prompt = make_tree(), text(256)
-    serve(tree, prompt)
-    allocation = tree.allocate_to_receive(prompt, capacity_tokens=320, working_slots=2)
-    assert allocation is not None
+    tree, prompt = tree_of(), text(256)
+    keep_kv(tree, prompt)
+    allocation = take_receive(tree, prompt, capacity=320, slots=2)
     assert (allocation.cached_tokens, allocation.shared_pages, allocation.cow_source_slot) == (
         192,
         3,
@@ -141,8 +71,8 @@ def test_lease_receive_holds_kv_without_state() -> None:
 
 @pytest.mark.parametrize(("end", "pages"), [(192, 3), (150, 2)])
 def test_lease_to_send_pins_what_is_usable_and_takes_nothing(end: int, pages: int) -> None:
-    tree, prompt = make_tree(), text(256)
-    serve(tree, prompt[:end], end)
+    tree, prompt = tree_of(), text(256)
+    keep(tree, prompt[:end])
     before = tree.stats()
     allocation = tree.allocate_to_send(prompt[: end + 1])
     assert allocation is not None
@@ -167,19 +97,19 @@ def test_lease_to_send_pins_what_is_usable_and_takes_nothing(end: int, pages: in
 
 
 def test_cursor_answers_as_a_full_match_and_survives_eviction() -> None:
-    tree, turn = make_tree(), text(300)
+    tree, turn = tree_of(), text(300)
     cursor = tree.open_cursor()
     allocation = tree.allocate(turn, capacity_tokens=300, working_slots=1, cursor=cursor)
     assert allocation is not None
-    tree.insert(allocation, 256, allocation.working_slots[0], CheckpointKind.TURN_END)
+    tree.insert(allocation, 256, allocation.working_slots[0], END)
     tree.release(allocation)
     fork = tree.fork_cursor(cursor)
     tree.close_cursor(cursor)
-    longer = np.concatenate([turn, text(100, seed=1)])
+    longer = joined(turn, text(100, seed=1))
     assert tree.match(longer, cursor=fork).usable_tokens == 256
     assert tree.match(text(400, seed=2), cursor=fork).kv_tokens == 0
     tree.flush()
-    serve(tree, text(300, seed=3), 256)
+    keep(tree, text(300, seed=3), 256)
     assert tree.match(longer, cursor=fork).miss_reasons.new == 400
     with pytest.raises(InvalidArgument, match="not open"):
         tree.match(longer, cursor=cursor)
@@ -188,7 +118,7 @@ def test_cursor_answers_as_a_full_match_and_survives_eviction() -> None:
 
 
 def test_pages_and_slots_trade_one_budget() -> None:
-    tree = make_tree(slabs=6)
+    tree = tree_of(slabs=6)
     states = [take(tree, text(10, seed=seed), slots=2) for seed in range(2)]
     assert tree.allocate(text(10), capacity_tokens=600, working_slots=1) is None
     for allocation in states:
@@ -200,21 +130,19 @@ def test_pages_and_slots_trade_one_budget() -> None:
 
 
 def test_refusal_evicts_nothing() -> None:
-    tree = make_tree(slabs=4)
-    kept, prompt = text(64), text(192, seed=1)
-    serve(tree, kept, 64)
-    allocation = take(tree, prompt)
+    tree, kept = tree_of(slabs=4), text(64)
+    keep(tree, kept)
+    allocation = take(tree, text(192, seed=1))
     before = tree.stats().evicted_pages
     assert tree.allocate(text(64, seed=2), capacity_tokens=384, working_slots=1) is None
     assert tree.stats().evicted_pages == before
-    assert tree.match(np.append(kept, kept[:1])).kv_tokens == 64
+    assert tree.match(kept).kv_tokens == 64
     tree.release(allocation)
 
 
 def test_what_fits_an_empty_arena_is_admitted_once_alone() -> None:
-    tree = make_tree(slabs=4)
-    prompt = text(576)
-    serve(tree, prompt[:130], 64, 128)
+    tree, prompt = tree_of(slabs=4), text(576)
+    keep(tree, prompt[:130], 64, 128)
     allocation = take(tree, prompt)
     assert allocation.cached_tokens == 0
     assert allocation.match.miss_reasons.checkpoint_evicted >= 128
@@ -227,7 +155,7 @@ def test_what_fits_an_empty_arena_is_admitted_once_alone() -> None:
 
 
 def test_impossible_request_names_what_would_fit() -> None:
-    tree = make_tree(slabs=4)
+    tree = tree_of(slabs=4)
     with pytest.raises(ImpossibleRequest, match="576 tokens"):
         tree.allocate(text(10), capacity_tokens=577, working_slots=1)
     assert tree.capacity_tokens(1) == 576
@@ -235,26 +163,25 @@ def test_impossible_request_names_what_would_fit() -> None:
 
 
 def test_checkpoint_goes_before_the_kv_above_it_and_worthless_kv_first() -> None:
-    tree = make_tree(slabs=8)
+    tree = tree_of(slabs=8)
     stateless, stateful = text(192, seed=1), text(192, seed=2)
-    serve(tree, stateful, 192)
-    serve(tree, stateless)
+    keep(tree, stateful)
+    keep_kv(tree, stateless)
     allocation = take(
         tree, text(64, seed=3), capacity=960
     )  # leaves room for all but the stateless KV
-    assert tree.match(np.append(stateful, stateful[:1])).usable_tokens == 192
-    assert tree.match(np.append(stateless, stateless[:1])).miss_reasons.kv_evicted == 192
-    more = tree.take_checkpoint_slot(allocation)
-    assert more is not None
-    answer = tree.match(np.append(stateful, stateful[:1]))
+    assert usable(tree, stateful) == 192
+    assert tree.match(joined(stateless, 5)).miss_reasons.kv_evicted == 192
+    assert tree.take_checkpoint_slot(allocation) is not None
+    answer = tree.match(joined(stateful, 5))
     assert (answer.usable_tokens, answer.kv_tokens) == (0, 192)
     assert (answer.miss_reasons.checkpoint_evicted, answer.miss_reasons.new) == (192, 1)
     tree.release(allocation)
 
 
 def test_forked_checkpoint_is_never_evicted() -> None:
-    tree, prompt = make_tree(slabs=4), text(100)
-    serve(tree, prompt, 64)
+    tree, prompt = tree_of(slabs=4), text(100)
+    keep(tree, prompt, 64)
     allocation = take(tree, prompt)
     assert allocation.cow_source_slot is not None
     assert tree.take_checkpoint_slot(allocation) is not None  # the last free slab
@@ -265,17 +192,11 @@ def test_forked_checkpoint_is_never_evicted() -> None:
 
 
 def test_in_flight_names_what_another_lease_computes() -> None:
-    tree, prompt = make_tree(), text(200)
+    tree, prompt = tree_of(), text(200)
     allocation = take(tree, prompt)
-    other = np.concatenate([prompt[:150], text(50, seed=1)])
-    assert tree.match(other).miss_reasons.as_dict() == {
-        "new": 50,
-        "never_checkpointed": 0,
-        "checkpoint_evicted": 0,
-        "kv_evicted": 0,
-        "alignment": 0,
-        "in_flight": 150,
-    }
+    other = joined(prompt[:150], text(50, seed=1))
+    causes = tree.match(other).miss_reasons
+    assert (causes.in_flight, causes.new, sum(causes.as_dict().values())) == (150, 50, 200)
     tree.insert(allocation, 192, None, CheckpointKind.MARK)
     causes = tree.match(other).miss_reasons
     assert (causes.never_checkpointed, causes.alignment, causes.new) == (128, 22, 50)
@@ -283,9 +204,8 @@ def test_in_flight_names_what_another_lease_computes() -> None:
 
 
 def test_granted_ids_live_until_settled_or_fenced() -> None:
-    tree, prompt = make_tree(), text(192)
-    allocation = tree.allocate_to_receive(prompt, capacity_tokens=192, working_slots=1)
-    assert allocation is not None
+    tree = tree_of()
+    allocation = take_receive(tree, text(192))
     tree.grant(allocation)
     assert tree.stats().pages.granted == 3 and tree.stats().slots.granted == 1
     with pytest.raises(InvalidArgument, match="granted"):
@@ -296,8 +216,7 @@ def test_granted_ids_live_until_settled_or_fenced() -> None:
     tree.insert(allocation, 192, allocation.working_slots[0], CheckpointKind.PROMPT_END)
     tree.release(allocation)
 
-    lost = tree.allocate_to_receive(text(192, seed=1), capacity_tokens=192, working_slots=1)
-    assert lost is not None
+    lost = take_receive(tree, text(192, seed=1))
     held = set(lost.pages.tolist())
     tree.grant(lost)
     quarantine = tree.quarantine(lost)
@@ -313,34 +232,20 @@ def test_granted_ids_live_until_settled_or_fenced() -> None:
 
 
 def test_ghosts_are_bounded() -> None:
-    tree = make_tree(slabs=4, ghosts=2)
+    tree = tree_of(slabs=4, max_ghost_nodes=2)
     for seed in range(10):
-        serve(tree, text(300, seed=seed), 256)
+        keep(tree, text(300, seed=seed), 256)
     assert 0 < tree.stats().ghost_nodes <= 2
     assert tree.match(text(300, seed=0)).miss_reasons.new == 300
 
 
-def test_same_calls_give_the_same_ids() -> None:
-    def life() -> list[list[int]]:
-        tree = make_tree(slabs=6)
-        seen = []
-        for seed in [0, 1, 0, 2, 1, 3, 0]:
-            allocation = take(tree, text(300, seed=seed))
-            seen.append([*allocation.pages.tolist(), *allocation.working_slots])
-            tree.insert(allocation, 256, allocation.working_slots[0], CheckpointKind.TURN_END)
-            tree.release(allocation)
-        return seen
-
-    assert life() == life()
-
-
 def test_a_lease_inside_a_run_is_still_met_after_a_split() -> None:
-    tree, run = make_tree(), text(192)
-    serve(tree, run)
-    computing = np.concatenate([run[:128], text(100, seed=1)])
-    allocation = tree.allocate_to_receive(computing, capacity_tokens=256, working_slots=1)
-    assert allocation is not None and allocation.cached_tokens == 128
-    serve(tree, np.concatenate([run[:128], text(64, seed=2)]))
+    tree, run = tree_of(), text(192)
+    keep_kv(tree, run)
+    computing = joined(run[:128], text(100, seed=1))
+    allocation = take_receive(tree, computing, capacity=256)
+    assert allocation.cached_tokens == 128
+    keep_kv(tree, joined(run[:128], text(64, seed=2)))
     causes = tree.match(computing).miss_reasons
     assert (causes.never_checkpointed, causes.in_flight) == (128, 100)
     tree.release(allocation)
@@ -351,13 +256,13 @@ def test_a_prompt_that_leaves_before_what_a_lease_remembers_meets_nothing_of_it(
     shared: int,
 ) -> None:
     """An allocation knows by heart only the tokens behind the path that it stands on."""
-    tree, run = make_tree(), text(192)
-    serve(tree, run)
-    standing = np.concatenate([run, text(100, seed=1)])
-    allocation = tree.allocate_to_receive(standing, capacity_tokens=320, working_slots=1)
-    assert allocation is not None and allocation.cached_tokens == 192
+    tree, run = tree_of(), text(192)
+    keep_kv(tree, run)
+    standing = joined(run, text(100, seed=1))
+    allocation = take_receive(tree, standing, capacity=320)
+    assert allocation.cached_tokens == 192
     # Where the allocation's own first tokens would stand if they were taken for the path's.
-    other = np.concatenate([run[:shared], standing[192 : 192 + 200 - shared]])
+    other = joined(run[:shared], standing[192 : 192 + 200 - shared])
     causes = tree.match(other).miss_reasons
     assert (causes.in_flight, causes.never_checkpointed) == (0, shared // 64 * 64)
     tree.release(allocation)
@@ -365,16 +270,15 @@ def test_a_prompt_that_leaves_before_what_a_lease_remembers_meets_nothing_of_it(
 
 
 def test_whatever_frees_room_counts_up_so_that_a_refusal_is_thought_over() -> None:
-    tree, prompt = make_tree(), text(192)
+    tree = tree_of()
     versions = [tree.room_version]
-    allocation = tree.allocate_to_receive(prompt, capacity_tokens=192, working_slots=1)
-    assert allocation is not None
+    allocation = take_receive(tree, text(192))
     tree.grant(allocation)
     quarantine = tree.quarantine(allocation)
     versions.append(tree.room_version)
     tree.free_quarantined(quarantine)
     versions.append(tree.room_version)
-    serve(tree, prompt, 192)
+    keep(tree, text(192))
     versions.append(tree.room_version)
     assert all(before < after for before, after in pairwise(versions)), versions
 
@@ -384,8 +288,8 @@ def test_what_fits_beside_its_source_to_the_last_page_waits_and_more_starts_from
     pages: int, waits: bool
 ) -> None:
     """Four slabs of three pages: the source's page and its state's slab leave eight."""
-    tree, prompt = make_tree(slabs=4), text(70)
-    serve(tree, prompt, 64)
+    tree, prompt = tree_of(slabs=4), text(70)
+    keep(tree, prompt, 64)
     busy = take(tree, text(10, seed=1), slots=0)
     allocation = tree.allocate(prompt, capacity_tokens=64 * pages, working_slots=0)
     if waits:
@@ -403,19 +307,19 @@ def test_what_fits_beside_its_source_to_the_last_page_waits_and_more_starts_from
 
 
 def test_a_state_at_exactly_the_prompts_end_is_a_matter_of_alignment_by_pages_too() -> None:
-    tree, prompt = make_tree(), text(128)
-    serve(tree, prompt, 128)
+    tree, prompt = tree_of(), text(128)
+    keep(tree, prompt, 128)
     match = tree.match(prompt)
     for causes in (match.miss_reasons, match.in_pages.miss_reasons):
         assert (causes.alignment, causes.never_checkpointed) == (128, 0)
 
 
 def test_an_evicted_state_inside_a_page_is_missed_by_prompts_that_go_on_only() -> None:
-    tree, prompt = make_tree(slabs=4), text(100)
-    serve(tree, prompt, 100)
+    tree, prompt = tree_of(slabs=4), text(100)
+    keep(tree, prompt, 100)
     other = take(tree, text(10, seed=1), slots=2)
     assert tree.take_checkpoint_slot(other) is not None, "of the state at 100"
-    causes = tree.match(np.append(prompt, prompt[:1])).miss_reasons
+    causes = tree.match(joined(prompt, 5)).miss_reasons
     assert (causes.checkpoint_evicted, causes.never_checkpointed) == (64, 0)
     causes = tree.match(prompt).miss_reasons
     assert (causes.checkpoint_evicted, causes.never_checkpointed) == (0, 64)
@@ -423,10 +327,9 @@ def test_an_evicted_state_inside_a_page_is_missed_by_prompts_that_go_on_only() -
 
 
 def test_a_flush_forgets_what_was_evicted_of_prefixes_that_stay() -> None:
-    tree, prompt = make_tree(), text(129)
-    serve(tree, prompt, 128)
-    held = tree.allocate_to_receive(prompt, capacity_tokens=129, working_slots=1)
-    assert held is not None
+    tree, prompt = tree_of(), text(129)
+    keep(tree, prompt, 128)
+    held = take_receive(tree, prompt)
     tree.flush()
     match = tree.match(prompt)
     assert (match.kv_tokens, match.usable_tokens) == (128, 0)
@@ -436,7 +339,7 @@ def test_a_flush_forgets_what_was_evicted_of_prefixes_that_stay() -> None:
 
 
 def test_lengths_of_every_call_are_checked_at_their_bounds() -> None:
-    tree, prompt = make_tree(slabs=4), text(10)
+    tree, prompt = tree_of(slabs=4), text(10)
     for allocate in (tree.allocate, tree.allocate_to_receive):
         with pytest.raises(ImpossibleRequest):
             allocate(prompt, capacity_tokens=2**48, working_slots=1)

@@ -1,45 +1,21 @@
 """Events of the tree: what a watcher is told is what stands, and it names no tokens."""
 
-import random
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tasuki.client.prefix_index import MissedEvents, PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
     CacheEvent,
-    CheckpointKind,
     InvalidArgument,
     PrefixCache,
-    TreeConfig,
     prefix_hashes,
 )
 
 from tests.cache.siphash import siphash_2_4_128
-
-Tokens = NDArray[np.int32]
-END = CheckpointKind.TURN_END
-
-
-def make_tree(slabs: int = 16) -> PrefixCache:
-    return PrefixCache(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=3))
-
-
-def text(length: int, seed: int = 0) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
-
-
-def keep(tree: PrefixCache, tokens: Tokens, *boundaries: int, salt: bytes = b"") -> None:
-    """Serve the prompt and leave a state at its end and at the boundaries before it."""
-    allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
-    assert allocation is not None
-    for boundary in boundaries:
-        tree.insert(allocation, boundary, tree.take_checkpoint_slot(allocation), END)
-    tree.insert(allocation, len(tokens), allocation.working_slots[0], END)
-    tree.release(allocation)
+from tests.harness.trees import END, Tokens, joined, keep, keep_kv, take, text, tree_of
 
 
 def watched(tree: PrefixCache, stream: str = "all") -> int:
@@ -96,9 +72,9 @@ def test_a_name_cannot_be_checked_against_a_guess_without_the_salt() -> None:
 
 
 def test_a_turn_is_told_in_order_with_parents() -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch = watched(tree)
-    keep(tree, text(150), 64)
+    keep(tree, text(150), 64, 150)
     names = prefix_hashes(text(150))
     events = list(tree.drain_events(watch))
     assert [(e.sequence, e.kind, e.tokens, e.parent, e.prefix) for e in events] == [
@@ -111,10 +87,9 @@ def test_a_turn_is_told_in_order_with_parents() -> None:
 
 
 def test_the_usable_stream_tells_only_prefixes_with_a_state() -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch = watched(tree, "usable")
-    allocation = tree.allocate(text(192), capacity_tokens=192, working_slots=1)
-    assert allocation is not None
+    allocation = take(tree, text(192))
     tree.insert(allocation, 128, None, END)
     assert told(tree, watch) == [], "KV without a state saves no prefill"
     tree.insert(allocation, 192, allocation.working_slots[0], END)
@@ -123,40 +98,39 @@ def test_the_usable_stream_tells_only_prefixes_with_a_state() -> None:
 
 
 def test_a_duplicate_a_hit_and_a_split_are_no_events() -> None:
-    tree = make_tree()
+    tree = tree_of()
     keep(tree, text(256))
     watch = watched(tree)
     keep(tree, text(256))
     tree.match(text(300))
-    allocation = tree.allocate(text(300)[:260], capacity_tokens=260, working_slots=1)
-    assert allocation is not None and allocation.cached_tokens == 256
+    allocation = take(tree, text(300)[:260])
+    assert allocation.cached_tokens == 256
     tree.release(allocation)
     assert told(tree, watch) == []
-    keep(tree, np.concatenate([text(256)[:128], text(64, 1)]))
+    keep(tree, joined(text(256)[:128], text(64, 1)))
     assert told(tree, watch) == [("page_stored", 192), ("checkpoint_stored", 192)]
 
 
 @pytest.mark.parametrize("stream", ["all", "usable"])
 def test_names_are_stable_across_splits(stream: str) -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch = watched(tree, stream)
     keep(tree, text(256))
-    keep(tree, np.concatenate([text(256)[:128], text(64, 1)]))
+    keep(tree, joined(text(256)[:128], text(64, 1)))
     stored = {e.prefix for e in tree.drain_events(watch)}
-    slabs = tree.stats().slabs_total
-    fill = tree.allocate(text(1, 99), capacity_tokens=3 * 64, working_slots=slabs - 1)
-    assert fill is not None and tree.stats().nodes == 0
+    take(tree, text(1, 99), capacity=3 * 64, slots=tree.stats().slabs_total - 1)
+    assert tree.stats().nodes == 0, "all else is gone"
     removed = [e.prefix for e in tree.drain_events(watch) if e.kind.endswith("_removed")]
     assert set(removed) == stored and removed.count(None) == 0
 
 
 def test_children_are_removed_before_their_parents_and_each_once() -> None:
-    tree = make_tree(slabs=6)
+    tree = tree_of(slabs=6)
     watch = watched(tree)
     standing: dict[bytes, bytes] = {}
     root = prefix_hashes(text(0))[0]
     for seed in range(40):
-        keep(tree, np.concatenate([text(128, seed % 3), text(70, seed)]), 128)
+        keep(tree, joined(text(128, seed % 3), text(70, seed)), 128, 198)
         for event in tree.drain_events(watch):
             assert event.prefix is not None and event.parent is not None
             if event.kind == "page_stored":
@@ -170,7 +144,7 @@ def test_children_are_removed_before_their_parents_and_each_once() -> None:
 
 
 def test_cleared_is_told_once_and_only_where_all_goes() -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch = watched(tree)
     tree.flush()
     assert told(tree, watch) == [], "nothing stood"
@@ -179,8 +153,7 @@ def test_cleared_is_told_once_and_only_where_all_goes() -> None:
     tree.flush()
     assert told(tree, watch) == [("cleared", 0)]
     keep(tree, text(128))
-    allocation = tree.allocate(text(130), capacity_tokens=130, working_slots=1)
-    assert allocation is not None
+    allocation = take(tree, text(130))
     keep(tree, text(64, 5))
     tree.drain_events(watch)
     tree.flush()
@@ -189,20 +162,19 @@ def test_cleared_is_told_once_and_only_where_all_goes() -> None:
 
 
 def test_a_moved_page_keeps_its_name() -> None:
-    tree = make_tree(slabs=4)
+    tree = tree_of(slabs=4)
     for seed in range(2):  # one page left in each of two slabs
-        allocation = tree.allocate(text(64, seed), capacity_tokens=3 * 64, working_slots=0)
-        assert allocation is not None
+        allocation = take(tree, text(64, seed), capacity=3 * 64, slots=0)
         tree.insert(allocation, 64, None, END)
         tree.release(allocation)
     watch = watched(tree)
-    allocation = tree.allocate(text(1, 8), capacity_tokens=1, working_slots=3)
-    assert allocation is not None and len(tree.drain_moves()) == 1
+    take(tree, text(1, 8), slots=3)
+    assert len(tree.drain_moves()) == 1
     assert told(tree, watch) == []
 
 
 def test_a_slow_watcher_is_told_of_the_gap_and_given_a_snapshot() -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch = tree.watch("all", capacity=3)
     index = PrefixIndex()
     index.apply(tree.drain_events(watch))
@@ -223,7 +195,7 @@ def test_a_slow_watcher_is_told_of_the_gap_and_given_a_snapshot() -> None:
 
 
 def test_a_batch_lost_on_the_way_is_noticed() -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch = tree.watch()
     index = PrefixIndex()
     index.apply(tree.drain_events(watch))
@@ -237,7 +209,7 @@ def test_a_batch_lost_on_the_way_is_noticed() -> None:
 
 
 def test_a_watcher_that_leaves_costs_and_hears_nothing_more() -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch, other = tree.watch(), tree.watch("all")
     tree.unwatch(watch)
     with pytest.raises(InvalidArgument, match="watch 1 is not open"):
@@ -255,11 +227,11 @@ def test_a_watcher_that_leaves_costs_and_hears_nothing_more() -> None:
 )
 def test_a_watch_that_cannot_be_is_refused(stream: str, capacity: int, mend: str) -> None:
     with pytest.raises(InvalidArgument, match=mend):
-        make_tree().watch(stream, capacity)
+        tree_of().watch(stream, capacity)
 
 
 def test_namespaces_never_share_a_name() -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch = watched(tree)
     keep(tree, text(130), salt=b"a")
     keep(tree, text(130), salt=b"b")
@@ -267,50 +239,8 @@ def test_namespaces_never_share_a_name() -> None:
     assert len(prefixes) == len(set(prefixes)) == 6
 
 
-@pytest.mark.parametrize("policy", ["lru", "value", "auto"])
-def test_a_router_that_follows_answers_as_the_tree_does(policy: str) -> None:
-    tree = PrefixCache(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, policy=policy))
-    watches = {tree.watch("usable", 8): PrefixIndex(), tree.watch("all"): PrefixIndex()}
-    draw = random.Random(policy)
-    resyncs = 0
-    for step in range(300):
-        base = text(draw.choice([64, 128, 200]), draw.randrange(4))
-        prompt = np.concatenate([base, text(draw.randrange(1, 150), draw.randrange(6))])
-        salt = draw.choice([b"", b"tenant"])
-        match = tree.match(prompt, salt)
-        for watch, index in watches.items():
-            if watch == 1 and step % 5:
-                continue
-            batch = tree.drain_events(watch)
-            resyncs += batch.gap is not None
-            index.apply(batch)
-            assert index.usable_tokens(prompt, salt) == match.usable_tokens
-        keep(tree, prompt, salt=salt)
-        if draw.random() < 0.01:
-            tree.flush()
-    assert resyncs > 5 and tree.stats().evicted_pages > 100
-
-
-def test_watching_changes_no_decision() -> None:
-    lives = []
-    for watching in (False, True):
-        tree, ids = make_tree(slabs=8), []
-        if watching:
-            tree.watch("all")
-        for step in range(60):
-            allocation = tree.allocate(
-                text(100 + step, step % 7), capacity_tokens=200, working_slots=1
-            )
-            assert allocation is not None
-            ids.append((allocation.pages.tolist(), allocation.working_slots))
-            tree.insert(allocation, 100 + step, allocation.working_slots[0], END)
-            tree.release(allocation)
-        lives.append(ids)
-    assert lives[0] == lives[1]
-
-
 def test_a_batch_outlives_its_tree() -> None:
-    tree = make_tree()
+    tree = tree_of()
     keep(tree, text(150))
     batch = tree.drain_events(tree.watch("all"))
     events: list[CacheEvent] = list(batch)
@@ -319,12 +249,9 @@ def test_a_batch_outlives_its_tree() -> None:
 
 
 def test_one_page_alone_is_cleared_as_all_is() -> None:
-    tree = make_tree()
+    tree = tree_of()
     watch = watched(tree)
-    allocation = tree.allocate(text(64), capacity_tokens=64, working_slots=1)
-    assert allocation is not None
-    tree.insert(allocation, 64, None, END)
-    tree.release(allocation)
+    keep_kv(tree, text(64))
     tree.drain_events(watch)
     tree.flush()
     assert told(tree, watch) == [("cleared", 0)]

@@ -9,29 +9,24 @@ from tasuki.pycache._cpp_cache import (
     CheckpointKind,
     InvalidArgument,
     PrefixCache,
-    TreeConfig,
     ViewedNode,
 )
 from tasuki.server.errors import InvalidField
 from tasuki.server.grpc.cache_messages import node_name, read_node_name, tree_message, tree_question
 
-from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.engines import tiny_engine
+from tests.harness.trees import END, keep, take, tree_of
 
 ALL = 100_000
 Sums = tuple[int, int, int]
 
 
-def make_tree(slabs: int = 48) -> PrefixCache:
-    return PrefixCache(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=3))
-
-
-def keep(tree: PrefixCache, tokens: Tokens, boundary: int, salt: bytes = b"") -> None:
-    """One request that leaves a state there, or where it began if that is later."""
-    allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
-    if allocation is None:
-        return
-    boundary = max(boundary, allocation.cached_tokens + 1)
-    tree.insert(allocation, boundary, allocation.working_slots[0], CheckpointKind.TURN_END)
+def keep_from_there(tree: PrefixCache, tokens: Tokens, end: int, salt: bytes) -> None:
+    """A request that leaves a state at `end`, or where it began if that is later."""
+    allocation = take(tree, tokens, salt=salt)
+    tree.insert(
+        allocation, max(end, allocation.cached_tokens + 1), allocation.working_slots[0], END
+    )
     tree.release(allocation)
 
 
@@ -72,13 +67,13 @@ def check(nodes: list[ViewedNode]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_sums_are_kept_through_splits_evictions_and_ghosts(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    tree, late = make_tree(), make_tree()
+    tree, late = tree_of(48), tree_of(48)
     nodes_of(tree)
     for step in range(400):
         tokens = conversation(generator)
         boundary, salt = int(generator.integers(1, len(tokens) + 1)), bytes([step % 2])
         for each in (tree, late):
-            keep(each, tokens, boundary, salt)
+            keep_from_there(each, tokens, boundary, salt)
             if step % 97 == 96:
                 each.flush()
         if step % 20 == 0:
@@ -96,11 +91,11 @@ def test_the_sums_are_kept_through_splits_evictions_and_ghosts(seed: int) -> Non
 
 
 def test_the_heaviest_subtrees_are_told_and_the_rest_is_one_number() -> None:
-    tree = make_tree(200)
+    tree = tree_of(200)
     generator = np.random.default_rng(7)
     for _ in range(60):
         tokens = conversation(generator)
-        keep(tree, tokens, len(tokens))
+        keep_from_there(tree, tokens, len(tokens), b"")
     everything = nodes_of(tree)
     few = nodes_of(tree, 9)
     check(few)
@@ -113,7 +108,7 @@ def test_the_heaviest_subtrees_are_told_and_the_rest_is_one_number() -> None:
 
 
 def test_a_node_is_looked_into_by_its_name_and_by_a_prefix() -> None:
-    tree = make_tree()
+    tree = tree_of(48)
     first, second = (np.array([1] * 64 + [end] * 65, dtype=np.int32) for end in (2, 3))
     keep(tree, first, 128)
     keep(tree, second, 128)
@@ -130,11 +125,10 @@ def test_a_node_is_looked_into_by_its_name_and_by_a_prefix() -> None:
 
 
 def test_pins_are_told_and_a_gone_node_is_none() -> None:
-    tree = make_tree()
+    tree = tree_of(48)
     tokens = np.arange(129, dtype=np.int32)
     keep(tree, tokens, 128)
-    allocation = tree.allocate(tokens, capacity_tokens=192, working_slots=1)
-    assert allocation is not None
+    allocation = take(tree, tokens, capacity=192)
     leaf = nodes_of(tree)[-1]
     assert leaf.is_protected and leaf.allocations == leaf.state_pins == 1
     tree.release(allocation)
@@ -147,15 +141,13 @@ def test_pins_are_told_and_a_gone_node_is_none() -> None:
 
 
 def test_the_engine_answers_with_what_its_requests_left() -> None:
-    lone = Lone(engine_config("unused"), parts=tiny_parts())  # type: ignore[arg-type]
+    lone = tiny_engine()
     prompt = list(range(1, 100)) + [3] * 100
-    lone.post(submit("a", prompt, 4))
-    lone.run()
+    lone.ask("a", prompt, 4)
     lone.post(m.TreeQuery(1, 16))
     lone.post(m.TreeQuery(2, 16, prefix=np.array(prompt, dtype=np.int32)))
     lone.post(m.TreeQuery(3, 16, under=(77, 78)))
-    replies = [said for said in lone.said if isinstance(said, m.TreeReply)]
-    whole, path, gone = (reply.view for reply in replies)
+    whole, path, gone = (reply.view for reply in lone.all_said(m.TreeReply))
     assert gone is None and whole is not None and path is not None
     check(list(whole))
     message = tree_message(whole)
@@ -166,7 +158,7 @@ def test_the_engine_answers_with_what_its_requests_left() -> None:
 
 def test_questions_are_read_strictly() -> None:
     assert read_node_name(node_name((7, 2**40))) == (7, 2**40)
-    assert tree_question(pb.TreeRequest()).limit == 256
+    assert tree_question(pb.TreeRequest())[0] == 256
     for bad in (
         pb.TreeRequest(limit=0),
         pb.TreeRequest(limit=5000),

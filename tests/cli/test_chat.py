@@ -1,17 +1,16 @@
 """`tasuki chat` against a scripted front, and once for real."""
 
 import io
-import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tasuki.cli.chat import Chat, ChatConfig
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.utils.commands import PACKAGE
 
 from tests.harness.front_fixtures import running_front, text_codec
+from tests.harness.programs import output_of
 
 
 def talked(tmp_path: Path, *lines: str, **settings: str) -> tuple[str, list[list[int]], int]:
@@ -53,9 +52,7 @@ def test_what_it_does_not_know_it_says(tmp_path: Path) -> None:
     assert prompts == []
 
 
-@pytest.mark.parametrize("text", ["Where does Elizabeth live?\n"])
-def test_a_chat_with_a_node_of_its_own(text: str) -> None:
+def test_a_chat_with_a_node_of_its_own() -> None:
     command = [sys.executable, "-m", f"{PACKAGE}.cli.main", "chat", "--max-new-tokens", "8"]
-    run = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    assert "8 new" in run.stdout and "> " not in run.stdout
+    told = output_of(command, input="Where does Elizabeth live?\n")
+    assert "8 new" in told and "> " not in told

@@ -1,15 +1,15 @@
 """Completion scripts, run by the shells they are for, and the bar of a start that takes long."""
 
 import io
-import shutil
-import subprocess
 from contextlib import redirect_stdout
 from functools import cache
 
 import pytest
 from tasuki.cli import completion
 from tasuki.utils.commands import COMMANDS
-from tasuki.utils.progress_bar import progress_bar
+from tasuki.utils.progress import progress_bar
+
+from tests.harness.programs import output_of, program
 
 
 @cache
@@ -24,10 +24,7 @@ def completed(*words: str) -> set[str]:
     """What bash offers for the last of the words."""
     quoted = " ".join(f"'{word}'" for word in ("tasuki", *words))
     ask = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _tasuki; echo ${{COMPREPLY[@]}}"
-    run = subprocess.run(
-        ["bash", "-c", f"{script('bash')}\n{ask}"], capture_output=True, text=True, check=True
-    )
-    return set(run.stdout.split())
+    return set(output_of(["bash", "-c", f"{script('bash')}\n{ask}"]).split())
 
 
 def test_commands_flags_and_choices_are_completed() -> None:
@@ -50,10 +47,7 @@ def test_every_command_describes_itself() -> None:
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_accept_theirs(shell: str) -> None:
     assert "decode" in script(shell) and "prefill-file" in script(shell)
-    program = shutil.which(shell)
-    if program is None:
-        pytest.skip(f"{shell} is not installed")
-    subprocess.run([program, "-n", "-c", script(shell)], check=True, capture_output=True)
+    output_of([program(shell, f"install Debian's {shell}"), "-n", "-c", script(shell)])
 
 
 class Terminal(io.StringIO):

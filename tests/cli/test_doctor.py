@@ -12,12 +12,9 @@ from tasuki.cli.doctor.machine_checks import Verdict
 from tasuki.cli.doctor.main import main, model, peer, port
 from tasuki.cli.embedded import embedded_model
 from tasuki.server.config import ServerConfig
-from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.certificates import Authority
 from tests.harness.front_fixtures import running_front
-
-CODEC = TextCodec(320, 4096, None, None)
 
 
 def test_this_machine_passes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +37,7 @@ def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_peer_answers_drains_or_is_not_there(tmp_path: Path) -> None:
-    with running_front(CODEC) as front:
+    with running_front() as front:
         assert peer(front.address, "").verdict is Verdict.OK
         assert peer(front.address, str(tmp_path / "none.pem")).verdict is Verdict.FAILURE
     gone = peer(front.address, "")
@@ -48,7 +45,7 @@ def test_a_peer_answers_drains_or_is_not_there(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ours")
     issued = authority.issue()
     secured = ServerConfig(tls_cert=issued.certificate, tls_key=issued.key)
-    with running_front(CODEC, secured) as front:
+    with running_front(config=secured) as front:
         assert peer(front.address, authority.path).verdict is Verdict.OK
         assert "--peers-ca" in peer(front.address, "").mend
 

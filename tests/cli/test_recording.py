@@ -3,11 +3,7 @@
 import gzip
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +24,11 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import Usage
 from tasuki.model.ops.sampling.params import SamplingParams
 
-from tests.harness.daemons import Node, flags, random_prompt
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.daemons import random_prompt
+from tests.harness.http_calls import fetched
+from tests.harness.offline_page import replaying
+from tests.harness.running_nodes import HTTP, fused_node
+from tests.harness.waiting import until
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class Recorded:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     """Two sessions of two turns each, which begin alike."""
     file = tmp_path_factory.mktemp("recording") / "node.jsonl.gz"
-    node = Node("serve", *flags(), "--http-bind", "127.0.0.1:0").wait_ready()
-    try:
+    with fused_node(*HTTP) as node:
         arguments = ["--http", node.http_address, "--out", str(file), "--blocks"]
         keeping = threading.Thread(target=record, args=([*arguments, "--seconds", "4"],))
         keeping.start()
@@ -58,13 +56,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
                     session.append(Prompt(token_ids=turn))
                     stream = session.generate(max_new_tokens=4, ignore_eos=True)
                     usages.append(stream.result().usage)
-        with urllib.request.urlopen(f"http://{node.http_address}/debug/overview") as reply:
-            live = json.loads(reply.read())
+        live = json.loads(fetched(node.http_address, "/debug/overview"))
         keeping.join(30)
         assert not keeping.is_alive()
         yield Recorded(file, live, usages)
-    finally:
-        assert node.stop() == 0
 
 
 def test_the_page_of_a_recording_is_the_node_s(recorded: Recorded) -> None:
@@ -80,26 +75,10 @@ def test_the_page_of_a_recording_is_the_node_s(recorded: Recorded) -> None:
 
 
 def test_it_is_served_offline(recorded: Recorded) -> None:
-    serving = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tasuki.cli.main"),
-            *("replay", str(recorded.file), "--bind", "127.0.0.1:0"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert serving.stdout is not None
-    try:
-        address = serving.stdout.readline().strip()
-        with urllib.request.urlopen(address, timeout=HANG_SECONDS) as reply:
-            assert b"<title>tasuki</title>" in reply.read()
-        with urllib.request.urlopen(f"{address}debug/overview", timeout=HANG_SECONDS) as reply:
-            told = json.loads(reply.read())
-        assert told["totals"] == recorded.live["totals"] and told["about"]["recorded"]
-    finally:
-        serving.send_signal(signal.SIGTERM)
-        assert serving.wait(15) == 0
-        serving.stdout.close()
+    with replaying(recorded.file) as address:
+        assert b"<title>tasuki</title>" in fetched(address, "/")
+        told = json.loads(fetched(address, "/debug/overview"))
+    assert told["totals"] == recorded.live["totals"] and told["about"]["recorded"]
 
 
 def test_the_trace_has_the_traffic_and_no_names(recorded: Recorded, tmp_path: Path) -> None:

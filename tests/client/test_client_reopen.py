@@ -7,16 +7,19 @@ from pathlib import Path
 import grpc
 import pytest
 from tasuki.client.aio import AsyncClient
+from tasuki.client.conversation import Conversation
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
-from tasuki.client.session import Client
+from tasuki.client.session import Client, Session
+from tasuki.client.session_protocol import Call, Over, Pause, SessionLife, advance
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 
-from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.daemons import random_prompt
 from tests.harness.front_fixtures import Front, running_front, text_codec
+from tests.harness.refusals import refused_as
+from tests.harness.running_nodes import fused_node
 
 HELLO = Prompt(messages=[{"role": "user", "content": "it was"}])
 MORE = Prompt(messages=[{"role": "user", "content": "fine"}])
@@ -29,126 +32,161 @@ def front(tmp_path: Path) -> Iterator[Front]:
         yield running
 
 
+@pytest.fixture
+def client(front: Front) -> Iterator[Client]:
+    with Client(front.address, retry=FAST) as client:
+        yield client
+
+
+@pytest.fixture
+def session(client: Client) -> Session:
+    """One that was greeted."""
+    opened = client.open_session()
+    opened.append(HELLO)
+    return opened
+
+
 def forget(front: Front, session_id: str) -> None:
     """As a node does that was restarted, or that needed the room."""
-    with grpc.insecure_channel(front.address) as channel:
-        pb_grpc.SessionStub(channel).Close(pb.SessionCloseRequest(session_id=session_id))
+    front.calls.close(session_id)
 
 
 def last_prompt(front: Front) -> list[int]:
     return front.engine.of(m.Submit)[-1].prompt.tolist()
 
 
-def test_a_forgotten_session_is_rebuilt_token_for_token(front: Front) -> None:
-    with Client(front.address, retry=FAST) as client:
-        kept, lost = client.open_session(b"salt"), client.open_session(b"salt")
-        for session in (kept, lost):
-            session.append(HELLO)
-            session.generate().result()
-        forget(front, lost.id)
-        known = lost.id
-        assert lost.append(MORE) == kept.append(MORE)
-        assert lost.id != known
-        prompts = []
-        for session in (kept, lost):
-            session.generate().result()
-            prompts.append(last_prompt(front))
-        assert prompts[0] == prompts[1]
-        assert {submit.salt for submit in front.engine.of(m.Submit)} == {b"salt"}
-
-
-def test_a_turn_and_a_fork_reopen_too(front: Front) -> None:
-    with Client(front.address, retry=FAST) as client:
-        session = client.open_session()
+def test_a_forgotten_session_is_rebuilt_token_for_token(front: Front, client: Client) -> None:
+    kept, lost = client.open_session(b"salt"), client.open_session(b"salt")
+    for session in (kept, lost):
         session.append(HELLO)
-        forget(front, session.id)
-        first = session.generate().result()
-        prompt = last_prompt(front)
-        forget(front, session.id)
-        fork = session.fork()
-        forget(front, fork.id)
-        fork.append(MORE)
-        fork.generate().result()
-        assert last_prompt(front)[: len(prompt) + 3] == [*prompt, *first.token_ids]
-        assert client.stats().sessions == 2
-
-
-def test_an_answer_that_nobody_read_to_its_end_is_kept(front: Front) -> None:
-    with Client(front.address, retry=FAST) as client:
-        session = client.open_session()
-        session.append(HELLO)
-        pieces = iter(session.generate())
-        next(pieces)
-        front.engine.wait_for(m.Submit)
-        while True:
-            try:
-                session.append(MORE)
-                break
-            except ClientError as error:
-                assert error.kind == "session_busy"
         session.generate().result()
-        seen = last_prompt(front)
-        forget(front, session.id)
+    forget(front, lost.id)
+    known = lost.id
+    assert lost.append(MORE) == kept.append(MORE)
+    assert lost.id != known
+    prompts = []
+    for session in (kept, lost):
         session.generate().result()
-        assert last_prompt(front)[: len(seen)] == seen
+        prompts.append(last_prompt(front))
+    assert prompts[0] == prompts[1]
+    assert {submit.salt for submit in front.engine.of(m.Submit)} == {b"salt"}
 
 
-def test_a_cancelled_turn_leaves_the_conversation_as_it_was(front: Front) -> None:
-    with Client(front.address, retry=FAST) as client:
-        session = client.open_session()
-        session.append(HELLO)
-        front.engine.hold = True
-        stream = session.generate()
-        next(iter(stream))
-        prompt = last_prompt(front)
-        stream.cancel()
-        front.engine.hold = False
-        session.generate().result()
-        assert last_prompt(front) == prompt
+def test_a_turn_and_a_fork_reopen_too(front: Front, client: Client, session: Session) -> None:
+    forget(front, session.id)
+    first = session.generate().result()
+    prompt = last_prompt(front)
+    forget(front, session.id)
+    fork = session.fork()
+    forget(front, fork.id)
+    fork.append(MORE)
+    fork.generate().result()
+    assert last_prompt(front)[: len(prompt) + 3] == [*prompt, *first.token_ids]
+    assert client.stats().sessions == 2
 
 
-def test_a_session_that_its_node_has_lost_is_closed_without_complaint(front: Front) -> None:
-    with Client(front.address, retry=FAST) as client:
-        session = client.open_session()
-        session.append(HELLO)
-        forget(front, session.id)
-        session.close()
-        assert client.stats().sessions == 0
+def test_an_answer_that_nobody_read_to_its_end_is_kept(front: Front, session: Session) -> None:
+    pieces = iter(session.generate())
+    next(pieces)
+    front.engine.wait_for(m.Submit)
+    while True:
+        try:
+            session.append(MORE)
+            break
+        except ClientError as error:
+            assert error.kind == "session_busy"
+    session.generate().result()
+    seen = last_prompt(front)
+    forget(front, session.id)
+    session.generate().result()
+    assert last_prompt(front)[: len(seen)] == seen
 
 
-def test_a_closed_session_stays_closed(front: Front) -> None:
-    with Client(front.address, retry=FAST) as client:
-        session = client.open_session()
-        session.close()
-        for attempt in (lambda: session.append(HELLO), lambda: session.generate().result()):
-            with pytest.raises(ClientError) as refused:
-                attempt()
-            assert refused.value.kind == "unknown_session"
-        assert client.stats().sessions == 0
+def test_a_cancelled_turn_leaves_the_conversation_as_it_was(front: Front, session: Session) -> None:
+    front.engine.hold = True
+    stream = session.generate()
+    next(iter(stream))
+    prompt = last_prompt(front)
+    stream.cancel()
+    front.engine.hold = False
+    session.generate().result()
+    assert last_prompt(front) == prompt
 
 
-def test_attempts_end(front: Front) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind", "calls"),
+    [
+        (grpc.StatusCode.NOT_FOUND, "unknown_session", 1),
+        (grpc.StatusCode.UNAVAILABLE, None, 1),
+        (grpc.StatusCode.UNAVAILABLE, "draining", 1),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "session_limit", FAST.attempts),
+        (grpc.StatusCode.PERMISSION_DENIED, "permission_denied", 1),
+    ],
+)
+def test_a_close_that_fails_for_a_moment_is_tried_again(
+    status: grpc.StatusCode, kind: str | None, calls: int
+) -> None:
+    refusal = ClientError("no", status, kind)
+    steps = SessionLife(Conversation(b""), FAST, "s").close()
+    asked, outcome = 0, None
+    try:
+        while not isinstance(step := advance(steps, outcome), Over):
+            assert isinstance(step, Call | Pause)
+            asked += isinstance(step, Call)
+            outcome = refusal if isinstance(step, Call) else None
+    except ClientError as error:
+        assert error is refusal and kind in ("session_limit", "permission_denied")
+    else:
+        assert kind in (None, "draining", "unknown_session")
+    assert asked == calls
+
+
+def test_a_close_that_is_let_in_later_is_over() -> None:
+    steps = SessionLife(Conversation(b""), FAST, "s").close()
+    limit = ClientError("many", grpc.StatusCode.RESOURCE_EXHAUSTED, "request_limit")
+    assert isinstance(advance(steps, None), Call)
+    assert isinstance(advance(steps, limit), Pause)
+    assert isinstance(advance(steps, None), Call)
+    assert isinstance(advance(steps, pb.SessionCloseResponse()), Over)
+
+
+def test_a_session_that_its_node_has_lost_is_closed_without_complaint(
+    front: Front, client: Client, session: Session
+) -> None:
+    forget(front, session.id)
+    session.close()
+    assert client.stats().sessions == 0
+
+
+def test_a_closed_session_stays_closed(client: Client, session: Session) -> None:
+    session.close()
+    for attempt in (lambda: session.append(HELLO), lambda: session.generate().result()):
+        with refused_as("unknown_session"):
+            attempt()
+    assert client.stats().sessions == 0
+
+
+def test_attempts_end(front: Front, client: Client) -> None:
     front.engine.reject = m.RequestError(m.ErrorKind.DRAINING, "this node is draining")
-    with Client(front.address, retry=FAST) as client:
-        with pytest.raises(ClientError) as refused:
-            client.generate(Prompt(token_ids=[5])).result()
-        assert refused.value.kind == "draining"
+    with refused_as("draining"):
+        client.generate(Prompt(token_ids=[5])).result()
     assert len(front.engine.of(m.Submit)) == FAST.attempts
 
 
-def test_a_client_that_was_closed_asks_nothing_again(front: Front) -> None:
+def test_a_client_that_was_closed_asks_nothing_again(
+    front: Front, client: Client, session: Session
+) -> None:
     front.engine.reject = m.RequestError(m.ErrorKind.DRAINING, "this node is draining")
-    with Client(front.address, retry=FAST) as client:
-        session = client.open_session()
+    client.close()
     with pytest.raises(ClientError, match="closed"):
         session.append(HELLO)
     with pytest.raises(ClientError, match="closed"):
         client.generate(Prompt(token_ids=[5]))
 
 
-def test_what_no_retry_can_mend_is_asked_once(front: Front) -> None:
+def test_what_no_retry_can_mend_is_asked_once(front: Front, client: Client) -> None:
     front.engine.reject = m.RequestError(m.ErrorKind.TOO_LONG, "too long")
-    with Client(front.address, retry=FAST) as client, pytest.raises(ClientError):
+    with refused_as("too_long"):
         client.generate(Prompt(token_ids=[5])).result()
     assert len(front.engine.of(m.Submit)) == 1
 
@@ -189,23 +227,20 @@ def test_asyncio_follows_the_same_rules(front: Front) -> None:
 
 
 def test_a_session_goes_on_after_its_node_was_killed() -> None:
-    node = Node("serve", *flags()).wait_ready()
     ask = {"max_new_tokens": 8, "ignore_eos": True}
-    try:
-        with Client(node.address, retry=RetryPolicy(attempts=40, longest_pause=1.0)) as client:
-            session, undisturbed = client.open_session(), client.open_session()
-            turns = [Prompt(token_ids=random_prompt(90, seed)) for seed in range(2)]
-            expected = []
-            for turn in turns:
-                undisturbed.append(turn)
-                expected.append(undisturbed.generate(**ask).result().token_ids)
-            session.append(turns[0])
-            assert session.generate(**ask).result().token_ids == expected[0]
-            node.kill()
-            node.start_again()
-            session.append(turns[1])
-            answer = session.generate(**ask).result()
-        assert answer.token_ids == expected[1]
-        assert answer.usage.hit is not None and answer.usage.hit.usable_tokens == 0
-    finally:
-        assert node.stop() == 0
+    patient = RetryPolicy(attempts=40, longest_pause=1.0)
+    with fused_node() as node, Client(node.address, retry=patient) as client:
+        session, undisturbed = client.open_session(), client.open_session()
+        turns = [Prompt(token_ids=random_prompt(90, seed)) for seed in range(2)]
+        expected = []
+        for turn in turns:
+            undisturbed.append(turn)
+            expected.append(undisturbed.generate(**ask).result().token_ids)
+        session.append(turns[0])
+        assert session.generate(**ask).result().token_ids == expected[0]
+        node.kill()
+        node.start_again()
+        session.append(turns[1])
+        answer = session.generate(**ask).result()
+    assert answer.token_ids == expected[1]
+    assert answer.usage.hit is not None and answer.usage.hit.usable_tokens == 0

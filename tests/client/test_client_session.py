@@ -71,11 +71,6 @@ def test_errors_are_typed(front: Front, client: Client) -> None:
         client.generate(Prompt(token_ids=[999])).result()
     assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.kind == "invalid"
-    session = client.open_session()
-    session.close()
-    with pytest.raises(ClientError) as caught:
-        session.append(Prompt(token_ids=[1]))
-    assert caught.value.kind == "unknown_session"
 
 
 def test_a_server_that_is_gone_is_a_typed_error() -> None:

@@ -39,7 +39,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
 
 
 def test_columns_stand_under_their_titles() -> None:
-    lines = table.table([usage(5, 3), usage(123456, 3)]).splitlines()
+    lines = [table.header(), table.row(1, usage(5, 3)), table.row(2, usage(123456, 3))]
     assert len(lines) == 3 and cells(lines[0])[-1] == table.LAST_TITLE
     ends = [
         len(line.rpartition(last)[0])

@@ -6,20 +6,18 @@ were told was cached, summed, is what the server counted. The larger ones: `make
 
 import json
 import re
-import shutil
-import subprocess
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tasuki.cli.embedded import embedded_model
-from tasuki.transfer.transports.nixl.transport import installed_package
 
-from scripts.clients.environments import interpreter
-from tests.harness.daemons import Node, flags
-from tests.harness.waiting import HANG_SECONDS, until
+from scripts.clients.install import interpreter
+from tests.harness.daemons import Node
+from tests.harness.metrics_text import scraped
+from tests.harness.programs import output_of, program
+from tests.harness.running_nodes import HTTP, node_pair
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = {
@@ -34,39 +32,23 @@ WORKLOAD = {
 
 @pytest.fixture(scope="module")
 def decode() -> Iterator[Node]:
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
-    http = ("--http-bind", "127.0.0.1:0")
-    prefill = Node("prefill", *flags(arena_mib=256)).wait_ready()
-    node = Node("decode", *flags(arena_mib=256), *http, "--prefill", prefill.address).wait_ready()
-    until(lambda: [peer.name for peer in node.stats().prefill_nodes] == ["prefill"], node.story)
-    yield node
-    assert [node.stop(), prefill.stop()] == [0, 0]
+    with node_pair(decode=HTTP, arena_mib=256) as (_, node):
+        yield node
 
 
 def usable_tokens(node: Node) -> int:
     """What the node's requests were told, as Prometheus reads it."""
-    with urllib.request.urlopen(
-        f"http://{node.http_address}/metrics", timeout=HANG_SECONDS
-    ) as reply:
-        (found,) = re.findall(
-            r"^tasuki_request_usable_tokens_total (\S+)$", reply.read().decode(), re.MULTILINE
-        )
-    return int(float(found))
+    return int(scraped(node.http_address)["tasuki_request_usable_tokens_total"])
 
 
 def run_trie(node: Node, python: Path, workload: Path) -> dict[str, object]:
-    command = [str(python), str(ROOT / "scripts" / "clients" / "trie_run.py")]
+    command = [python, ROOT / "scripts" / "clients" / "trie_run.py"]
     url, model = f"http://{node.http_address}/v1", embedded_model()
-    run = subprocess.run(
-        [*command, url, "embedded", str(model), str(workload), "1"],
+    told = output_of(
+        [*command, url, "embedded", model, workload, "1"],
         env={"HF_HUB_OFFLINE": "1", "PATH": "/usr/bin", "HOME": str(workload.parent)},
-        capture_output=True,
-        text=True,
-        timeout=200,
     )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    counted: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
+    counted: dict[str, object] = json.loads(told.splitlines()[-1])
     return counted
 
 
@@ -89,21 +71,15 @@ def test_trie_fails_nothing_hits_and_counts_what_the_server_counts(
 
 
 def test_hey_gets_nothing_but_answers(decode: Node) -> None:
-    program = shutil.which("hey")
-    if program is None:
-        pytest.skip("hey is not installed: install Debian's hey")
+    hey = program("hey", "install Debian's hey")
     body = {"prompt": [7, 8, 9] * 40, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
-    run = subprocess.run(
+    told = output_of(
         [
-            *(program, "-n", "64", "-c", "8", "-m", "POST", "-T", "application/json"),
+            *(hey, "-n", "64", "-c", "8", "-m", "POST", "-T", "application/json"),
             *("-d", json.dumps(body), f"http://{decode.http_address}/v1/completions"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
+        ]
     )
-    assert run.returncode == 0, run.stderr
-    statuses = re.findall(r"\[(\d+)\]\s+(\d+) responses", run.stdout)
-    assert statuses == [("200", "64")], run.stdout
-    assert "Error distribution" not in run.stdout, run.stdout
+    statuses = re.findall(r"\[(\d+)\]\s+(\d+) responses", told)
+    assert statuses == [("200", "64")], told
+    assert "Error distribution" not in told, told
     decode.assert_at_rest()

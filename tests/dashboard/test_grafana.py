@@ -2,18 +2,18 @@
 
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
-from tasuki.client.prompt import Prompt
 
-from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.daemons import Node, asked, random_prompt
+from tests.harness.programs import output_of, program
 from tests.harness.prometheus_process import Prometheus, scraping
+from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
 from tests.harness.waiting import until
 
 pytest.importorskip(
@@ -24,44 +24,33 @@ from scripts.grafana.boards import BOARDS
 from scripts.grafana.render import render
 
 FOLDER = Path(__file__).parents[2] / "docs" / "grafana"
-CHUNKS = ("--prefill-chunk-tokens", "64")
 QUERIES = [query.expr for board in BOARDS for panel in board.panels for query in panel.queries]
 
 
-def ask(node: Node, length: int, new_tokens: int = 4) -> None:
-    prompt = Prompt(token_ids=random_prompt(length, new_tokens))
-    node.client.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True).result()
+def ask(node: Node, length: int, new_tokens: int = 4) -> AnswerStream:
+    return asked(node, random_prompt(length, new_tokens), b"", new_tokens)
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A pair under Prometheus to which happened, once each, what boards tell of. One request still
     runs."""
-    http = ("--http-bind", "127.0.0.1:0")
     with ExitStack() as stack:
-        prefill = Node("prefill", *flags(), *CHUNKS, *http).wait_ready()
-        stack.callback(prefill.stop)
-        peer = ("--prefill", prefill.address)
-        decode = Node("decode", *flags(), *CHUNKS, *http, *peer).wait_ready()
-        stack.callback(decode.stop)
+        prefill, decode = stack.enter_context(node_pair(*CHUNKS, *HTTP))
         targets = [decode.http_address, prefill.http_address]
         folder = tmp_path_factory.mktemp("prometheus")
         server = stack.enter_context(scraping(targets, folder))
         until(lambda: len(server.query("tasuki_cache_integrity == 1")) == 2, "no scrape")
         for length in (300, 90):
-            ask(decode, length)
+            ask(decode, length).result()
         with pytest.raises(ClientError):
-            ask(decode, 90, new_tokens=10_000_000)
-        left = decode.client.generate(
-            Prompt(token_ids=random_prompt(1500, 9)), max_new_tokens=4, ignore_eos=True
-        )
+            ask(decode, 90, new_tokens=10_000_000).result()
+        left = ask(decode, 1500)
         until(lambda: decode.requests("Receiving") > 0, decode.story)
         left.cancel()
         decode.assert_at_rest()
         decode.client.flush()
-        running = decode.client.generate(
-            Prompt(token_ids=random_prompt(70, 5)), max_new_tokens=3000, ignore_eos=True
-        )
+        running = ask(decode, 70, new_tokens=3000)
         stack.callback(running.cancel)
         next(iter(running))
         yield server
@@ -97,11 +86,6 @@ def test_every_metric_of_a_board_or_an_alert_is_in_the_reference() -> None:
 
 
 def test_alerts_fire_and_keep_quiet() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: install Debian's prometheus")
+    promtool = program("promtool", "install Debian's prometheus")
     for action, file in (("check", "alerts.yml"), ("test", "alerts_test.yml")):
-        ran = subprocess.run(
-            [promtool, action, "rules", file], cwd=FOLDER, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        output_of([promtool, action, "rules", file], cwd=FOLDER)

@@ -1,102 +1,84 @@
 """The dashboard over HTTP: what needs the key, what is refused, and both streams."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
-import aiohttp
+import pytest
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, load_page
-from tasuki.server.auth.access import Access
+from tasuki.server.config import ServerConfig
 from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
-from tasuki.server.http.server import start_http_server
+
+from tests.harness.api_keys import headers
+from tests.harness.http_fixtures import HttpFront, running_http
 
 KEY = "a-key-of-this-test"
 
 
-def kept(history: NodeHistory, name: str) -> None:
+@contextmanager
+def dashboard(history: NodeHistory, api_key: str = "") -> Iterator[HttpFront]:
+    source = DashboardSource(history, lambda: 60.0, None, {"node": "n", "role": "fused"})
+    routes = DashboardHandlers(source, load_page()).routes()
+    with running_http(config=ServerConfig(api_key=api_key), routes=routes) as http:
+        yield http
+
+
+async def keep(history: NodeHistory, name: str) -> None:
     history.apply({"kind": "submit", "at": 1.0, "request": name, "session": None})
 
 
-@asynccontextmanager
-async def dashboard(
-    history: NodeHistory, api_key: str = ""
-) -> AsyncIterator[aiohttp.ClientSession]:
-    source = DashboardSource(history, lambda: 60.0, None, {"node": "n", "role": "fused"})
-    routes = DashboardHandlers(source, load_page()).routes()
-    access = Access(api_key=api_key)
-    server = await start_http_server("127.0.0.1:0", routes, lambda: None, access)
-    try:
-        async with aiohttp.ClientSession(f"http://{server.address}") as session:
-            yield session
-    finally:
-        await server.drain()
-
-
-async def first_values(session: aiohttp.ClientSession, path: str, count: int) -> list[Any]:
-    """Of a server-sent stream, which is then left."""
-    values: list[Any] = []
-    async with session.get(path) as reply:
+@contextmanager
+def streamed(http: HttpFront, path: str) -> Iterator[Iterator[Any]]:
+    """The values of a server-sent stream, which is left behind the block."""
+    with closing(http.connect()) as connection:
+        connection.request("GET", path)
+        reply = connection.getresponse()
         assert reply.headers["Content-Type"] == "text/event-stream"
-        async for line in reply.content:
-            if line.startswith(b"data: "):
-                values.append(json.loads(line[6:]))
-            if len(values) == count:
-                return values
-    raise AssertionError(f"{path} ended after {len(values)} values")
+        yield (json.loads(line[6:]) for line in reply if line.startswith(b"data: "))
 
 
 def test_the_page_is_open_and_its_data_is_not() -> None:
-    async def check() -> None:
-        async with dashboard(NodeHistory(), KEY) as session:
-            for path in ("/", *(f"/page/{name}" for name in load_page())):
-                async with session.get(path) as reply:
-                    assert reply.status == 200, path
-                    assert reply.headers["X-Content-Type-Options"] == "nosniff"
-            for path in ("overview", "stream", "events", "requests", "sessions", "faults", "tree"):
-                async with session.get(f"/debug/{path}") as reply:
-                    assert reply.status == 401, path
-            bearer = {"Authorization": f"Bearer {KEY}"}
-            async with session.get("/debug/overview", headers=bearer) as reply:
-                assert (await reply.json())["about"]["node"] == "n"
-
-    asyncio.run(check())
+    with dashboard(NodeHistory(), KEY) as http:
+        for path in ("/", *(f"/page/{name}" for name in load_page())):
+            reply = http.ask("GET", path)
+            assert reply.status == 200, path
+            assert reply.headers["X-Content-Type-Options"] == "nosniff"
+        for path in ("overview", "stream", "events", "requests", "sessions", "faults", "tree"):
+            assert http.ask("GET", f"/debug/{path}").status == 401, path
+        overview = http.ask("GET", "/debug/overview", headers=headers(KEY))
+        assert overview.json["about"]["node"] == "n"
 
 
-def test_what_is_not_there_is_refused() -> None:
-    async def check() -> None:
-        async with dashboard(NodeHistory()) as session:
-            for path, status in (
-                ("/page/../secrets", 404),
-                ("/page/nothing.js", 404),
-                ("/debug/requests/nobody", 404),
-                ("/debug/tree", 404),
-                ("/debug/overview?points=1e9", 400),
-                ("/debug/overview?seconds=9999999", 400),
-                ("/debug/events?after=-1", 400),
-            ):
-                async with session.get(path) as reply:
-                    assert reply.status == status, path
-
-    asyncio.run(check())
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/page/../secrets", 404),
+        ("/page/nothing.js", 404),
+        ("/debug/requests/nobody", 404),
+        ("/debug/tree", 404),
+        ("/debug/overview?points=1e9", 400),
+        ("/debug/overview?seconds=9999999", 400),
+        ("/debug/events?after=-1", 400),
+    ],
+)
+def test_what_is_not_there_is_refused(path: str, status: int) -> None:
+    with dashboard(NodeHistory()) as http:
+        assert http.ask("GET", path).status == status
 
 
 def test_both_streams_tell_what_is_there_and_what_comes() -> None:
-    async def check() -> None:
-        history = NodeHistory()
-        kept(history, "one")
-        async with dashboard(history) as session:
-            (overview,) = await first_values(session, "/debug/stream?seconds=60&points=10", 1)
+    history = NodeHistory()
+    with dashboard(history) as http:
+        http.front.run(keep(history, "one"))
+        with streamed(http, "/debug/stream?seconds=60&points=10") as overviews:
+            overview = next(overviews)
             assert overview["in_flight"] == 1 and len(overview["hits"]["at"]) == 10
-            reading = asyncio.create_task(first_values(session, "/debug/events?after=0", 2))
-            await asyncio.sleep(0.05)
-            kept(history, "two")
-            events = await reading
-            assert [event["request"] for event in events] == ["one", "two"]
-
-    asyncio.run(check())
+        with streamed(http, "/debug/events?after=0") as events:
+            assert next(events)["request"] == "one"
+            http.front.run(keep(history, "two"))
+            assert next(events)["request"] == "two"
 
 
 def test_the_page_names_only_its_own_files() -> None:

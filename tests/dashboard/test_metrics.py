@@ -1,16 +1,10 @@
 """/metrics: names that Prometheus accepts, and numbers that equal what clients were told."""
 
-import shutil
-import subprocess
-import urllib.request
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-from tasuki.client.prompt import Prompt
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.fault_metrics import FaultMetrics
 from tasuki.dashboard.metrics.metrics_reference import reference
@@ -23,8 +17,8 @@ from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
 from tasuki.transfer.windows.send_report import Drain, SendReport
 
-from tests.harness.daemons import Node, flags, random_prompt
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.metrics_text import samples
+from tests.harness.programs import finished, program
 
 POOL = {
     "free": 6,
@@ -82,16 +76,6 @@ def exposition(dialect: str = "none") -> Exposition:
     for index in range(5):
         told.observe(m.TokenOut("a", 7, -0.1, 2.0, index))
     return told
-
-
-def samples(text: bytes) -> dict[str, float]:
-    """`name{label=value}` to number."""
-    found = {}
-    for family in text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
-    return found
 
 
 def test_requests_are_told_as_their_clients_were() -> None:
@@ -163,16 +147,10 @@ def test_other_names_carry_the_same_numbers(dialect: str, expected: dict[str, fl
 
 @pytest.mark.parametrize("dialect", ["none", "vllm", "sglang"])
 def test_prometheus_accepts_every_name(dialect: str) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: install Debian's prometheus")
-    checked = subprocess.run(
-        [promtool, "check", "metrics"],
-        input=exposition(dialect).text(REPORT),
-        capture_output=True,
-        check=False,
-    )
-    complaints = (checked.stdout + checked.stderr).decode().splitlines()
+    promtool = program("promtool", "install Debian's prometheus")
+    told = exposition(dialect).text(REPORT).decode()
+    checked = finished([promtool, "check", "metrics"], input=told)
+    complaints = (checked.stdout + checked.stderr).splitlines()
     # The other engines chose names with colons, which promtool wants for recording rules only.
     ours = [line for line in complaints if line.startswith("tasuki")]
     assert not ours and (dialect != "none" or checked.returncode == 0), complaints
@@ -238,41 +216,3 @@ def test_pulls_are_counted() -> None:
     assert seen["tasuki_pulls_total{outcome=lost}"] == 1
     assert (seen["tasuki_pulled_tokens_total"], seen["tasuki_pulled_bytes_total"]) == (640, 4096)
     assert seen["tasuki_pull_seconds_sum"] == 0.25
-
-
-def test_a_daemon_counts_what_its_clients_were_told() -> None:
-    node = Node("serve", *flags(), "--http-bind", "127.0.0.1:0").wait_ready()
-    try:
-        usages = []
-        for length, seed in ((130, 1), (130, 1), (300, 2)):
-            stream = node.client.generate(
-                Prompt(token_ids=random_prompt(length, seed)), max_new_tokens=3, ignore_eos=True
-            )
-            usages.append(stream.result().usage)
-        left = node.client.generate(Prompt(token_ids=random_prompt(90, 3)), max_new_tokens=500)
-        next(iter(left))
-        left.cancel()
-
-        def scrape() -> dict[str, float]:
-            with urllib.request.urlopen(
-                f"http://{node.http_address}/metrics", timeout=HANG_SECONDS
-            ) as reply:
-                return samples(reply.read())
-
-        until(lambda: "tasuki_requests_finished_total{reason=abort}" in scrape(), scrape)
-        seen = scrape()
-        stats = node.stats()
-    finally:
-        assert node.stop() == 0
-    hits = [usage.hit for usage in usages if usage.hit is not None]
-    assert len(hits) == 3 and hits[1].usable_tokens > 0
-    causes: Counter[str] = Counter({"new": 90})
-    for hit in hits:
-        causes.update(hit.causes)
-    assert seen["tasuki_request_usable_tokens_total"] == sum(hit.usable_tokens for hit in hits)
-    assert seen["tasuki_request_prompt_tokens_total"] == 130 + 130 + 300 + 90
-    for cause, tokens in causes.items():
-        assert seen[f"tasuki_request_lost_tokens_total{{cause={cause}}}"] == tokens
-        assert seen[f"tasuki_cache_lost_tokens_total{{cause={cause}}}"] == stats.lost[cause]
-    assert seen["tasuki_requests_finished_total{reason=length}"] == 3
-    assert seen["tasuki_cache_usable_tokens_total"] == stats.tree["usable_tokens"]

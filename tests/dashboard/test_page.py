@@ -3,21 +3,22 @@ through. TASUKI_SCREENSHOTS=docs/images keeps the pictures that the documents sh
 
 import json
 import os
-import urllib.request
-from collections import Counter
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tasuki.cli.demo import script as demo_script
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 
-from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.daemons import Node, asked, random_prompt
+from tests.harness.http_calls import ask, fetched
+from tests.harness.metrics_text import scraped
 from tests.harness.pages import Opened, opened
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.running_nodes import HTTP, node_pair
+from tests.harness.waiting import until
 
 TURNS = 3
 
@@ -35,50 +36,35 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
-    http = ("--http-bind", "127.0.0.1:0")
-    prefill = Node("prefill", *flags(arena_mib=12), *http).wait_ready()
-    decode = Node("decode", *flags(arena_mib=12), *http, "--prefill", prefill.address)
-    try:
-        client = decode.wait_ready().client
+    with node_pair(*HTTP, arena_mib=12) as (prefill, decode):
+        client = decode.client
         turns, others = [], []
         with client.open_session() as session, client.open_session() as crowd:
             for number, messages in enumerate(demo_script.turns()[:TURNS]):
                 session.append(Prompt(messages=messages))
                 turns.append(session.generate(max_new_tokens=12, ignore_eos=True).result().usage)
                 for seed in range(2):
-                    prompt = Prompt(token_ids=random_prompt(400, 10 * number + seed))
-                    stream = client.generate(prompt, max_new_tokens=2, ignore_eos=True)
-                    others.append(stream.result().usage)
+                    prompt = random_prompt(400, 10 * number + seed)
+                    others.append(asked(decode, prompt, b"", 2).result().usage)
                 crowd.append(Prompt(token_ids=random_prompt(130, number)))
                 others.append(crowd.generate(max_new_tokens=4, ignore_eos=True).result().usage)
         usages = [*turns, *others]
-        left = client.generate(Prompt(token_ids=random_prompt(90, 3)), max_new_tokens=900)
+        left = asked(decode, random_prompt(90, 3), b"", 900)
         next(iter(left))
         left.cancel()
         until(lambda: "aborted" in faults_told(decode), "the cancelled request has not ended")
         yield Demo(prefill, decode, usages)
-    finally:
-        assert decode.stop() == 0
-        assert prefill.stop() == 0
-
-
-def asked(node: Node, path: str) -> str:
-    with urllib.request.urlopen(f"http://{node.http_address}{path}", timeout=HANG_SECONDS) as reply:
-        return str(reply.read().decode())
 
 
 def faults_told(node: Node) -> str:
-    return asked(node, "/debug/faults")
+    return fetched(node.http_address, "/debug/faults").decode()
 
 
-def counters(node: Node, name: str) -> Counter[str]:
+def counters(node: Node, name: str) -> dict[str, int]:
     """Samples of a counter by the value of their one label."""
-    found: Counter[str] = Counter()
-    for family in text_string_to_metric_families(asked(node, "/metrics")):
-        for sample in family.samples:
-            if sample.name == name:
-                found[next(iter(sample.labels.values()), "")] += int(sample.value)
-    return found
+    label = re.compile(rf"{name}(?:\{{\w+=(\w+)\}})?")
+    found = {label.fullmatch(key): value for key, value in scraped(node.http_address).items()}
+    return {match[1] or "": int(value) for match, value in found.items() if match is not None}
 
 
 def picture(seen: Opened, name: str) -> None:
@@ -92,7 +78,7 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
         seen.page.wait_for_selector("[data-total=prompt]")
         lost = counters(demo.decode, "tasuki_request_lost_tokens_total")
         shown = {cause: seen.number(f"[data-total='lost.{cause}']") for cause in lost}
-        assert shown == dict(lost)
+        assert shown == lost
         prompt, usable = (seen.number(f"[data-total={name}]") for name in ("prompt", "usable"))
         assert {"": prompt} == counters(demo.decode, "tasuki_request_prompt_tokens_total")
         assert {"": usable} == counters(demo.decode, "tasuki_request_usable_tokens_total")
@@ -105,7 +91,7 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
             free = f"[data-pool={pool}][data-owner=free][data-value='{counts['free']}']"
             seen.page.wait_for_selector(free, timeout=5000)
         assert seen.page.locator("#waterfall canvas").count() == 1
-        what_if = json.loads(asked(demo.decode, "/debug/overview"))["what_if"]
+        what_if = json.loads(fetched(demo.decode.http_address, "/debug/overview"))["what_if"]
         assert f"+{what_if['slots']} slots would recover {what_if['points']:.1f} points" in (
             seen.text("#what-if")
         )
@@ -197,10 +183,8 @@ def test_a_prefill_node_shows_its_rooms(demo: Demo) -> None:
 
 
 def test_scripts_of_others_are_forbidden(demo: Demo) -> None:
-    with urllib.request.urlopen(
-        f"http://{demo.decode.http_address}/", timeout=HANG_SECONDS
-    ) as reply:
-        assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
+    reply = ask(demo.decode.http_address, "GET", "/")
+    assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
 
 
 def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answered(
@@ -221,8 +205,7 @@ def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answe
         assert path[1] in seen.text("#tree-node")
         ended = int(seen.page.get_attribute("body", "data-ended") or 0)
         whole = seen.page.get_attribute("#icicle [data-node=top]", "aria-label")
-        prompt = Prompt(token_ids=random_prompt(100, 5))
-        demo.decode.client.generate(prompt, max_new_tokens=1, ignore_eos=True).result()
+        asked(demo.decode, random_prompt(100, 5), b"", 1).result()
         seen.page.wait_for_selector(f"body[data-ended='{ended + 1}']")
         seen.page.wait_for_selector(f"#icicle [data-node=top]:not([aria-label='{whole}'])")
         assert seen.page.evaluate(focused) == path[1]

@@ -1,10 +1,6 @@
 """The page over a recording draws what the file tells: a hand-over with a wait at the layer
 barrier, what was hidden and what was not, the pull before it, and the eviction that cost a turn."""
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tasuki.cli.recording.file_format import RecordingWriter
@@ -24,6 +20,7 @@ from tasuki.transfer.timeline import (
 )
 
 from tests.harness.daemons import random_prompt
+from tests.harness.offline_page import replaying
 from tests.harness.pages import opened
 
 ORDER = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
@@ -70,22 +67,6 @@ def write_recording(path: Path) -> None:
                 event = event_of(message)
                 assert event is not None
                 kept.add({**event, "at": 1000.0 + 60 * number + later})
-
-
-@contextmanager
-def replaying(path: Path) -> Iterator[str]:
-    """HOST:PORT of `tasuki replay`."""
-    command = (*(sys.executable, "-m", "tasuki.cli.main"), "replay", str(path))
-    serving = subprocess.Popen(
-        [*command, "--bind", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
-    )
-    assert serving.stdout is not None
-    try:
-        yield serving.stdout.readline().strip().removeprefix("http://").removesuffix("/")
-    finally:
-        serving.terminate()
-        assert serving.wait(15) == 0
-        serving.stdout.close()
 
 
 def test_a_recording_is_drawn_as_its_node_was(tmp_path: Path) -> None:

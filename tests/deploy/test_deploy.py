@@ -4,8 +4,6 @@ LeaderWorkerSet's own fields are checked against its published API (v1); its pod
 kind, against Kubernetes' own schemas.
 """
 
-import shutil
-import subprocess
 import tomllib
 from collections.abc import Sequence
 from functools import cache
@@ -19,6 +17,8 @@ from tasuki.engine.config import EngineConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.config import ServerConfig
 from tasuki.utils.config.flags import parse_configs
+
+from tests.harness.programs import finished, output_of, program
 
 jsonschema = pytest.importorskip("jsonschema", reason="kubernetes-validate is not installed")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -92,14 +92,8 @@ LEADER_WORKER_SET = {
 
 @cache
 def rendered() -> tuple[dict[str, Any], ...]:
-    program = shutil.which("kubectl")
-    if program is None:
-        pytest.skip("kubectl is not installed: install Debian's kubernetes-client")
-    run = subprocess.run(
-        [program, "kustomize", str(KUBERNETES)], capture_output=True, text=True, timeout=60
-    )
-    assert run.returncode == 0, run.stderr
-    return tuple(yaml.safe_load_all(run.stdout))
+    kubectl = program("kubectl", "install Debian's kubernetes-client")
+    return tuple(yaml.safe_load_all(output_of([kubectl, "kustomize", KUBERNETES])))
 
 
 def of(kind: str, name: str) -> dict[str, Any]:
@@ -184,18 +178,14 @@ def test_budgets_and_the_front_door_choose_pods_that_exist() -> None:
 
 @pytest.mark.parametrize("role", [*CONFIGS])
 def test_a_unit_is_one_that_systemd_takes(role: str, tmp_path: Path) -> None:
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("systemd-analyze is not installed")
+    analyze = program("systemd-analyze", "install Debian's systemd")
     name = f"tasuki-{role}.service"
     text = (SYSTEMD / name).read_text(encoding="utf-8")
     # What it starts, and as whom, is not on this machine.
     here = text.replace("/opt/tasuki/bin/tasuki", "/bin/true").replace("=tasuki\n", "=root\n")
     (tmp_path / name).write_text(here, encoding="utf-8")
     for command in (["verify", "--man=no"], ["security", "--offline=true", "--threshold=40"]):
-        run = subprocess.run(
-            [program, *command, str(tmp_path / name)], capture_output=True, text=True, timeout=60
-        )
+        run = finished([analyze, *command, tmp_path / name])
         assert run.returncode == 0 and "Unknown" not in run.stderr, run.stdout + run.stderr
 
 

@@ -1,14 +1,15 @@
 """The examples run as their first lines say, and show what they claim to show."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness.daemons import Node, flags
+from tests.harness.daemons import Node
+from tests.harness.programs import output_of
+from tests.harness.running_nodes import HTTP, fused_node
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAIR = re.compile(r"(\d+) prompt tokens, (\d+) cached")
@@ -16,17 +17,12 @@ PAIR = re.compile(r"(\d+) prompt tokens, (\d+) cached")
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    running = Node("serve", *flags(), "--http-bind", "127.0.0.1:0").wait_ready()
-    yield running
-    assert running.stop() == 0
+    with fused_node(*HTTP) as running:
+        yield running
 
 
 def said(name: str, *words: str) -> str:
-    run = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    return output_of([sys.executable, EXAMPLES / name, *words])
 
 
 def counted(text: str) -> list[tuple[int, int]]:

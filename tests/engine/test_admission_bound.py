@@ -6,34 +6,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
+from tasuki.engine.build import EngineParts
 from tasuki.model.ops.sampling.params import SamplingParams
 
 from tests.harness.engine_pair import engine_pair
-from tests.harness.engines import Lone, submit, tiny_parts
+from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
 
 CONTEXT = 256
 
 
-def prompt(length: int) -> list[int]:
-    return np.random.default_rng(length).integers(0, 128, length).tolist()
-
-
-def bounded(by: str, role: Role = Role.FUSED) -> Lone:
-    """An engine whose requests the model's context bounds, or the arena."""
-    if by == "context":
-        parts = tiny_parts()
-        parts = replace(parts, model_config=replace(parts.model_config, max_position=CONTEXT))
-    else:
-        parts = tiny_parts(arena_mib=8.5 * tiny_parts().arena.layout.slab_bytes / 2**20)
-    return Lone(EngineConfig(model="tiny", dtype="float32"), role, parts)
+def short_parts() -> EngineParts:
+    """Of a model whose context is short."""
+    parts = tiny_parts()
+    return replace(parts, model_config=replace(parts.model_config, max_position=CONTEXT))
 
 
 @pytest.mark.parametrize("new", [1, 4])
 @pytest.mark.parametrize("by", ["context", "arena"])
 def test_the_bound_is_exact(by: str, new: int) -> None:
-    engine = bounded(by)
+    engine = tiny_engine(parts=short_parts() if by == "context" else tiny_parts(slabs=8))
     most = engine.engine.max_request_tokens
     if by == "context":
         assert most == CONTEXT
@@ -41,9 +32,7 @@ def test_the_bound_is_exact(by: str, new: int) -> None:
         assert 64 < most < 4096
     # The answer's last token is never forwarded.
     fits = most - new + 1
-    engine.post(submit("fits", prompt(fits), new))
-    engine.run()
-    assert len(engine.tokens("fits")) == new
+    assert len(engine.ask("fits", prompt(fits), new)) == new
     for name, length, tokens in (("longer", fits + 1, new), ("more", fits, new + 1)):
         engine.post(submit(name, prompt(length), tokens))
         error = engine.rejected(name)
@@ -53,9 +42,7 @@ def test_the_bound_is_exact(by: str, new: int) -> None:
 
 
 def test_a_room_s_bound_is_exact() -> None:
-    parts = tiny_parts()
-    short = replace(parts, model_config=replace(parts.model_config, max_position=CONTEXT))
-    with engine_pair(short, tiny_parts()) as pair:
+    with engine_pair(short_parts(), tiny_parts()) as pair:
 
         def reserve(room: int, length: int) -> m.Outbox:
             ticket = m.Ticket(m.RoomId(room), 1, 0, SamplingParams(), b"")

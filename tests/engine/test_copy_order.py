@@ -1,11 +1,9 @@
 """No byte is read before the copy that writes it has run: the cache decides copies, the runner runs
 them before whatever is launched or told to another node next. Memory is poisoned."""
 
-import numpy as np
 import pytest
 import torch
 from tasuki.engine import messages as m
-from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.engine.plan_stream import PlanStream
 from tasuki.engine.role import Role
@@ -13,32 +11,26 @@ from tasuki.engine.runner import cpu_runner
 from tasuki.engine.runner.base import Event
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
 from tasuki.model.batch import Batch
-from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.cache.test_slot_reuse import keep, slot_bytes, text
-from tests.engine.test_engine import alone, prompt
-from tests.harness.engines import Lone, poison, submit, tiny_parts
-
-
-def take(cache: HybridPrefixCache, tokens: np.ndarray) -> Allocation:
-    allocation = cache.allocate(
-        tokens,
-        salt=b"",
-        capacity_tokens=len(tokens),
-        working_slots=1,
-        cursor=None,
-    )
-    assert allocation is not None
-    return allocation
+from tests.harness.engines import (
+    Lone,
+    PoisonedCache,
+    assert_answered_as_alone,
+    prompt,
+    submit,
+    tiny_engine,
+    tiny_parts,
+)
+from tests.harness.trees import joined, keep_value, slot_bytes, take_from, text
 
 
 def test_an_allocation_moves_no_byte() -> None:
     cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena)
-    keep(cache, text(70, 7), 7.0)
+    keep_value(cache, text(70, 7), 7.0)
     before = cache.arena.bytes.clone()
-    allocation = take(cache, np.append(text(70, 7), np.int32(1)))
+    allocation = take_from(cache, joined(text(70, 7), 1))
     assert allocation.cached_tokens == 70 and allocation.tail_copy is not None
     assert torch.equal(cache.arena.bytes, before)
     run_copies(cache.arena, cache.take_copies())
@@ -49,12 +41,12 @@ def test_an_allocation_moves_no_byte() -> None:
 @pytest.mark.parametrize("released", range(1, 6))
 def test_copies_of_a_lease_that_is_released_meanwhile_harm_nobody(released: int) -> None:
     """Its ids are soon another's, whose copies wait behind its own."""
-    cache = HybridPrefixCache(tiny_parts(arena_mib=0.5).arena, poison)
-    keep(cache, text(64, 7), 7.0)
-    keep(cache, text(64, 8), 8.0)
+    cache = PoisonedCache(tiny_parts(arena_mib=0.5).arena)
+    keep_value(cache, text(64, 7), 7.0)
+    keep_value(cache, text(64, 8), 8.0)
     for turn in range(released):
-        cache.release(take(cache, text(70, (7, 8, 9)[turn % 3])))
-    held = {seed: take(cache, text(70, seed)) for seed in (8, 9, 7)}
+        cache.release(take_from(cache, text(70, (7, 8, 9)[turn % 3])))
+    held = {seed: take_from(cache, text(70, seed)) for seed in (8, 9, 7)}
     run_copies(cache.arena, cache.take_copies())
     for seed, value in ((7, 7.0), (8, 8.0), (9, 0.0)):
         allocation = held[seed]
@@ -79,10 +71,10 @@ class Watching(CpuRunner):
 
 
 def test_an_event_is_behind_the_copies_that_waited() -> None:
-    node = Lone(EngineConfig(model="tiny", dtype="float32"), parts=tiny_parts())
+    node = tiny_engine()
     cache, runner = node.engine._cache, Watching(node)
     plans = PlanStream(runner, cache)
-    allocation = take(cache, text(70))
+    allocation = take_from(cache, text(70))
     assert bool(slot_bytes(cache, allocation.working_slots[0]).isnan().all())
     assert plans.record_event()()
     assert runner.log == ["copies", "event"]
@@ -95,11 +87,9 @@ def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A decode node over an arena that is too small: forks, moves, grants, retractions."""
-    one = tiny_parts().layout.slab_bytes / 2**20
-    config = EngineConfig(
-        model="tiny", dtype="float32", prefill_chunk_tokens=64, local_prefill_tokens=200
+    node = tiny_engine(
+        slabs=14, role=Role.DECODE, prefill_chunk_tokens=64, local_prefill_tokens=200
     )
-    node = Lone(config, Role.DECODE, tiny_parts(arena_mib=14.5 * one))
     cache = node.engine._cache
     forward, record = node.parts.model.forward, CpuRunner.record_event
     seen = {"forwards": 0, "events": 0, "copies": 0}
@@ -127,24 +117,21 @@ def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
     node.post(submit("far", prompt(300, 99), 2))
     for name, tokens in answers.items():
         node.post(submit(name, tokens, 70))
-    for _ in range(12):
-        node.step()
-    rooms = [said.ticket.room for said in node.said if isinstance(said, m.HandoverWanted)]
+    node.steps(12)
+    rooms = [wanted.ticket.room for wanted in node.all_said(m.HandoverWanted)]
     for room in rooms:
         node.post(m.GrantWanted(room))
     for _ in range(2000):
         node.step()
         if all(len(node.tokens(name)) == 70 for name in answers):
             break
-    for name, tokens in answers.items():
-        assert node.tokens(name) == alone(tokens, 70), name
+    assert_answered_as_alone(node, answers, 70)
     assert rooms and min(seen.values()) > 0
 
 
 def test_a_copy_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the poison of these tests is known to work."""
     monkeypatch.setattr(cpu_runner, "run_copies", lambda arena, copies: None)
-    node = Lone(EngineConfig(model="tiny", dtype="float32"), parts=tiny_parts())
-    node.post(submit("r", prompt(70), 4))
-    node.run()
+    node = tiny_engine()
+    node.ask("r", prompt(70), 4)
     assert node.rejected("r").kind is m.ErrorKind.INTERNAL

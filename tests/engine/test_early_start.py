@@ -1,20 +1,20 @@
 """A request decodes behind the layer barrier while its prompt lands: same tokens, sooner, and
-nothing left of a step that was for nothing."""
+nothing left of a step that was for nothing. Whichever way a step goes, its ids are kept until its
+stream has been waited for: what the host gave up may still run on the device."""
 
 import statistics
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.role import Role
+from tasuki.engine.handover.early_step import EarlySteps
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -23,24 +23,20 @@ from tasuki.pycache.arena import Arena
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.step_counter import StepCounter
 
-from tests.harness.engine_pair import EnginePair, engine_pair
-from tests.harness.engines import TINY, Lone, submit, tiny_parts
-from tests.harness.waiting import until
+from tests.harness.engine_pair import (
+    LONG,
+    EnginePair,
+    Room,
+    StoppedHead,
+    broken_head,
+    engine_pair,
+    is_early_step,
+    with_early_head,
+)
+from tests.harness.engines import TINY, alone, prompt, submit, tiny_parts
+from tests.harness.waiting import HANG_SECONDS, until
 
-LONG = 10.0
-"""Seconds that any step is shorter than."""
 NAME = "r"
-
-
-def prompt(length: int) -> list[int]:
-    return np.random.default_rng(length).integers(0, TINY["vocab_size"], length).tolist()
-
-
-def fused(tokens: list[int], new: int, **changes: Any) -> list[int]:
-    engine = Lone(EngineConfig(model="tiny", dtype="float32"), Role.FUSED, tiny_parts())
-    engine.post(submit(NAME, tokens, new, **changes))
-    engine.run()
-    return engine.tokens(NAME)
 
 
 @pytest.fixture
@@ -51,16 +47,20 @@ def pair() -> Iterator[EnginePair]:
         both.prefill.assert_at_rest()
 
 
+def early(**counts: int) -> dict[str, int]:
+    nothing = {"begun": 0, "unneeded": 0, "busy": 0, "joined": 0, "dropped": 0}
+    return nothing | counts
+
+
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 150, 200])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_tokens_are_those_of_one_process(
     pair: EnginePair, length: int, temperature: float
 ) -> None:
     sampling = SamplingParams(max_new_tokens=6, ignore_eos=True, temperature=temperature, seed=7)
-    expected = fused(prompt(length), 6, sampling=sampling)
+    expected = alone(prompt(length), 6, sampling=sampling)
     pair.link.bytes_per_second = 2e6
-    room = pair.hand_over(submit(NAME, prompt(length), 6, sampling=sampling))
-    pair.ready(room, LONG)
+    room = pair.begin(submit(NAME, prompt(length), 6, sampling=sampling))
     assert pair.decode.tokens(NAME) == expected[:1], "no token after the first before Done"
     pair.done(room)
     pair.step_ended()
@@ -70,152 +70,114 @@ def test_the_tokens_are_those_of_one_process(
     assert pair.early.counters == early(begun=1, joined=1)
 
 
-def early(**counts: int) -> dict[str, int]:
-    nothing = {"begun": 0, "unneeded": 0, "busy": 0, "joined": 0, "dropped": 0}
-    return nothing | counts
-
-
 def test_the_turns_end_is_the_state_behind_the_steps_token(pair: EnginePair) -> None:
     """An answer that ends with the step's token leaves the state the step wrote, and the next turn
     resumes from it."""
     first = prompt(100)
-    room = pair.hand_over(submit(NAME, first, 2))
-    pair.ready(room, LONG)
-    pair.done(room)
-    pair.step_ended()
-    answer = pair.decode.finished(NAME)
-    assert answer.usage.completion_tokens == 2
-    turn = first + pair.decode.tokens(NAME) + prompt(9)
+    pair.join(pair.begin(submit(NAME, first, 2)))
+    assert pair.decode.finished(NAME).usage.completion_tokens == 2
+    turn = first + pair.decode.tokens(NAME) + prompt(9, 9)
     pair.decode.post(m.PeersChanged(False))
-    pair.decode.post(submit("next", turn, 4))
-    pair.decode.run()
-    hit = pair.decode.finished("next").usage.hit
-    assert hit is not None and hit.usable_tokens == len(first) + 1
-    assert pair.decode.tokens("next") == fused(turn, 4)
+    assert pair.decode.ask("next", turn, 4) == alone(turn, 4)
+    assert pair.decode.hit("next").usable_tokens == len(first) + 1
 
 
-@pytest.mark.parametrize(
-    ("tail", "why"), [(None, "nothing is known"), (0.0, "everything has landed")]
-)
-def test_without_a_tail_the_request_joins_at_done(
-    pair: EnginePair, tail: float | None, why: str
-) -> None:
+@pytest.mark.parametrize("tail", [None, 0.0], ids=["nothing is known", "everything has landed"])
+def test_without_a_tail_the_request_joins_at_done(pair: EnginePair, tail: float | None) -> None:
     room = pair.hand_over(submit(NAME, prompt(70), 3))
     pair.ready(room, tail)
-    assert pair.early.counters == early(unneeded=1), why
+    assert pair.early.counters == early(unneeded=1)
     pair.done(room)
     pair.decode.run()
-    assert pair.decode.tokens(NAME) == fused(prompt(70), 3)
+    assert pair.decode.tokens(NAME) == alone(prompt(70), 3)
 
 
 def test_a_tail_shorter_than_a_step_is_waited_for(pair: EnginePair) -> None:
-    for number, tail in enumerate((LONG, 1e-6)):
-        room = pair.hand_over(submit(str(number), prompt(70 + number), 3))
-        pair.ready(room, tail)
-        pair.done(room)
-        if not number:
-            pair.step_ended()
-        pair.decode.run()
+    pair.join(pair.begin(submit("0", prompt(70), 3)))
+    room = pair.hand_over(submit("1", prompt(71, 1), 3))
+    pair.ready(room, 1e-6)
+    pair.done(room)
+    pair.decode.run()
     assert pair.early.counters == early(begun=1, joined=1, unneeded=1)
 
 
 def test_an_answer_of_one_token_takes_no_step(pair: EnginePair) -> None:
-    room = pair.hand_over(submit("one", prompt(70), 1))
-    pair.ready(room, LONG)
-    pair.done(room)
-    assert pair.decode.finished("one").reason is m.FinishReason.LENGTH
-    stop = SamplingParams(max_new_tokens=5, stop_token_ids=(fused(prompt(80), 1)[0],))
-    room = pair.hand_over(submit("stop", prompt(80), 5, sampling=stop))
-    pair.ready(room, LONG)
-    pair.done(room)
-    assert pair.decode.finished("stop").reason is m.FinishReason.STOP
+    first = alone(prompt(80, 1), 1)[0]
+    stop = SamplingParams(max_new_tokens=5, stop_token_ids=(first,))
+    for asked, reason in (
+        (submit("one", prompt(70), 1), m.FinishReason.LENGTH),
+        (submit("stop", prompt(80, 1), 5, sampling=stop), m.FinishReason.STOP),
+    ):
+        pair.done(pair.begin(asked))
+        assert pair.decode.finished(asked.request_id).reason is reason
     assert pair.early.counters == early()
 
 
 def test_a_flipped_bit_drops_the_step() -> None:
     """The step has computed on the bad bytes; nothing of it is seen, and the answer is right."""
-    expected = fused(prompt(150), 5)
     with engine_pair(
         tiny_parts(), tiny_parts(), lambda index: Fault.FLIP_BIT if index == 9 else Fault.NONE
     ) as pair:
-        room = pair.hand_over(submit(NAME, prompt(150), 5))
-        pair.ready(room, LONG)
+        room = pair.begin(submit(NAME, prompt(150), 5))
         lost = pair.done(room)
         assert isinstance(lost, m.HandoverFailed) and "window 9" in lost.reason
         pair.decode.post(m.WriterFenced(room.ticket.room))
         pair.step_ended()
         pair.decode.run()
-        assert pair.decode.tokens(NAME) == expected
+        assert pair.decode.tokens(NAME) == alone(prompt(150), 5)
         assert pair.early.counters == early(begun=1, dropped=1)
         pair.decode.assert_at_rest()
 
 
 def test_a_lost_room_shuts_the_barrier_and_the_step_leaves_nothing() -> None:
-    expected = fused(prompt(150), 5)
     with engine_pair(
         tiny_parts(), tiny_parts(), lambda index: Fault.HOLD if index == 9 else Fault.NONE
     ) as pair:
-        room = pair.hand_over(submit(NAME, prompt(150), 5))
-        pair.ready(room, LONG)
+        room = pair.begin(submit(NAME, prompt(150), 5))
         time.sleep(0.05)
         assert pair.said_by_steps.empty(), "the step waits for the window that is held"
         pair.decode.post(m.HandoverFailed(room.ticket.room, "the sender is gone"))
         pair.step_ended()
         pair.decode.post(m.WriterFenced(room.ticket.room))
         pair.decode.run()
-        assert pair.decode.tokens(NAME) == expected
+        assert pair.decode.tokens(NAME) == alone(prompt(150), 5)
         assert pair.early.counters == early(begun=1, dropped=1)
         pair.decode.assert_at_rest()
 
 
-class Stopped(Qwen35Model):
-    """Stands inside its forward until it is let go."""
-
-    def __init__(self, model: Qwen35Model) -> None:
-        super().__init__(model.config, model.weights)
-        self.inside, self.go = threading.Event(), threading.Event()
-
-    def head(self, *args: Any) -> torch.Tensor:
-        if threading.current_thread().name.startswith("tasuki-early-step"):
-            self.inside.set()
-            assert self.go.wait(30)
-        return super().head(*args)
-
-
 @pytest.fixture
-def stopped() -> Iterator[tuple[EnginePair, Stopped]]:
-    parts = tiny_parts()
-    model = Stopped(parts.model)
-    with engine_pair(tiny_parts(), replace(parts, model=model)) as both:
+def stopped() -> Iterator[tuple[EnginePair, StoppedHead]]:
+    head = StoppedHead()
+    with engine_pair(tiny_parts(), with_early_head(tiny_parts(), head)) as both:
         try:
-            yield both, model
+            yield both, head
         finally:
-            model.go.set()
+            head.go.set()
         both.decode.assert_at_rest()
 
 
-def test_no_token_comes_before_both_done_and_the_step(stopped: tuple[EnginePair, Stopped]) -> None:
-    pair, model = stopped
-    room = pair.hand_over(submit(NAME, prompt(90), 4))
-    pair.ready(room, LONG)
-    assert model.inside.wait(30)
+def test_no_token_comes_before_both_done_and_the_step(
+    stopped: tuple[EnginePair, StoppedHead],
+) -> None:
+    pair, head = stopped
+    room = pair.begin(submit(NAME, prompt(90), 4))
+    assert head.inside.wait(30)
     pair.done(room)
     assert not pair.decode.step() and len(pair.decode.tokens(NAME)) == 1
-    model.go.set()
+    head.go.set()
     pair.step_ended()
     assert len(pair.decode.tokens(NAME)) == 2
     pair.decode.run()
-    assert pair.decode.tokens(NAME) == fused(prompt(90), 4)
+    assert pair.decode.tokens(NAME) == alone(prompt(90), 4)
 
 
 @pytest.mark.parametrize("after_done", [False, True])
 def test_ids_of_a_cancelled_request_are_kept_until_the_step_has_ended(
-    stopped: tuple[EnginePair, Stopped], after_done: bool
+    stopped: tuple[EnginePair, StoppedHead], after_done: bool
 ) -> None:
-    pair, model = stopped
-    room = pair.hand_over(submit(NAME, prompt(90), 4))
-    pair.ready(room, LONG)
-    assert model.inside.wait(30)
+    pair, head = stopped
+    room = pair.begin(submit(NAME, prompt(90), 4))
+    assert head.inside.wait(30)
     if after_done:
         pair.done(room)
     pair.decode.post(m.Abort(m.RequestId(NAME)))
@@ -223,50 +185,32 @@ def test_ids_of_a_cancelled_request_are_kept_until_the_step_has_ended(
     assert pair.decode.finished(NAME).reason is m.FinishReason.ABORT
     held = pair.decode.stats()
     assert held.pages["quarantined"] > 0 and held.slots["quarantined"] == 2
-    model.go.set()
+    head.go.set()
     pair.step_ended()
     assert pair.decode.stats().slots["quarantined"] == 0
     assert pair.early.counters == early(begun=1, dropped=1)
 
 
 def test_a_step_that_breaks_leaves_the_request_to_the_batch() -> None:
-    parts = tiny_parts()
-
-    class Broken(Qwen35Model):
-        def head(self, *args: Any) -> torch.Tensor:
-            if threading.current_thread().name.startswith("tasuki-early-step"):
-                raise RuntimeError("broken on purpose")
-            return super().head(*args)
-
-    model = Broken(parts.model.config, parts.model.weights)
-    with engine_pair(tiny_parts(), replace(parts, model=model)) as pair:
-        room = pair.hand_over(submit(NAME, prompt(90), 4))
-        pair.ready(room, LONG)
-        pair.done(room)
-        pair.step_ended()
-        pair.decode.run()
-        assert pair.decode.tokens(NAME) == fused(prompt(90), 4)
+    with engine_pair(tiny_parts(), with_early_head(tiny_parts(), broken_head)) as pair:
+        pair.join(pair.begin(submit(NAME, prompt(90), 4)))
+        assert pair.decode.tokens(NAME) == alone(prompt(90), 4)
         assert pair.early.counters == early(begun=1, dropped=1)
         pair.decode.assert_at_rest()
 
 
 def test_one_step_at_a_time_and_the_batch_goes_on_beside_it(
-    stopped: tuple[EnginePair, Stopped],
+    stopped: tuple[EnginePair, StoppedHead],
 ) -> None:
-    pair, model = stopped
-    first = pair.hand_over(submit("first", prompt(90), 3))
-    pair.ready(first, LONG)
-    assert model.inside.wait(30)
-    second = pair.hand_over(submit("second", prompt(91), 3))
-    pair.ready(second, LONG)
-    pair.done(second)
+    pair, head = stopped
+    first = pair.begin(submit("first", prompt(90), 3))
+    assert head.inside.wait(30)
+    pair.done(pair.begin(submit("second", prompt(91, 1), 3)))
     pair.decode.run()
-    assert pair.decode.tokens("second") == fused(prompt(91), 3), "while a step of another runs"
-    pair.done(first)
-    model.go.set()
-    pair.step_ended()
-    pair.decode.run()
-    assert pair.decode.tokens("first") == fused(prompt(90), 3)
+    assert pair.decode.tokens("second") == alone(prompt(91, 1), 3), "while a step of another runs"
+    head.go.set()
+    pair.join(first)
+    assert pair.decode.tokens("first") == alone(prompt(90), 3)
     assert pair.early.counters == early(begun=1, busy=1, joined=1)
 
 
@@ -278,7 +222,7 @@ class Watched(Qwen35Model):
         self.steps: list[list[float]] = []
 
     def layers(self, tokens: Any, operators: Any, arena: Any, hooks: Any) -> Any:
-        if not threading.current_thread().name.startswith("tasuki-early-step"):
+        if not is_early_step():
             return super().layers(tokens, operators, arena, hooks)
         opened: list[float] = []
         self.steps.append(opened)
@@ -295,7 +239,7 @@ class Watched(Qwen35Model):
 
     def head(self, *args: Any) -> torch.Tensor:
         logits = super().head(*args)
-        if threading.current_thread().name.startswith("tasuki-early-step"):
+        if is_early_step():
             self.steps[-1].append(time.thread_time())
         return logits
 
@@ -320,8 +264,7 @@ def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
     with engine_pair(parts(), decode, last_of_a_room) as pair:
         for number in range(3):
             name = str(number)
-            room = pair.hand_over(submit(name, prompt(60 + number), 2))
-            pair.ready(room, LONG)
+            room = pair.begin(submit(name, prompt(60 + number, number), 2))
             until(lambda number=number: len(decode.model.steps) > number, "waited in vain")
             opened = decode.model.steps[number]
             until(lambda opened=opened: len(opened) == 11, "waited in vain")
@@ -337,15 +280,11 @@ def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
 
 
 def test_a_step_that_was_held_up_is_not_believed_for_ever(pair: EnginePair) -> None:
-    room = pair.hand_over(submit("slow", prompt(70), 3))
-    pair.ready(room, LONG)
-    pair.done(room)
-    pair.step_ended()
+    pair.join(pair.begin(submit("slow", prompt(70), 3)))
     pair.early._seconds[0] = 1.5 * LONG
     declined = 0
     while pair.early.counters["begun"] == 1:
-        room = pair.hand_over(submit(str(declined), prompt(71 + declined), 2))
-        pair.ready(room, LONG)
+        room = pair.begin(submit(str(declined), prompt(71 + declined, declined), 2))
         declined += 1
         pair.done(room)
         if pair.early.counters["begun"] == 2:
@@ -353,3 +292,134 @@ def test_a_step_that_was_held_up_is_not_believed_for_ever(pair: EnginePair) -> N
         pair.decode.run()
         assert declined < 40
     assert pair.early.counters["unneeded"] > 1
+
+
+@dataclass
+class BusyStream:
+    """A device whose work goes on after the calls that launched it have returned."""
+
+    did: list[str] = field(default_factory=list)
+    waiting: threading.Event = field(default_factory=threading.Event)
+    go: threading.Event = field(default_factory=threading.Event)
+    breaks: bool = False
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        self.did.append("entered")
+        try:
+            yield
+        finally:
+            self.did.append("left")
+
+    def synchronize(self) -> None:
+        self.waiting.set()
+        assert self.go.wait(30)
+        self.did.append("waited")
+        if self.breaks:
+            raise RuntimeError("the device is gone")
+
+
+@contextmanager
+def pair_with(
+    stream: BusyStream, *, broken: bool = False, hold: bool = False
+) -> Iterator[EnginePair]:
+    """hold: the tenth window does not land."""
+    parts = tiny_parts()
+    if broken:
+        parts = with_early_head(parts, broken_head)
+    fault = Fault.HOLD if hold else Fault.NONE
+    with engine_pair(
+        tiny_parts(), parts, lambda index: fault if index == 9 else Fault.NONE
+    ) as pair:
+        steps: EarlySteps = pair.early._steps
+        steps._stream = lambda: stream
+        try:
+            yield pair
+        finally:
+            stream.go.set()
+        if not stream.breaks:
+            pair.decode.assert_at_rest()
+
+
+def lose(pair: EnginePair, room: Room) -> None:
+    pair.decode.post(m.HandoverFailed(room.ticket.room, "the sender is gone"))
+
+
+def abort(pair: EnginePair, room: Room) -> None:
+    pair.decode.post(m.Abort(m.RequestId(NAME)))
+
+
+Give = Callable[[EnginePair, Room], None]
+
+
+@pytest.mark.parametrize("give_up", [lose, abort])
+@pytest.mark.parametrize("how", ["shut", "broke", "drew"])
+def test_ids_are_kept_until_the_stream_was_waited_for(how: str, give_up: Give) -> None:
+    stream = BusyStream()
+    with pair_with(stream, broken=how == "broke", hold=how == "shut") as pair:
+        room = pair.begin(submit(NAME, prompt(150), 5))
+        if how == "shut":
+            until(lambda: bool(pair.fabric.held), "waited in vain")
+            give_up(pair, room)
+        assert stream.waiting.wait(30)
+        if how != "shut":
+            give_up(pair, room)
+        pair.decode.post(m.WriterFenced(room.ticket.room))
+        assert stream.did == ["entered", "left"]
+        held = pair.decode.stats()
+        assert held.slots["quarantined"] == 2 and held.pages["quarantined"] > 0
+        assert pair.said_by_steps.empty(), "the engine was told before the stream was waited for"
+        stream.go.set()
+        pair.step_ended()
+        assert stream.did == ["entered", "left", "waited"]
+        assert pair.decode.stats().slots["quarantined"] == 0
+        pair.decode.run()
+        if give_up is lose:
+            assert pair.decode.tokens(NAME) == alone(prompt(150), 5)
+
+
+def test_a_step_joins_only_behind_its_stream() -> None:
+    stream = BusyStream()
+    with pair_with(stream) as pair:
+        room = pair.begin(submit(NAME, prompt(90), 4))
+        assert stream.waiting.wait(30)
+        pair.done(room)
+        assert not pair.decode.step() and len(pair.decode.tokens(NAME)) == 1
+        stream.go.set()
+        pair.step_ended()
+        pair.decode.run()
+        assert pair.decode.tokens(NAME) == alone(prompt(90), 4)
+
+
+def test_a_stream_that_cannot_be_waited_for_keeps_its_ids_for_good() -> None:
+    stream = BusyStream(breaks=True)
+    with pair_with(stream) as pair:
+        room = pair.begin(submit(NAME, prompt(150), 5))
+        assert stream.waiting.wait(30)
+        lose(pair, room)
+        pair.decode.post(m.WriterFenced(room.ticket.room))
+        stream.go.set()
+        pair.step_ended()
+        assert pair.decode.stats().slots["quarantined"] == 2
+        pair.decode.run()
+        assert pair.decode.tokens(NAME) == alone(prompt(150), 5), "others are served without them"
+
+
+def test_the_end_of_an_earlier_step_joins_no_room_whose_own_step_still_runs() -> None:
+    """The word of a step's end may come after the next step has begun."""
+    first, second = BusyStream(), BusyStream()
+    first.go.set()
+    streams = iter((first, second))
+    with pair_with(second) as pair:
+        pair.early._steps._stream = lambda: next(streams)
+        one = pair.begin(submit("one", prompt(90), 4))
+        ended = pair.said_by_steps.get(timeout=HANG_SECONDS)
+        two = pair.begin(submit("two", prompt(91, 1), 4))
+        assert second.waiting.wait(30)
+        pair.done(two)
+        pair.decode.post(ended)
+        assert len(pair.decode.tokens("two")) == 1, "joined while its step ran"
+        second.go.set()
+        pair.join(one)
+        assert pair.decode.tokens("one") == alone(prompt(90), 4)
+        assert pair.decode.tokens("two") == alone(prompt(91, 1), 4)

@@ -4,7 +4,6 @@ import numpy as np
 from tasuki.engine.messages import HitBreakdown
 
 from tests.harness.engine_goldens import EngineGoldens, cold_engine
-from tests.harness.engines import submit
 from tests.harness.goldens import cases_of
 
 
@@ -23,11 +22,8 @@ def test_resumed_inside_a_long_prompt_that_another_left() -> None:
     random = np.random.default_rng(5)
 
     def ask(name: str, tokens: list[int], count: int) -> HitBreakdown:
-        engine.post(submit(name, tokens, count))
-        engine.run()
-        hit = engine.finished(name).usage.hit
-        assert hit is not None
-        return hit
+        engine.ask(name, tokens, count)
+        return engine.hit(name)
 
     for document in range(3):
         shared = random.integers(1, 300, left).tolist()

@@ -90,8 +90,8 @@ def in_this_process(folder: Path) -> list[m.Outbox]:
     for message in ASKED:
         lone.post(message)
     lone.run()
-    (watch,) = {e.watch for e in lone.said if isinstance(e, m.WatchOpened)}
-    for message in with_watch(watch):
+    (opened,) = lone.all_said(m.WatchOpened)
+    for message in with_watch(opened.watch):
         lone.post(message)
     lone.run()
     return lone.said

@@ -2,9 +2,12 @@
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.thread import EngineThread
+
+from tests.harness.waiting import until
 
 
 class Idle:
@@ -38,9 +41,17 @@ class Idle:
         self.answers.append(m.FlushReply(1, 0))
 
 
+def thread_of(
+    engine: Idle,
+    deliver: Callable[[Sequence[m.Outbox]], object] = lambda said: None,
+    died: Callable[[str], object] = lambda reason: None,
+) -> EngineThread:
+    return EngineThread(engine, deliver, died)  # type: ignore[arg-type]
+
+
 def test_it_is_prepared_on_its_own_thread_before_start_returns() -> None:
     engine = Idle()
-    thread = EngineThread(engine, lambda said: None, lambda reason: None)  # type: ignore[arg-type]
+    thread = thread_of(engine)
     thread.post(m.FlushCache(1))
     thread.start()
     assert engine.calls[0] == ("prepare", "tasuki-engine")
@@ -51,11 +62,7 @@ def test_it_is_prepared_on_its_own_thread_before_start_returns() -> None:
 
 def test_a_question_is_answered_before_the_next_step() -> None:
     engine = Idle()
-    thread = EngineThread(
-        engine,  # type: ignore[arg-type]
-        lambda said: engine.calls.append(("told", "")),
-        lambda reason: None,
-    )
+    thread = thread_of(engine, lambda said: engine.calls.append(("told", "")))
     thread.post(m.FlushCache(1))
     thread.start()
     thread.stop()
@@ -67,7 +74,7 @@ def test_one_that_cannot_be_prepared_says_so_and_lets_its_starter_go() -> None:
     engine = Idle()
     engine.broken = True
     died: list[str] = []
-    thread = EngineThread(engine, lambda said: None, died.append)  # type: ignore[arg-type]
+    thread = thread_of(engine, died=died.append)
     thread.start()
     thread.stop()
     assert len(died) == 1 and "no plan" in died[0]
@@ -95,7 +102,7 @@ class Stuck(Idle):
 
 def test_it_stands_while_a_step_lasts_and_not_while_there_is_nothing_to_do() -> None:
     engine = Stuck()
-    thread = EngineThread(engine, lambda said: None, lambda reason: None)  # type: ignore[arg-type]
+    thread = thread_of(engine)
     thread.start()
     time.sleep(0.05)
     assert thread.still_seconds == 0.0
@@ -104,8 +111,5 @@ def test_it_stands_while_a_step_lasts_and_not_while_there_is_nothing_to_do() -> 
     time.sleep(0.05)
     assert thread.still_seconds >= 0.05
     engine.go_on.set()
-    deadline = time.monotonic() + 10
-    while thread.still_seconds and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert thread.still_seconds == 0.0
+    until(lambda: thread.still_seconds == 0.0, "it stands though nothing is to be done")
     thread.stop()

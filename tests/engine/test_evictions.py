@@ -6,48 +6,44 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.handover.room_names import RoomNames
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
-from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
+from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache
 
-from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness import trees
+from tests.harness.engines import Lone, engine_config, tiny_parts
+from tests.harness.trees import Tokens, keep, text
 
-PAGE = 64
+END = 8 * 64
 
 
 def tree(policy: str, slabs: int = 8) -> PrefixCache:
-    return PrefixCache(TreeConfig(slabs=slabs, blocks_per_slab=4, pages_per_slab=4, policy=policy))
+    return trees.tree_of(slabs, blocks_per_slab=4, pages_per_slab=4, policy=policy)
 
 
-def prompt(seed: int, pages: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 1000, pages * PAGE + 1).astype(np.int32)
+def prompt(seed: int) -> Tokens:
+    """Eight pages and a token."""
+    return text(END + 1, seed)
 
 
-def serve(cache: PrefixCache, tokens: np.ndarray) -> Allocation:
-    """Allocation, publish the state at the last page, release."""
-    allocation = cache.allocate(tokens, capacity_tokens=len(tokens), working_slots=1)
-    assert allocation is not None
-    whole = len(tokens) // PAGE * PAGE
-    cache.insert(allocation, whole, allocation.working_slots[0], CheckpointKind.PROMPT_END)
-    cache.release(allocation)
-    return allocation
+def serve(cache: PrefixCache, seed: int) -> int:
+    """A request that leaves its state at its last page; its allocation's id."""
+    return keep(cache, prompt(seed), END, kind=CheckpointKind.PROMPT_END).id
 
 
 def test_an_eviction_names_its_lease_and_what_a_prompt_lost_to_it() -> None:
     cache = tree("lru")
-    first = prompt(1, 8)
-    serve(cache, first)
+    first = prompt(1)
+    serve(cache, 1)
     assert cache.match(first).lost is None and cache.drain_evictions() == []
-    takers = [serve(cache, prompt(seed, 8)) for seed in range(2, 6)]
+    takers = {serve(cache, seed) for seed in range(2, 6)}
     evictions = cache.drain_evictions()
     assert [eviction.sequence for eviction in evictions] == list(range(1, len(evictions) + 1))
-    assert {eviction.allocation for eviction in evictions} <= {
-        allocation.id for allocation in takers
-    }
+    assert {eviction.allocation for eviction in evictions} <= takers
     states = [eviction for eviction in evictions if eviction.kind == "checkpoint"]
-    assert states[0].boundary == 8 * PAGE
+    assert states[0].boundary == END
     assert states[0].checkpoint_kind is CheckpointKind.PROMPT_END
     assert states[0].pages == 4 and states[0].score is None
     lost = cache.match(first).lost
-    assert lost is not None and lost.boundary == 8 * PAGE
+    assert lost is not None and lost.boundary == END
     (taken,) = [eviction for eviction in evictions if eviction.sequence == lost.eviction]
     later = [eviction.pages for eviction in evictions if eviction.sequence >= taken.sequence]
     assert lost.pages_since == sum(later)
@@ -58,25 +54,25 @@ def test_an_eviction_names_its_lease_and_what_a_prompt_lost_to_it() -> None:
 
 def test_a_state_that_came_back_is_not_lost() -> None:
     cache = tree("lru")
-    first = prompt(1, 8)
+    first = prompt(1)
     for seed in range(1, 6):
-        serve(cache, prompt(seed, 8))
+        serve(cache, seed)
     assert cache.match(first).lost is not None
-    serve(cache, first)
-    assert cache.match(first).lost is None and cache.match(first).usable_tokens == 8 * PAGE
+    serve(cache, 1)
+    assert cache.match(first).lost is None and cache.match(first).usable_tokens == END
 
 
 def test_a_policy_that_weighs_tells_its_scores() -> None:
     cache = tree("value")
     for seed in range(1, 9):
-        serve(cache, prompt(seed, 8))
+        serve(cache, seed)
     scores = [e.score for e in cache.drain_evictions() if e.kind == "checkpoint"]
     assert scores and all(score is not None and score >= 0 for score in scores)
 
 
 def test_a_flush_takes_for_nobody() -> None:
     cache = tree("lru")
-    serve(cache, prompt(1, 4))
+    serve(cache, 1)
     cache.flush()
     evictions = cache.drain_evictions()
     assert evictions and all(eviction.allocation is None for eviction in evictions)
@@ -85,7 +81,7 @@ def test_a_flush_takes_for_nobody() -> None:
 def test_auto_tells_what_its_shadows_would_have_saved() -> None:
     cache = tree("auto", slabs=64)
     for _ in range(3):
-        serve(cache, prompt(1, 8))
+        serve(cache, 1)
     saved = cache.stats().policies
     assert set(saved) == {"lru", "value"} and all(tokens > 0 for tokens in saved.values())
     assert tree("lru").stats().policies == {}
@@ -95,18 +91,15 @@ def test_a_turn_is_told_which_request_took_its_state() -> None:
     lone = Lone(engine_config(Path("tiny"), cache_policy="lru"), parts=tiny_parts(arena_mib=0.6))
     prompts = {f"r{seed}": np.arange(200, dtype=np.int32) % 97 + seed for seed in range(12)}
     for name, tokens in prompts.items():
-        lone.post(submit(name, tokens.tolist(), 2))
-        lone.run()
-    told = [e for item in lone.said if isinstance(item, m.Evicted) for e in item.evictions]
+        lone.ask(name, tokens.tolist(), 2)
+    told = [eviction for item in lone.all_said(m.Evicted) for eviction in item.evictions]
     assert told and [eviction.sequence for eviction in told] == list(range(1, len(told) + 1))
     assert {eviction.taken_by for eviction in told} <= set(prompts)
-    lone.post(submit("again", prompts["r0"].tolist(), 2))
-    lone.run()
-    hit = lone.finished("again").usage.hit
-    assert hit is not None and hit.lost is not None and hit.lost.eviction in told
+    lone.ask("again", prompts["r0"].tolist(), 2)
+    hit = lone.hit("again")
+    assert hit.lost is not None and hit.lost.eviction in told
     assert hit.lost.tokens > hit.usable_tokens and hit.lost.slabs_since > 0
-    states = [mark.state for mark in lone.finished("again").life]
-    assert states == ["Prefilling", "Decoding", "Finished"]
+    assert lone.phases("again") == ["Prefilling", "Decoding", "Finished"]
     steps = lone.stats().steps
     assert steps is not None and sum(steps.steps.counts) > 12 and sum(steps.idle.counts) > 0
 

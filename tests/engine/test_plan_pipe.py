@@ -8,7 +8,6 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 from tasuki.engine import messages as m
-from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import ForwardPlan, RowFlag, decode_plan
 from tasuki.engine.plan_stream import PlanStream
 from tasuki.engine.runner.base import Event
@@ -17,21 +16,16 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.copies import CopyKind
 
-from tests.engine.test_engine import prompt
-from tests.harness.engines import Lone, submit, tiny_parts
+from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
 
 SLABS = 18
 Tokens = list[list[Sampled]]
 
 
-def arena_mib() -> float:
-    return (SLABS + 0.5) * tiny_parts().layout.slab_bytes / 2**20
-
-
 def follow(channel: Connection) -> None:
     """Run every plan that comes, over memory of which nothing is a number yet."""
     torch.set_num_threads(1)
-    parts = tiny_parts(arena_mib())
+    parts = tiny_parts(slabs=SLABS)
     parts.arena.bytes.fill_(0xFF)
     runner = CpuRunner(parts.model, parts.arena, parts.steps)
     while data := channel.recv_bytes():
@@ -92,8 +86,7 @@ def pipe() -> Iterator[PipeRunner]:
 
 
 def engine() -> Lone:
-    config = EngineConfig(model="tiny", dtype="float32", prefill_chunk_tokens=64, max_batch=5)
-    return Lone(config, parts=tiny_parts(arena_mib()))
+    return tiny_engine(slabs=SLABS, prefill_chunk_tokens=64, max_batch=5)
 
 
 def play(node: Lone) -> dict[str, list[int]]:
@@ -102,12 +95,10 @@ def play(node: Lone) -> dict[str, list[int]]:
     drawn = SamplingParams(max_new_tokens=12, temperature=1.1, seed=7, top_k=30, ignore_eos=True)
     node.post(submit("a", first, 9))
     node.post(submit("b", first[:128] + prompt(30, 1), 12, sampling=drawn))
-    for _ in range(7):
-        node.step()
+    node.steps(7)
     node.post(submit("c", prompt(70, 2), 30, marks=(64,)))
     node.post(submit("gone", prompt(40, 3), 30))
-    for _ in range(5):
-        node.step()
+    node.steps(5)
     node.post(m.Abort(m.RequestId("gone")))
     node.run()
     # The next turn resumes inside a page; three tasks fork from one prefix; the arena is too small.

@@ -1,19 +1,48 @@
-"""A request that breaks the forward breaks its own alone, whoever shares its batch; a first token
-that is none never reaches the model."""
+"""A request that breaks the forward, or whose logits are no numbers, ends alone, whoever shares its
+batch, with nothing of it in the cache; a first token that is none never reaches the model."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
+import torch
 from tasuki.engine import messages as m
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.forward_plan import PlanGap
 from tasuki.engine.role import Role
+from tasuki.engine.thread import EngineThread
 from tasuki.model.batch import Batch
 
-from tests.engine.test_engine import alone, lone, prompt
-from tests.harness.engines import Lone, submit, tiny_parts
+from tests.harness.engine_pair import engine_pair, with_early_head
+from tests.harness.engines import (
+    Lone,
+    alone,
+    assert_answered_as_alone,
+    prompt,
+    submit,
+    tiny_engine,
+    tiny_parts,
+)
 
 POISON = 127
-PROMPTS = {f"good-{n}": [t % POISON for t in prompt(40 + 37 * n, n)] for n in range(3)}
+GOOD = {f"good-{n}": [t % POISON for t in prompt(40 + 37 * n, n)] for n in range(3)}
+BAD = [t % POISON for t in prompt(300, 9)]
+
+
+def run_among_others(engine: Lone, bad: m.Submit, tokens: int) -> None:
+    """The bad one ends with an error after so many tokens; the others are answered as if alone."""
+    first, *later = GOOD
+    engine.post(submit(first, GOOD[first], 30))
+    engine.post(bad)
+    for name in later:
+        engine.post(submit(name, GOOD[name], 30))
+    engine.run()
+    assert engine.rejected(bad.request_id).kind is m.ErrorKind.INTERNAL
+    assert len(engine.tokens(bad.request_id)) == tokens
+    assert_answered_as_alone(engine, GOOD, 30)
+    engine.assert_at_rest()
 
 
 def break_where(engine: Lone, broken: Callable[[Batch], bool]) -> Callable[[], int]:
@@ -43,66 +72,157 @@ def is_long(batch: Batch) -> bool:
 
 @pytest.mark.parametrize(("where", "its_tokens"), [(has_poison, 0), (is_long, 7)])
 def test_a_poisoned_request_fails_alone(where: Callable[[Batch], bool], its_tokens: int) -> None:
-    engine = lone(prefill_chunk_tokens=256)
+    engine = tiny_engine(prefill_chunk_tokens=256)
     raised = break_where(engine, where)
-    bad = [t % POISON for t in prompt(300, 9)]
-    if where is has_poison:
-        bad[150] = POISON
-    names = [*PROMPTS]
-    engine.post(submit(names[0], PROMPTS[names[0]], 30))
-    engine.post(submit("bad", bad, 30))
-    for name in names[1:]:
-        engine.post(submit(name, PROMPTS[name], 30))
-    engine.run()
-    assert engine.rejected("bad").kind is m.ErrorKind.INTERNAL
-    assert len(engine.tokens("bad")) == its_tokens
-    for name in names:
-        assert engine.tokens(name) == alone(PROMPTS[name], 30), name
-        assert engine.finished(name)
+    middle = POISON if where is has_poison else BAD[150]
+    run_among_others(engine, submit("bad", [*BAD[:150], middle, *BAD[151:]], 30), its_tokens)
     # Once among others, at most once more for each time it joined them again, and once alone.
     assert 2 <= raised() <= 4
-    engine.assert_at_rest()
 
 
 def test_a_lone_request_is_not_tried_twice() -> None:
-    engine = lone()
+    engine = tiny_engine()
     raised = break_where(engine, has_poison)
-    engine.post(submit("bad", [POISON] * 10, 4))
-    engine.run()
+    engine.ask("bad", [POISON] * 10, 4)
     assert engine.rejected("bad").kind is m.ErrorKind.INTERNAL
     assert raised() == 1
     engine.assert_at_rest()
 
 
 def test_a_fault_that_passes_costs_time_only() -> None:
-    engine = lone(prefill_chunk_tokens=256)
+    engine = tiny_engine(prefill_chunk_tokens=256)
     fails = [True]
     break_where(engine, lambda batch: len(batch.context_lens) > 1 and bool(fails) and fails.pop())
-    for name, tokens in PROMPTS.items():
-        engine.post(submit(name, tokens, 12))
-    engine.run()
+    engine.ask_all(GOOD, 12)
     assert not fails
-    for name, tokens in PROMPTS.items():
-        assert engine.tokens(name) == alone(tokens, 12)
+    assert_answered_as_alone(engine, GOOD, 12)
     engine.assert_at_rest()
 
 
-@pytest.mark.parametrize("token", [-1, 128, 2**31 - 1])
-def test_a_first_token_that_is_none_is_a_lost_hand_over(token: int) -> None:
-    config = EngineConfig(model="tiny", dtype="float32", local_prefill_tokens=0)
-    engine = Lone(config, Role.DECODE, tiny_parts())
+def test_a_plan_that_the_runner_refuses_ends_the_loop_and_no_single_request() -> None:
+    engine = tiny_engine()
+    engine.engine._plans._planner._number += 1
+    said: list[m.Outbox] = []
+    died: SimpleQueue[str] = SimpleQueue()
+    thread = EngineThread(engine.engine, said.extend, died.put)
+    thread.start()
+    for name, tokens in GOOD.items():
+        thread.post(submit(name, tokens, 4))
+    assert PlanGap.__name__ in died.get(timeout=30)
+    thread.stop()
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("token", "logprob"),
+    [
+        *((token, 0.0) for token in (-1, 128, 2**31 - 1)),
+        *((5, logprob) for logprob in (math.nan, math.inf, -math.inf)),
+    ],
+)
+def test_a_first_token_that_is_none_is_a_lost_hand_over(token: int, logprob: float) -> None:
+    engine = tiny_engine(role=Role.DECODE, local_prefill_tokens=0)
     engine.post(m.PeersChanged(True))
-    engine.post(submit("r", PROMPTS["good-1"], 6))
-    engine.run()
-    (wanted,) = [item for item in engine.said if isinstance(item, m.HandoverWanted)]
+    engine.ask("r", GOOD["good-1"], 6)
+    (wanted,) = engine.all_said(m.HandoverWanted)
     room = wanted.ticket.room
     engine.post(m.GrantWanted(room))
     engine.run()
     hit = m.HitBreakdown(77, 0, 0, {}, None)
-    engine.post(m.RemoteReady(room, token, 0.0, 1.0, hit, "prefill"))
+    engine.post(m.RemoteReady(room, token, logprob, 1.0, hit, "prefill"))
     assert m.HandoverCancelled(room) in engine.said
     engine.post(m.WriterFenced(room))
     engine.run()
-    assert engine.tokens("r") == alone(PROMPTS["good-1"], 6)
+    assert engine.tokens("r") == alone(GOOD["good-1"], 6)
     assert engine.finished("r").usage.local_fallback
     engine.assert_at_rest()
+
+
+Spoil = Callable[[torch.Tensor], None]
+
+
+def nan_row(row: torch.Tensor) -> None:
+    row.fill_(math.nan)
+
+
+def one_nan(row: torch.Tensor) -> None:
+    row[77] = math.nan
+
+
+def one_infinite(row: torch.Tensor) -> None:
+    row[3] = math.inf
+
+
+def spoil_from(engine: Lone, position: int, spoil: Spoil = nan_row) -> None:
+    """From now on logits of tokens at or behind the position are spoiled."""
+    forward = engine.parts.model.forward
+
+    def spoiling(batch: Batch, *rest: Any) -> torch.Tensor:
+        logits = forward(batch, *rest)
+        ends = batch.positions[batch.cu_seqlens[1:].long() - 1]
+        for row, end in enumerate(ends.tolist()):
+            if end >= position:
+                spoil(logits[row])
+        return logits
+
+    engine.parts.model.forward = spoiling  # type: ignore[method-assign]
+
+
+def assert_ended_unsound(engine: Lone, name: str) -> None:
+    error = engine.rejected(name)
+    assert error.kind is m.ErrorKind.INTERNAL
+    assert "logits were NaN" in error.message
+    told = [*engine.all_said(m.TokenOut), *engine.all_said(m.PrefillToken)]
+    assert all(math.isfinite(token.logprob) and not math.isnan(token.margin) for token in told)
+
+
+@pytest.mark.parametrize("spoil", [nan_row, one_nan, one_infinite])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("answered", [0, 5])
+def test_the_request_ends_alone(answered: int, temperature: float, spoil: Spoil) -> None:
+    engine = tiny_engine(prefill_chunk_tokens=256)
+    spoil_from(engine, len(BAD) - 1 + answered, spoil)
+    bad = submit("bad", BAD, 30)
+    bad = replace(bad, sampling=replace(bad.sampling, temperature=temperature))
+    run_among_others(engine, bad, answered)
+    assert_ended_unsound(engine, "bad")
+    assert all("Retracted" not in engine.phases(name) for name in GOOD)
+
+
+def test_nothing_of_the_forward_that_spoiled_stays_in_the_cache() -> None:
+    engine = tiny_engine(prefill_chunk_tokens=512)
+    forward = engine.parts.model.forward
+    spoil_from(engine, len(BAD) - 1)
+    engine.ask("bad", BAD, 3, marks=(64, 128))
+    assert_ended_unsound(engine, "bad")
+    engine.parts.model.forward = forward  # type: ignore[method-assign]
+    assert engine.ask("again", BAD, 3) == alone(BAD, 3)
+    hit = engine.hit("again")
+    assert hit.usable_tokens == hit.kv_tokens == 0
+    engine.assert_at_rest()
+
+
+def test_a_prefill_node_refuses_the_room_and_the_prompt_is_computed_here() -> None:
+    with engine_pair(tiny_parts(), tiny_parts()) as pair:
+        spoil_from(pair.prefill, 0)
+        pair.prefill.said.clear()
+        with pytest.raises(IndexError):  # no first token comes
+            pair.hand_over(submit("r", GOOD["good-1"], 6))
+        (refused,) = pair.prefill.all_said(m.PrefillRefused)
+        assert "logits were NaN" in refused.error.message
+        pair.decode.post(m.HandoverFailed(refused.room, refused.error.message))
+        pair.decode.post(m.WriterFenced(refused.room))
+        pair.prefill.post(m.PrefillEnd(refused.room))
+        pair.decode.run()
+        assert pair.decode.tokens("r") == alone(GOOD["good-1"], 6)
+        pair.prefill.assert_at_rest()
+        pair.decode.assert_at_rest()
+
+
+def test_an_early_step_of_no_numbers_ends_its_request() -> None:
+    parts = with_early_head(tiny_parts(), lambda plain: plain().fill_(math.nan))
+    with engine_pair(tiny_parts(), parts) as pair:
+        pair.join(pair.begin(submit("r", prompt(90), 6)))
+        assert_ended_unsound(pair.decode, "r")
+        assert len(pair.decode.tokens("r")) == 1
+        pair.decode.assert_at_rest()

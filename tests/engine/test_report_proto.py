@@ -115,7 +115,7 @@ def test_a_tickets_sampling_comes_back_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["HitBreakdown", "EvictedCheckpoint", "Eviction", "TransferReport", "Pulled", "Route"]
+    "name", ["HitBreakdown", "LostState", "Eviction", "TransferReport", "Pulled", "Route"]
 )
 def test_who_imported_a_report_from_the_clients_protocol_still_can(name: str) -> None:
     assert getattr(inference_pb2, name) is getattr(report_pb2, name)

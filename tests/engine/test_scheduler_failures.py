@@ -20,7 +20,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.harness.engines import Lone, submit, tiny_parts
+from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
 
 CALLS = (
     "match",
@@ -31,17 +31,6 @@ CALLS = (
     "insert",
     "release",
 )
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 128, length).tolist()
-
-
-def lone(slabs: int, **changes: object) -> Lone:
-    """An engine over so many slabs."""
-    one = tiny_parts().arena.layout.slab_bytes / 2**20
-    config = EngineConfig(model="tiny", dtype="float32", **changes)  # type: ignore[arg-type]
-    return Lone(config, parts=tiny_parts(arena_mib=(slabs + 0.5) * one))
 
 
 @contextmanager
@@ -82,7 +71,7 @@ def test_a_blocked_request_asks_the_cache_nothing_until_room_may_have_come(
     waiters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def calls_of_a_step(blocked: int) -> list[Counter[str]]:
-        engine = lone(slabs=8)
+        engine = tiny_engine(slabs=8)
         room = engine.engine.max_request_tokens
         engine.post(submit("runs", prompt(room - 100), 90))
         for number in range(blocked):
@@ -108,7 +97,7 @@ def test_two_requests_that_cannot_both_fit_finish_with_few_retractions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = retractions(monkeypatch)
-    engine = lone(slabs=10)
+    engine = tiny_engine(slabs=10)
     room = engine.engine.max_request_tokens
     answer = room * 2 // 3 - 64
     for name in ("old", "young"):
@@ -127,7 +116,7 @@ def test_every_retraction_is_followed_by_progress(
     requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = retractions(monkeypatch)
-    engine = lone(slabs=14, prefill_chunk_tokens=64)
+    engine = tiny_engine(slabs=14, prefill_chunk_tokens=64)
     names = [f"r{number}" for number in range(requests)]
     for number, name in enumerate(names):
         engine.post(submit(name, prompt(100, seed=number), 260))
@@ -148,47 +137,38 @@ def test_every_retraction_is_followed_by_progress(
 
 
 def test_a_request_near_the_pool_size_progresses_over_a_full_cache() -> None:
-    engine = lone(slabs=10)
+    engine = tiny_engine(slabs=10)
     for seed in range(8):
-        engine.post(submit(f"fill {seed}", prompt(150, seed=seed), 20))
-        engine.run()
+        engine.ask(f"fill {seed}", prompt(150, seed=seed), 20)
     room = engine.engine.max_request_tokens
-    engine.post(submit("large", prompt(room - 10, seed=99), 10))
-    engine.run()
-    assert len(engine.tokens("large")) == 10
+    assert len(engine.ask("large", prompt(room - 10, seed=99), 10)) == 10
     engine.assert_at_rest()
 
 
 def test_a_turn_that_resumes_inside_a_page_progresses_with_the_smallest_chunks() -> None:
-    engine = lone(slabs=24, prefill_chunk_tokens=64)
+    engine = tiny_engine(slabs=24, prefill_chunk_tokens=64)
     first = prompt(101)
-    engine.post(submit("first", first, 3))
-    engine.run()
-    whole = first + engine.tokens("first")
+    whole = first + engine.ask("first", first, 3)
     engine.post(submit("next", whole + prompt(130, seed=2), 3))
     engine.post(submit("beside", prompt(130, seed=3), 3))
     engine.run()
-    hit = engine.finished("next").usage.hit
-    assert hit is not None and hit.usable_tokens == len(whole) - 1
+    assert engine.hit("next").usable_tokens == len(whole) - 1
     assert len(engine.tokens("beside")) == 3
 
 
 def test_a_full_pool_of_either_kind_starves_neither() -> None:
     """Short prompts fill the arena with states, long ones with pages: each then still keeps what it
     just computed."""
-    engine = lone(slabs=12)
+    engine = tiny_engine(slabs=12)
     room = engine.engine.max_request_tokens
     for turn in range(4):
         for seed in range(14):
-            engine.post(submit(f"short {turn} {seed}", prompt(70, seed=100 * turn + seed), 2))
-            engine.run()
+            engine.ask(f"short {turn} {seed}", prompt(70, seed=100 * turn + seed), 2)
         assert engine.stats().slots["tree"] >= 4, "states starve"
         long = prompt(room // 2, seed=50 + turn)
         for time in ("first", "again"):
-            engine.post(submit(f"long {turn} {time}", long, 2))
-            engine.run()
-        hit = engine.finished(f"long {turn} again").usage.hit
-        assert hit is not None and hit.usable_tokens == (len(long) - 1) // 64 * 64
+            engine.ask(f"long {turn} {time}", long, 2)
+        assert engine.hit(f"long {turn} again").usable_tokens == (len(long) - 1) // 64 * 64
         assert engine.stats().pages["tree"] >= len(long) // 64, "pages starve"
     engine.assert_at_rest()
 

@@ -11,7 +11,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.harness.engines import Lone, submit, tiny_parts
+from tests.harness.engines import Lone, tiny_parts
 
 
 def test_the_id_of_a_tool_call_is_read_from_the_tokenizer(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_engine_tells_the_cache_of_a_tool_call(
 ) -> None:
     """The same answer, once with a vocabulary in which its first token opens a tool call."""
     told: list[str] = []
-    publish = HybridPrefixCache.publish
+    insert = HybridPrefixCache.insert
 
     def listen(
         cache: HybridPrefixCache,
@@ -53,20 +53,17 @@ def test_the_engine_tells_the_cache_of_a_tool_call(
     ) -> None:
         if kind is CheckpointKind.TURN_END:
             told.append(hint)
-        publish(cache, allocation, boundary, slot, kind, hint)
+        insert(cache, allocation, boundary, slot, kind, hint)
 
     monkeypatch.setattr(HybridPrefixCache, "insert", listen)
     parts = tiny_parts()
     prompt = [*range(1, 21)]
     plain = Lone(EngineConfig(model=str(tmp_path), dtype="float32"), parts=parts)
-    plain.post(submit("plain", prompt, 3))
-    plain.run()
-    first, _, last = plain.tokens("plain")
+    first, _, last = plain.ask("plain", prompt, 3)
     added = [{"id": first, "content": "<tool_call>"}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     calling = Lone(EngineConfig(model=str(tmp_path), dtype="float32"), parts=tiny_parts())
     sampling = SamplingParams(max_new_tokens=8, stop_token_ids=(last,))
-    calling.post(submit("calling", prompt, 8, sampling=sampling))
-    calling.run()
+    calling.ask("calling", prompt, 8, sampling=sampling)
     assert calling.finished("calling").reason is FinishReason.STOP
     assert told == ["unknown", "tool_call"]

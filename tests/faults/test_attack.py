@@ -7,7 +7,6 @@ from threading import Thread
 import grpc
 import pytest
 from tasuki.proto import inference_pb2
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.attack.campaign import Row, run, table
 from scripts.attack.catalogue import ATTACKS
@@ -16,11 +15,12 @@ from scripts.attack.grpc_call import judge as judge_grpc
 from scripts.attack.grpc_call import methods
 from scripts.attack.http_call import HttpCall, ask
 from scripts.attack.tally import Tally
+from tests.harness.running_nodes import needs_nixl
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+@needs_nixl
 def test_two_minutes_of_attacks_find_nothing() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"attack: seed {seed}")

@@ -7,25 +7,33 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 from tasuki.cli.embedded import embedded_model
-from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import Node, Pair, Question, asked, flags, questions
+from tests.harness.pair_moments import (
+    LAYERS,
+    handed_over,
+    in_first_chunk,
+    in_transfer,
+    queued_behind,
+    read,
+)
+from tests.harness.processes import gone
+from tests.harness.running_nodes import needs_nixl, running
 from tests.harness.waiting import until
 
-pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+pytestmark = needs_nixl
 
 LONG, MIDDLE, SHORT = range(3)
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 REFUSED = pb.PREFILL_NODE_STATE_REFUSED
-LAYERS = 8
 ENDLESS = 5000
 """Tokens of an answer that would outlast every deadline here, were it not ended."""
 
@@ -50,32 +58,15 @@ def pair(standing: Pair) -> Iterator[Pair]:
     standing.assert_at_rest()
 
 
-def read(stream: AnswerStream, tokens: int) -> None:
-    """Until so many tokens have reached the client."""
-    pieces = iter(stream)
-    while tokens > 0:
-        tokens -= len(next(pieces).token_ids)
-
-
 def kill_prefill(pair: Pair) -> None:
     """And see that the decode node knows."""
     pair.prefill.kill()
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
 
 
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_prefill_dies_while_one_prompt_is_in_its_first_chunk_and_one_queues(pair: Pair) -> None:
-    first = pair.ask(LONG)
-    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
-    second = pair.ask(SHORT)
-    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
+    first = in_first_chunk(pair, LONG)
+    second = queued_behind(pair, SHORT)
     assert pair.decode.requests("AwaitingPrefill") == 1
     kill_prefill(pair)
     for number, stream in ((LONG, first), (SHORT, second)):
@@ -85,10 +76,7 @@ def test_prefill_dies_while_one_prompt_is_in_its_first_chunk_and_one_queues(pair
 
 
 def test_prefill_dies_in_the_middle_of_the_transfer_and_is_found_again(pair: Pair) -> None:
-    before = pair.decode.landed()
-    stream = pair.ask(LONG)
-    until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
-    assert pair.decode.requests("Receiving") == 1
+    stream = in_transfer(pair, LONG)
     kill_prefill(pair)
     assert pair.right(LONG, stream).usage.local_fallback
     pair.decode.assert_at_rest()
@@ -97,9 +85,7 @@ def test_prefill_dies_in_the_middle_of_the_transfer_and_is_found_again(pair: Pai
     assert alone.prefilled_on == "local" and not alone.local_fallback
 
     pair.mend()
-    usage = pair.right(SHORT, pair.ask(SHORT)).usage
-    assert usage.prefilled_on == "prefill" and not usage.local_fallback
-    assert usage.transfer is not None and usage.transfer.bytes > 0
+    handed_over(pair, SHORT)
 
 
 @pytest.mark.parametrize("tokens", [1, 2])
@@ -131,9 +117,7 @@ def test_prefill_dies_under_many_requests(pair: Pair) -> None:
 
 
 def test_a_frozen_prefill_node_is_fenced_by_its_lease_and_may_come_back(pair: Pair) -> None:
-    before = pair.decode.landed()
-    stream = pair.ask(LONG)
-    until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
+    stream = in_transfer(pair, LONG)
     os.kill(pair.prefill.pid, signal.SIGSTOP)
     try:
         # It lives, so only the end of its lease proves that it writes no more.
@@ -144,14 +128,12 @@ def test_a_frozen_prefill_node_is_fenced_by_its_lease_and_may_come_back(pair: Pa
         os.kill(pair.prefill.pid, signal.SIGCONT)
     until(lambda: pair.prefill_state() == CONNECTED, "not connected again")
     pair.prefill.assert_at_rest()
-    assert pair.right(SHORT, pair.ask(SHORT)).usage.prefilled_on == "prefill"
+    handed_over(pair, SHORT)
 
 
 def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
     before = pair.decode.landed()
-    streams = [pair.ask(LONG)]
-    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
-    streams.append(pair.ask(MIDDLE))
+    streams = [in_first_chunk(pair, LONG), pair.ask(MIDDLE)]
     until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
     until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
     pair.decode.kill()
@@ -161,16 +143,13 @@ def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
     pair.prefill.assert_at_rest()
 
     pair.mend()
-    usage = pair.right(MIDDLE, pair.ask(MIDDLE)).usage
-    assert usage.prefilled_on == "prefill" and not usage.local_fallback
+    handed_over(pair, MIDDLE)
 
 
 def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
     leased = pair.prefill.stats().tree["leased_requests"]
-    first = pair.ask(LONG)
-    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
-    second = pair.ask(MIDDLE, ENDLESS)
-    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
+    first = in_first_chunk(pair, LONG)
+    second = queued_behind(pair, MIDDLE, ENDLESS)
     second.cancel()
     until(lambda: pair.prefill.requests("Waiting") == 0, pair.prefill.story)
     until(lambda: pair.decode.requests("AwaitingPrefill") == 0, pair.decode.story)
@@ -181,10 +160,8 @@ def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
 
 
 def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
-    before, kept = pair.decode.landed(), pair.prefill.stats().tree["checkpoints"]
-    stream = pair.ask(LONG, ENDLESS)
-    until(lambda: pair.decode.landed() > before + 2 * LAYERS, pair.decode.story)
-    assert pair.decode.requests("Receiving") == 1
+    kept = pair.prefill.stats().tree["checkpoints"]
+    stream = in_transfer(pair, LONG, 2 * LAYERS, ENDLESS)
     stream.cancel()
     until(pair.prefill.at_rest, pair.prefill.story)
     # It did not go on to the prompt's end.
@@ -207,12 +184,11 @@ def test_clients_leave_at_many_moments(pair: Pair) -> None:
         time.sleep(0.004 * moment)
         stream.cancel()
     pair.assert_at_rest()
-    assert pair.right(SHORT, pair.ask(SHORT)).usage.prefilled_on == "prefill"
+    handed_over(pair, SHORT)
 
 
 def test_sigterm_lets_what_is_in_flight_end(pair: Pair) -> None:
-    stream = pair.ask(LONG)
-    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
+    stream = in_first_chunk(pair, LONG)
     pair.prefill.ask_to_stop()
     late = pair.ask(SHORT)
     usage = pair.right(LONG, stream).usage
@@ -242,11 +218,9 @@ def test_a_node_of_another_contract_is_refused_by_name(
     save_file(weights, other / "model.safetensors")
 
     prefills = [Node("prefill", *flags(other)), Node("prefill", *flags(dtype="bfloat16"))]
-    nodes = [*prefills]
-    try:
-        targets = ",".join(node.wait_ready().address for node in prefills)
-        nodes.append(Node("decode", *flags(), "--prefill", targets).wait_ready())
-        decode = nodes[-1]
+    with ExitStack() as stack:
+        targets = ",".join(stack.enter_context(running(node)).address for node in prefills)
+        decode = stack.enter_context(running(Node("decode", *flags(), "--prefill", targets)))
         question = told[SHORT]
         answer = asked(decode, question.prompt, b"").result()
         assert answer.token_ids == question.tokens
@@ -263,5 +237,3 @@ def test_a_node_of_another_contract_is_refused_by_name(
             node.assert_at_rest()
         decode.assert_at_rest()
         assert not any(decode.stats().windows.values())
-    finally:
-        assert [node.stop() for node in nodes] == [0] * len(nodes)

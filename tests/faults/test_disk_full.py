@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import flags, random_prompt
+from tests.harness.running_nodes import needs_nixl
 
 FULL_DISK = Path("/dev/full")
 
@@ -39,7 +39,7 @@ def logging_to_a_full_disk(command: str, *more: str) -> Iterator[str]:
             assert process.wait(15) == 0
 
 
-@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+@needs_nixl
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="needs /dev/full")
 def test_a_full_disk_for_logs_stops_nothing() -> None:
     prompt = Prompt(token_ids=random_prompt(200, 0))

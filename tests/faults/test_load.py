@@ -4,19 +4,21 @@ The long one is `make load`: 256 streams for five minutes.
 """
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
-from tasuki.client.prompt import Prompt
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.load.load import load
 from scripts.load.memory import MemoryTrail
 from scripts.load.nodes import Nodes
 from scripts.load.tally import Tally
-from tests.harness.daemons import random_prompt
+from tests.harness.daemons import asked, random_prompt
+from tests.harness.http_calls import JSON, connect
 from tests.harness.processor_time import processor_seconds
+from tests.harness.running_nodes import require_nixl
 from tests.harness.waiting import until
 
 STORM = 500
@@ -25,17 +27,13 @@ ENDLESS = 5000
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
+    require_nixl()
     with Nodes(arena_mib=256) as running:
         yield running
 
 
 def assert_answers(nodes: Nodes) -> None:
-    answer = nodes.decode.client.generate(
-        Prompt(token_ids=random_prompt(48, 3)), max_new_tokens=24, ignore_eos=True
-    ).result()
-    assert len(answer.token_ids) == 24
+    assert len(asked(nodes.decode, random_prompt(48, 3), b"", 24).result().token_ids) == 24
 
 
 def test_sixty_four_streams_at_once_lose_no_turn(nodes: Nodes) -> None:
@@ -47,20 +45,13 @@ def test_sixty_four_streams_at_once_lose_no_turn(nodes: Nodes) -> None:
 
 
 def test_a_reader_that_does_not_read_stalls_nobody(nodes: Nodes) -> None:
-    host, port = nodes.decode.http_address.split(":")
-    body = '{"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": true, "stream": true}'
-    with socket.create_connection((host, int(port))) as deaf:
+    body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with closing(connect(nodes.decode.http_address)) as deaf:
+        deaf.connect()
         # A window that a few chunks fill.
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        deaf.sendall(
-            (
-                f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-            ).encode()
-        )
-        stream = nodes.decode.client.generate(
-            Prompt(token_ids=random_prompt(32, 5)), max_new_tokens=ENDLESS, ignore_eos=True
-        )
+        deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        deaf.request("POST", "/v1/completions", json.dumps(body), JSON)
+        stream = asked(nodes.decode, random_prompt(32, 5), b"", ENDLESS)
         until(lambda: sum(nodes.decode.stats().requests.values()) == 2, nodes.decode.story)
         # Who waited for that reader would wait for ever.
         for _ in range(3):
@@ -76,13 +67,8 @@ def test_five_hundred_aborts_at_once_cost_less_than_what_they_end(nodes: Nodes) 
         return sum(processor_seconds(node.pid) for node in (nodes.prefill, nodes.decode))
 
     before = spent()
-    prompt = Prompt(token_ids=random_prompt(100, 1))
-    streams = [
-        nodes.decode.client.generate(
-            prompt, max_new_tokens=ENDLESS, ignore_eos=True, cache_salt=b"storm %d" % number
-        )
-        for number in range(STORM)
-    ]
+    prompt = random_prompt(100, 1)
+    streams = [asked(nodes.decode, prompt, b"storm %d" % n, ENDLESS) for n in range(STORM)]
     until(lambda: sum(nodes.decode.stats().requests.values()) == STORM, nodes.decode.story)
     begun = spent()
     for stream in streams:

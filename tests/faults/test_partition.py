@@ -12,18 +12,24 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import Node, Pair, Question, questions
+from tests.harness.pair_moments import (
+    handed_over,
+    in_first_chunk,
+    in_transfer,
+    queued_behind,
+    read,
+)
 from tests.harness.processor_time import processor_seconds
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
 
-pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+pytestmark = needs_nixl
 
 VERY_LONG, MIDDLE, SHORT = range(3)
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
-LAYERS = 8
 LEASE = 2.0
 ENDLESS = 5000
 STORM = 500
@@ -64,49 +70,22 @@ def pair(link: tuple[Pair, TcpProxy]) -> Iterator[Pair]:
     standing.assert_at_rest()
 
 
-def read(stream: AnswerStream, tokens: int) -> None:
-    pieces = iter(stream)
-    while tokens > 0:
-        tokens -= len(next(pieces).token_ids)
-
-
-def streaming(pair: Pair, windows: int = 5 * LAYERS) -> AnswerStream:
-    """An answer whose prompt is in the middle of its hand-over."""
-    before = pair.decode.landed()
-    stream = pair.ask(VERY_LONG)
-    until(lambda: pair.decode.landed() > before + windows, pair.decode.story)
-    assert pair.decode.requests("Receiving") == 1
-    return stream
-
-
 def notifications(node: Node) -> int:
     """Windows that were written to this node, whatever it made of them."""
     return sum(node.stats().windows.values())
 
 
-def handed_over(pair: Pair, number: int = SHORT) -> None:
-    """A prompt goes the whole way."""
-    usage = pair.right(number, pair.ask(number)).usage
-    assert usage.prefilled_on == "prefill" and not usage.local_fallback
-
-
-def in_first_chunk(pair: Pair) -> AnswerStream:
-    stream = pair.ask(VERY_LONG)
-    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
-    return stream
-
-
-def after_first_token(pair: Pair) -> AnswerStream:
-    stream = pair.ask(VERY_LONG)
+def after_first_token(pair: Pair, number: int) -> AnswerStream:
+    stream = pair.ask(number)
     read(stream, 1)
     return stream
 
 
-@pytest.mark.parametrize("phase", [in_first_chunk, streaming, after_first_token])
+@pytest.mark.parametrize("phase", [in_first_chunk, in_transfer, after_first_token])
 def test_a_cut_in_any_phase_costs_time_only(
-    pair: Pair, proxy: TcpProxy, phase: Callable[[Pair], AnswerStream]
+    pair: Pair, proxy: TcpProxy, phase: Callable[[Pair, int], AnswerStream]
 ) -> None:
-    stream = phase(pair)
+    stream = phase(pair, VERY_LONG)
     proxy.cut()
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
     usage = pair.right(VERY_LONG, stream).usage
@@ -115,13 +94,12 @@ def test_a_cut_in_any_phase_costs_time_only(
     pair.assert_at_rest()
     proxy.heal()
     until(lambda: pair.prefill_state() == CONNECTED, "not connected again")
-    handed_over(pair)
+    handed_over(pair, SHORT)
 
 
 def test_a_cut_while_one_prompt_is_computed_and_one_queues(pair: Pair, proxy: TcpProxy) -> None:
-    first = in_first_chunk(pair)
-    second = pair.ask(MIDDLE)
-    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
+    first = in_first_chunk(pair, VERY_LONG)
+    second = queued_behind(pair, MIDDLE)
     proxy.cut()
     proxy.heal()
     for number, stream in ((VERY_LONG, first), (MIDDLE, second)):
@@ -139,7 +117,7 @@ def test_a_cut_after_done_changes_nothing(pair: Pair, proxy: TcpProxy) -> None:
 
 def test_a_half_open_link_is_noticed_and_fenced_by_the_lease(pair: Pair, proxy: TcpProxy) -> None:
     leased = pair.prefill.stats().tree["leased_requests"]
-    stream = streaming(pair)
+    stream = in_transfer(pair, VERY_LONG)
     # Read behind the lease, which may have evicted some.
     kept = pair.prefill.stats().tree["checkpoints"]
     proxy.black_hole()
@@ -165,11 +143,11 @@ def test_a_half_open_link_is_noticed_and_fenced_by_the_lease(pair: Pair, proxy: 
     pair.assert_at_rest()
     assert notifications(pair.decode) == written
     assert pair.prefill.stats().tree["leased_requests"] == leased + 1
-    handed_over(pair)
+    handed_over(pair, SHORT)
 
 
 def test_a_short_silence_is_not_a_death(pair: Pair, proxy: TcpProxy) -> None:
-    stream = streaming(pair)
+    stream = in_transfer(pair, VERY_LONG)
     proxy.black_hole()
     time.sleep(0.5)
     proxy.heal()

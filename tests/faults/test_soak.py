@@ -1,16 +1,16 @@
 """A short soak in CI, and that its verdict can fail. The long one is `make soak SECONDS=3600`."""
 
 import pytest
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.soak.plan import draw
 from scripts.soak.rounds import SoakSettings, soak
 from scripts.soak.tally import Tally
+from tests.harness.running_nodes import needs_nixl
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+@needs_nixl
 def test_a_short_soak_ends_with_no_wrong_token_and_no_leak(fresh_seed: int) -> None:
     settings = SoakSettings(seconds=120.0, seed=fresh_seed, storm_clients=100, patience=6.0)
     tally = soak(settings, say=print)

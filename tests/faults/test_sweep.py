@@ -3,17 +3,17 @@
 
 import pytest
 from tasuki.transfer.failpoints import WINDOW_PLACES, Place
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.sweep.points import every_point, sample
 from scripts.sweep.sweep import sweep
+from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import HANG_SECONDS
 
 PHASES = 13
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
+@needs_nixl
 def test_a_death_in_any_phase_costs_time_only(fresh_seed: int) -> None:
     swept = sweep(
         lambda windows: sample(windows, fresh_seed, more=1), say=print, patience=HANG_SECONDS

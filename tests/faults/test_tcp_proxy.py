@@ -1,9 +1,11 @@
 """The proxy does to a link what the partition tests say it does."""
 
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -11,34 +13,25 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import HANG_SECONDS
 
 
+class Echo(socketserver.BaseRequestHandler):
+    """Sends back what it gets."""
+
+    def handle(self) -> None:
+        with suppress(ConnectionResetError):
+            while piece := self.request.recv(65536):
+                self.request.sendall(piece)
+
+
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """HOST:PORT of a listener that sends back what it gets."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve(connection: socket.socket) -> None:
-        with connection:
-            try:
-                while piece := connection.recv(65536):
-                    connection.sendall(piece)
-            except ConnectionResetError:
-                pass
-
-    def run() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=serve, args=(connection,)).start()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    host, port = listener.getsockname()
-    yield f"{host}:{port}"
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
+    """HOST:PORT."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        host, port = server.server_address
+        yield f"{host}:{port}"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture

@@ -11,28 +11,22 @@ from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tasuki.transfer.windows.step_counter import StepCounter
 
+from tests.harness import model_shapes
+
 VOCAB = 1000
 
 
 def dense_raw() -> dict[str, Any]:
-    return {
-        "model_type": "qwen3_5_text",
+    return model_shapes.dense_raw() | {
         "vocab_size": VOCAB,
         "hidden_size": 256,
-        "num_hidden_layers": 4,
         "num_attention_heads": 8,
-        "num_key_value_heads": 2,
         "head_dim": 256,
-        "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "full_attention_interval": 2,
         "intermediate_size": 512,
-        "tie_word_embeddings": False,
         "max_position_embeddings": 8192,
-        "eos_token_id": 7,
     }
 
 

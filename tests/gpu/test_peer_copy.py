@@ -6,15 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import numpy as np
 import pytest
 import torch
 from tasuki.transfer.errors import OutOfBounds, TransportError
-from tasuki.transfer.transports.base import TransferState
 from tasuki.transfer.windows.descriptors import Pieces
+
+from tests.harness.peer_wire import PeerWire, serve
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
@@ -40,7 +41,6 @@ def scattered(blocks: int, seed: int) -> Pieces:
 
 
 def receiver(channel: Connection) -> None:
-    """Answers: ("notes", n), ("bytes", first, end), ("sum",), ("sever",), ("close",)."""
     from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
     device = torch.device("cuda", 1)
@@ -49,25 +49,12 @@ def receiver(channel: Connection) -> None:
     torch.cuda.synchronize(device)
     transport = PeerCopyTransport(device)
     transport.register(memory.data_ptr(), SIZE)
-    channel.send_bytes(transport.metadata())
-    while True:
-        command, *numbers = channel.recv()
-        if command == "notes":
-            notes: list[bytes] = []
-            deadline = time.monotonic() + 10
-            while len(notes) < numbers[0] and time.monotonic() < deadline:
-                notes += transport.notifications()
-            channel.send(notes)
-        elif command == "bytes":
-            channel.send_bytes(memory[numbers[0] : numbers[1]].cpu().numpy().tobytes())
-        elif command == "sum":
-            channel.send(int(memory.view(torch.int64).sum().item()))
-        elif command == "sever":
-            transport.sever()
-            channel.send(None)
-        else:
-            transport.close()
-            return
+    answers = {
+        "memory": lambda: memory.cpu().numpy(),
+        "sum": lambda: int(memory.view(torch.int64).sum().item()),
+        "sever": transport.sever,
+    }
+    serve(channel, transport, answers)
 
 
 def flooding_sender(channel: Connection) -> None:
@@ -88,59 +75,23 @@ def flooding_sender(channel: Connection) -> None:
             channel.send("flooding")
 
 
-class Wire:
+class Wire(PeerWire):
     """This process sends from GPU 0, a child receives on GPU 1."""
 
     def __init__(self) -> None:
         from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
-        self.context = mp.get_context("spawn")
-        self.channel, theirs = self.context.Pipe()
-        self.process: BaseProcess = self.context.Process(target=receiver, args=(theirs,))
-        self.process.start()
-        theirs.close()
         self.memory = arena(torch.device("cuda", 0))
         torch.cuda.synchronize()
-        self.transport = PeerCopyTransport(torch.device("cuda", 0))
-        self.transport.register(self.memory.data_ptr(), SIZE)
-        assert self.channel.poll(120)
-        self.metadata = self.channel.recv_bytes()
-        self.endpoint = self.transport.connect(self.metadata)
-
-    def write(self, pieces: Pieces, note: bytes) -> None:
-        transfer = self.transport.post(self.endpoint, pieces, note)
-        deadline = time.monotonic() + 20
-        try:
-            while self.transport.poll(transfer) is TransferState.PENDING:
-                assert time.monotonic() < deadline, "still pending"
-        finally:
-            self.transport.release(transfer)
-
-    def ask(self, *command: object) -> object:
-        self.channel.send(command)
-        assert self.channel.poll(60)
-        return self.channel.recv()
-
-    def received(self) -> np.ndarray:
-        self.channel.send(("bytes", 0, SIZE))
-        return np.frombuffer(self.channel.recv_bytes(), dtype=np.uint8)
-
-    def close(self) -> None:
-        self.transport.close()
-        if self.process.is_alive():
-            self.channel.send(("close",))
-        self.process.join(20)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
-        self.channel.close()
+        transport = PeerCopyTransport(torch.device("cuda", 0))
+        transport.register(self.memory.data_ptr(), SIZE)
+        super().__init__(transport, receiver)
 
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    made = Wire()
-    yield made
-    made.close()
+    with closing(Wire()) as made:
+        yield made
 
 
 def usable(device: int) -> bool:
@@ -159,37 +110,35 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
             expected[remote : remote + length] = source[local : local + length]
         wire.write(part, b"window %d" % number)
         assert wire.ask("notes", 1) == [b"window %d" % number]
-        assert np.array_equal(wire.received(), expected)
-    wire.write(np.empty((0, 3), dtype=np.int64), b"nothing to send")
+        assert np.array_equal(wire.ask("memory"), expected)
+    wire.write([], b"nothing to send")
     assert wire.ask("notes", 1) == [b"nothing to send"]
 
 
 def test_bounds_and_alignment_are_checked_before_posting(wire: Wire) -> None:
     for piece in ([SIZE - 16, 0, 32], [0, SIZE, 16], [-16, 0, 16], [0, 8, 16], [0, 0, 24]):
         with pytest.raises(OutOfBounds):
-            wire.write(np.array([[0, 0, 16], piece], dtype=np.int64), b"never")
-    assert (wire.received() == POISON).all()
+            wire.write([[0, 0, 16], piece], b"never")
+    assert (wire.ask("memory") == POISON).all()
 
 
 def test_a_severed_connection_writes_nothing_and_a_new_one_does(wire: Wire) -> None:
     wire.ask("sever")
     with pytest.raises(TransportError, match="shut its gate"):
         wire.write(scattered(100, 2), b"never")
-    assert (wire.received() == POISON).all()
+    assert (wire.ask("memory") == POISON).all()
     wire.transport.disconnect(wire.endpoint)
     wire.endpoint = wire.transport.connect(wire.metadata)
     wire.write(scattered(100, 2), b"again")
     assert wire.ask("notes", 1) == [b"again"]
-    assert (wire.received() != POISON).any()
+    assert (wire.ask("memory") != POISON).any()
 
 
 def test_a_killed_receiver_leaves_the_senders_context_usable(wire: Wire) -> None:
     pending = [
         wire.transport.post(wire.endpoint, scattered(4096, seed), b"x") for seed in range(40)
     ]
-    assert wire.process.pid is not None
-    os.kill(wire.process.pid, signal.SIGKILL)
-    wire.process.join(20)
+    wire.kill_child()
     torch.cuda.synchronize(0)
     assert usable(0)
     with pytest.raises(TransportError, match="mailbox is gone"):

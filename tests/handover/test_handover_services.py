@@ -29,8 +29,8 @@ from tests.harness.handover_nodes import (
     other_weights,
     wanted,
 )
+from tests.harness.loopback_pair import cells_in_use, expected_page, expected_slot
 from tests.harness.waiting import HANG_SECONDS
-from tests.transfer.test_encoded_wire import cells_in_use, expected_page, expected_slot
 
 ROOM = 5
 

@@ -17,9 +17,8 @@ from tasuki.transfer.transports.loopback import Fault
 
 from tests.handover.test_handover_services import quiet
 from tests.harness.handover_nodes import PAGES, SLABS, Nodes, grant_of, nodes, on_both_wires
-from tests.harness.loopback_pair import random_ids
+from tests.harness.loopback_pair import expected_page, expected_slot, random_ids
 from tests.harness.waiting import HANG_SECONDS
-from tests.transfer.test_encoded_wire import expected_page, expected_slot
 
 ROOM = 5
 PULL_GENERATION = 70
@@ -68,7 +67,7 @@ async def lost_and_fenced(both: Nodes) -> None:
     assert kinds.index(m.PullLost) < kinds.index(m.PullFenced)
     assert not both.prefill.of(m.PullCommitted)
     async with asyncio.timeout(HANG_SECONDS):
-        while both.service._pulls._live or both.client._pulls or both.pair.back_sender._rooms:
+        while both.service._pulls or both.client._pulls or both.pair.back_sender._rooms:
             await asyncio.sleep(0.005)
     assert len(both.prefill.of(m.PullFenced)) == len(both.decode.of(m.PullEnd)) == 1
 

@@ -169,12 +169,12 @@ def test_a_room_that_breaks_outside_its_events_is_answered_once_and_fenced() -> 
         async with nodes() as both:
             await both.connected()
             await both.grant(ROOM)
-            inbox = room_of(both.client)._core.inbox
+            room = room_of(both.client)
 
-            def broken(_: object) -> None:
+            def broken() -> None:
                 raise RuntimeError("no next event")
 
-            inbox.next = broken  # type: ignore[assignment, method-assign]
+            room._next = broken
             both.say_token(ROOM)
             await both.decode.wait(m.HandoverFailed, ROOM)
             await both.decode.wait(m.WriterFenced, ROOM)
@@ -189,7 +189,7 @@ def test_a_fence_that_breaks_is_held_again() -> None:
         async with nodes() as both:
             await both.connected()
             await both.grant(ROOM)
-            fence = room_of(both.client)._fence
+            fence = room_of(both.client).fence
             held, breaks = fence.hold, iter([True])
 
             async def hold(ask: Any) -> Any:
@@ -245,10 +245,10 @@ def test_a_prefill_nodes_room_that_breaks_beside_its_events_lets_its_engine_go()
             await both.connected()
             await both.grant(ROOM)
 
-            def broken(_: object) -> None:
+            def broken() -> None:
                 raise RuntimeError("no next event")
 
-            room_of(both.service)._core.inbox.next = broken
+            room_of(both.service)._next = broken
             both.say_token(ROOM)
             await both.prefill.wait(m.PrefillEnd, ROOM)
             await both.decode.wait(m.HandoverFailed, ROOM)
@@ -270,12 +270,12 @@ def test_a_pull_that_breaks_beside_its_events_ends_on_both_sides(side: str) -> N
             both.service.deliver(m.PullWanted(pull))
             await both.decode.wait(m.PullAsked, ROOM)
 
-            def broken(_: object) -> None:
+            def broken() -> None:
                 raise RuntimeError("no next event")
 
-            live: Any = both.client._pulls if side == "client" else both.service._pulls._live
+            live: Any = both.client._pulls if side == "client" else both.service._pulls
             (broke,) = live
-            broke._core.inbox.next = broken
+            broke._next = broken
             both.client.deliver(m.PullPinned(source_of(both)))
             await both.prefill.wait(m.PullLost, ROOM)
             await both.prefill.wait(m.PullFenced, ROOM)

@@ -15,11 +15,11 @@ from tasuki.prefill_node.handover_room import (
     GatewayMissing,
     OutgoingHandover,
     RoomEvent,
-    Stopped,
 )
 from tasuki.server.auth.caller import ANYBODY, Caller
 from tasuki.server.auth.request_context import ANONYMOUS
 from tasuki.server.errors import InvalidRequest
+from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.send_report import Drain
 

@@ -4,12 +4,13 @@ Knows no services: messages pass as bytes, and every call as a stream of them.
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
+
+from tests.harness.front_fixtures import loop_on_a_thread
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -47,9 +48,6 @@ def _passes(name: str) -> bool:
 @contextmanager
 def bearing_proxy(target: str, *added: tuple[str, str]) -> Iterator[str]:
     """HOST:PORT that answers as target does to callers who bear `added`."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
 
     async def start() -> tuple[grpc.aio.Server, grpc.aio.Channel, int]:
         channel = grpc.aio.insecure_channel(target)
@@ -63,11 +61,9 @@ def bearing_proxy(target: str, *added: tuple[str, str]) -> Iterator[str]:
         await server.stop(0)
         await channel.close()
 
-    server, channel, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        asyncio.run_coroutine_threadsafe(stop(server, channel), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with loop_on_a_thread() as loop:
+        server, channel, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            asyncio.run_coroutine_threadsafe(stop(server, channel), loop).result(10)

@@ -54,22 +54,16 @@ class EngineGoldens:
             if len(case.prompt) <= at + 1:
                 continue
             engine = cold_engine(model, self.device)
-            engine.post(submit("first", case.prompt[: at + 1], 1))
-            engine.run()
-            engine.post(submit("resumed", case.prompt, len(case.greedy)))
-            engine.run()
-            hit = engine.finished("resumed").usage.hit
+            engine.ask("first", case.prompt[: at + 1], 1)
+            assert engine.ask("resumed", case.prompt, len(case.greedy)) == case.greedy
             # "first" ended at its prompt's end, one token past the page: that is a repeat resumes.
-            assert hit is not None and hit.usable_tokens == at + 1
-            assert engine.tokens("resumed") == case.greedy
+            assert engine.hit("resumed").usable_tokens == at + 1
 
     @pytest.mark.parametrize("model", [model for model, case in model_cases() if case == "turn2"])
     def test_second_turn_after_a_cached_first(self, model: str) -> None:
         cases = cases_of(model)
         engine = cold_engine(model, self.device)
         for name in ("long", "turn2"):
-            engine.post(submit(name, cases[name].prompt, len(cases[name].greedy)))
-            engine.run()
-            assert engine.tokens(name) == cases[name].greedy
-        hit = engine.finished("turn2").usage.hit
-        assert hit is not None and hit.usable_tokens == 192
+            case = cases[name]
+            assert engine.ask(name, case.prompt, len(case.greedy)) == case.greedy
+        assert engine.hit("turn2").usable_tokens == 192

@@ -1,16 +1,21 @@
 """A prefill and a decode engine of one process, driven by hand: real engines, sender and receiver
 over a loopback wire whose speed a test chooses."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
+import torch
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_early_start
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.role import Role
+from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.precision.settings import WireSettings
@@ -25,6 +30,41 @@ from tests.harness.loopback_pair import Ends
 from tests.harness.waiting import HANG_SECONDS
 
 PEER = "peer"
+LONG = 10.0
+"""Seconds that any step is shorter than."""
+Head = Callable[[], torch.Tensor]
+
+
+def is_early_step() -> bool:
+    """Whether the thread that asks computes an early step."""
+    return threading.current_thread().name.startswith("tasuki-early-step")
+
+
+def with_early_head(parts: EngineParts, early: Callable[[Head], torch.Tensor]) -> EngineParts:
+    """The parts with a model whose logits in an early step are `early` of the plain head."""
+
+    class EarlyHead(Qwen35Model):
+        def head(self, *args: Any) -> torch.Tensor:
+            plain = partial(super().head, *args)
+            return early(plain) if is_early_step() else plain()
+
+    return replace(parts, model=EarlyHead(parts.model.config, parts.model.weights))
+
+
+def broken_head(plain: Head) -> torch.Tensor:
+    raise RuntimeError("broken on purpose")
+
+
+class StoppedHead:
+    """Stands until it is let go."""
+
+    def __init__(self) -> None:
+        self.inside, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, plain: Head) -> torch.Tensor:
+        self.inside.set()
+        assert self.go.wait(30)
+        return plain()
 
 
 @dataclass
@@ -69,7 +109,19 @@ class EnginePair:
 
     @staticmethod
     def _last(engine: Lone, kind: type) -> m.Outbox:
-        return [said for said in engine.said if isinstance(said, kind)][-1]
+        return engine.all_said(kind)[-1]
+
+    def begin(self, submit: m.Submit) -> Room:
+        """Up to an early step that has begun, if the answer is to have one."""
+        room = self.hand_over(submit)
+        self.ready(room, LONG)
+        return room
+
+    def join(self, room: Room) -> None:
+        """The room is done and its step has ended; until nothing runs."""
+        self.done(room)
+        self.step_ended()
+        self.decode.run()
 
     def ready(self, room: Room, tail_seconds: float | None) -> None:
         token = room.token

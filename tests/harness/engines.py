@@ -1,7 +1,8 @@
 """Engines for tests: tiny models, poisoned memory, a loop that runs without threads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,20 +23,55 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
+from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.copies import CopyKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
 
+Kind = TypeVar("Kind")
 
-def poison(arena: Arena, pages: Sequence[int], slots: Sequence[int]) -> None:
-    """NaN wherever an id changes owner: what is read before it is written shows at once."""
-    layout = arena.layout
-    for kv in arena.kv:
-        kv[list(pages)] = float("nan")
-    for slot in slots:
-        start = slot * layout.slab_bytes
-        arena.bytes[start : start + layout.slot_bytes].view(torch.float32).fill_(float("nan"))
+
+class PoisonedCache(HybridPrefixCache):
+    """NaN wherever an id changes owner: what is read before it is written shows at once. Bytes that
+    a waiting copy still reads stay."""
+
+    def allocate(self, *args: Any, **terms: Any) -> Allocation | None:
+        return self._poisoned(super().allocate(*args, **terms))
+
+    def allocate_to_receive(self, *args: Any, **terms: Any) -> Allocation | None:
+        return self._poisoned(super().allocate_to_receive(*args, **terms))
+
+    def extend(self, allocation: Allocation, capacity_tokens: int) -> bool:
+        held = len(allocation.pages)
+        extended = super().extend(allocation, capacity_tokens)
+        self._poison(allocation.pages[held:].tolist(), ())
+        return extended
+
+    def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
+        slot = super().take_checkpoint_slot(allocation)
+        self._poison((), () if slot is None else (slot,))
+        return slot
+
+    def _poisoned(self, allocation: Allocation | None) -> Allocation | None:
+        if allocation is not None:
+            self._poison(
+                allocation.pages[allocation.shared_pages :].tolist(), allocation.working_slots
+            )
+        return allocation
+
+    def _poison(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        arena, blocks = self.arena, self.arena.layout.blocks_per_slab
+        moved = {copy.source for copy in self._copies if copy.kind is CopyKind.PAGE}
+        forked = {copy.source for copy in self._copies if copy.kind is CopyKind.SLOT}
+        fresh = [page for page in pages if page not in moved and page // blocks not in forked]
+        for kv in arena.kv:
+            kv[fresh] = float("nan")
+        for slot in set(slots) - forked - {page // blocks for page in moved}:
+            start = slot * arena.layout.slab_bytes
+            state = arena.bytes[start : start + arena.layout.slot_bytes]
+            state.view(torch.float32).fill_(float("nan"))
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:
@@ -63,9 +99,8 @@ class Lone:
         self, config: EngineConfig, role: Role, sender: Sender | None, early: EarlyStart | None
     ) -> Engine:
         parts = self.parts
-        cache = HybridPrefixCache(
+        cache = PoisonedCache(
             parts.arena,
-            poison,
             policy=config.cache_policy,
             attention_cost=parts.attention_cost,
             slabs=parts.slabs,
@@ -97,26 +132,47 @@ class Lone:
                 return
         raise AssertionError("the engine did not come to rest")
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def ask(
+        self, request_id: str, prompt: Sequence[int], max_new_tokens: int, **changes: object
+    ) -> list[int]:
+        """Submit a request and run until nothing can; its tokens."""
+        self.post(submit(request_id, prompt, max_new_tokens, **changes))
+        self.run()
+        return self.tokens(request_id)
+
+    def ask_all(self, prompts: Mapping[str, Sequence[int]], max_new_tokens: int) -> None:
+        """All of them at once, until nothing can run."""
+        for name, prompt in prompts.items():
+            self.post(submit(name, prompt, max_new_tokens))
+        self.run()
+
+    def all_said(self, kind: type[Kind]) -> list[Kind]:
+        return [item for item in self.said if isinstance(item, kind)]
+
     def tokens(self, request_id: str) -> list[int]:
-        return [
-            item.token
-            for item in self.said
-            if isinstance(item, m.TokenOut) and item.request_id == request_id
-        ]
+        return [item.token for item in self.all_said(m.TokenOut) if item.request_id == request_id]
 
     def finished(self, request_id: str) -> m.Finished:
-        (found,) = [
-            item
-            for item in self.said
-            if isinstance(item, m.Finished) and item.request_id == request_id
-        ]
+        (found,) = [item for item in self.all_said(m.Finished) if item.request_id == request_id]
         return found
+
+    def hit(self, request_id: str) -> m.HitBreakdown:
+        """What a request that has finished found in the cache."""
+        found = self.finished(request_id).usage.hit
+        assert found is not None
+        return found
+
+    def phases(self, request_id: str) -> list[str]:
+        """The states that a request which has finished went through."""
+        return [mark.state for mark in self.finished(request_id).life]
 
     def rejected(self, request_id: str) -> m.RequestError:
         (found,) = [
-            item.error
-            for item in self.said
-            if isinstance(item, m.Rejected) and item.request_id == request_id
+            item.error for item in self.all_said(m.Rejected) if item.request_id == request_id
         ]
         return found
 
@@ -127,8 +183,7 @@ class Lone:
 
     def stats(self) -> m.StatsReply:
         self.post(m.StatsQuery(0))
-        replies = [item for item in self.said if isinstance(item, m.StatsReply)]
-        return replies[-1]
+        return self.all_said(m.StatsReply)[-1]
 
     def assert_at_rest(self) -> None:
         """Nothing is held by a dead request, and every id is accounted for."""
@@ -178,11 +233,39 @@ TINY = {
 }
 
 
-def tiny_parts(arena_mib: float = 8.0, seed: int = 5) -> EngineParts:
-    """A random two-kind model of four layers over a small arena."""
+def tiny_parts(arena_mib: float = 8.0, seed: int = 5, slabs: int | None = None) -> EngineParts:
+    """A random two-kind model of four layers over a small arena, of so many slabs if given."""
     model_config = ModelConfig.from_dict(TINY)
     layout = model_config.cache_layout("float32", "float32", "float32")
-    slabs = int(arena_mib * 2**20) // layout.slab_bytes
+    slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
     weights = random_weights(model_config, seed, torch.float32)
     model = Qwen35Model(model_config, weights)
     return EngineParts(model_config, model, Arena(layout, slabs), StepCounter())
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random tokens of the tiny model's vocabulary."""
+    return np.random.default_rng(seed).integers(0, TINY["vocab_size"], length).tolist()
+
+
+def tiny_engine(
+    arena_mib: float = 8.0,
+    slabs: int | None = None,
+    role: Role = Role.FUSED,
+    parts: EngineParts | None = None,
+    **settings: object,
+) -> Lone:
+    config = EngineConfig(model="tiny", dtype="float32", **settings)  # type: ignore[arg-type]
+    return Lone(config, role, parts or tiny_parts(arena_mib, slabs=slabs))
+
+
+def alone(tokens: Sequence[int], max_new_tokens: int, **changes: object) -> list[int]:
+    """The oracle: the request by itself in a fresh engine, whole prompt in one chunk."""
+    return tiny_engine(prefill_chunk_tokens=4096).ask("r", tokens, max_new_tokens, **changes)
+
+
+def assert_answered_as_alone(
+    engine: Lone, prompts: Mapping[str, Sequence[int]], max_new_tokens: int
+) -> None:
+    for name, tokens in prompts.items():
+        assert engine.tokens(name) == alone(tokens, max_new_tokens), name

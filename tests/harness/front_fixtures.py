@@ -3,16 +3,18 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
+import grpc
 from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.grpc.server import Server, start_server
+from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
@@ -20,8 +22,14 @@ from tasuki.server.text.tokenizer import Tokenizer
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from tests.harness.api_keys import metadata
+from tests.harness.grpc_calls import GrpcCalls
 from tests.harness.waiting import HANG_SECONDS
 
+Result = TypeVar("Result")
+
+TOKENS_ONLY = TextCodec(320, 4096, None, None)
+"""Of a checkpoint without a tokenizer."""
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}"
@@ -155,47 +163,75 @@ class Front:
     client: EngineClient
     server: Server
     loop: asyncio.AbstractEventLoop
+    channel: grpc.Channel
 
     @property
     def address(self) -> str:
         return self.server.address
 
+    @property
+    def calls(self) -> GrpcCalls:
+        """Of a caller who bears nothing."""
+        return GrpcCalls(self.channel)
+
+    def bearing(self, key: str, *more: tuple[str, str]) -> GrpcCalls:
+        """Calls with a key, and more metadata."""
+        return GrpcCalls(self.channel, metadata(key, *more))
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """On the front's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(HANG_SECONDS)
+
 
 @contextmanager
-def running_front(
-    codec: TextCodec,
-    config: ServerConfig | None = None,
-    queue_limit: int = 4096,
-    engine: ScriptedEngine | None = None,
-) -> Iterator[Front]:
-    """A real gRPC server on loopback, on an event loop of its own thread."""
-    config = config or ServerConfig()
+def loop_on_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop that runs as long as the block does."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    engine = engine or ScriptedEngine()
-    client = EngineClient(
-        engine.post,
-        loop,
-        queue_limit=queue_limit,
-        limits=config.limits,
-        requests=config.requests,
-        watchers=config.watchers,
-    )
-    engine.deliver = lambda message: client.deliver([message])
-    engine.start()
-
-    async def start() -> Server:
-        return await start_server(
-            "127.0.0.1:0", grpc_services(client, codec, config), config.access
-        )
-
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     try:
-        yield Front(engine, client, server, loop)
+        yield loop
     finally:
-        asyncio.run_coroutine_threadsafe(server.drain(0), loop).result(10)
-        engine.stop()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def running_front(
+    codec: TextCodec = TOKENS_ONLY,
+    config: ServerConfig | None = None,
+    queue_limit: int = 4096,
+    engine: ScriptedEngine | None = None,
+    services: Callable[[EngineClient], Sequence[Service]] | None = None,
+    **observers: Any,
+) -> Iterator[Front]:
+    """A real gRPC server on loopback, on an event loop of its own thread. services: in place of the
+    front's own. observers: EngineClient's."""
+    config = config or ServerConfig()
+    engine = engine or ScriptedEngine()
+    with loop_on_a_thread() as loop:
+        client = EngineClient(
+            engine.post,
+            loop,
+            queue_limit=queue_limit,
+            limits=config.limits,
+            requests=config.requests,
+            watchers=config.watchers,
+            **observers,
+        )
+        engine.deliver = lambda message: client.deliver([message])
+        engine.start()
+
+        async def start() -> Server:
+            served = services(client) if services else grpc_services(client, codec, config)
+            return await start_server("127.0.0.1:0", served, config.access)
+
+        server = asyncio.run_coroutine_threadsafe(start(), loop).result(HANG_SECONDS)
+        try:
+            # Nothing connects before it is used.
+            with grpc.insecure_channel(server.address) as channel:
+                yield Front(engine, client, server, loop, channel)
+        finally:
+            asyncio.run_coroutine_threadsafe(server.drain(0), loop).result(HANG_SECONDS)
+            engine.stop()

@@ -1,41 +1,22 @@
 """The HTTP front over a scripted engine, and a client that sees raw replies, for HTTP tests."""
 
-import asyncio
 import http.client
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
+from aiohttp import web
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.routes import openai_routes
 from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
+from tests.harness.front_fixtures import TOKENS_ONLY, Front, ScriptedEngine, running_front
+from tests.harness.http_calls import JSON, Reply, ask, connect
 from tests.harness.waiting import HANG_SECONDS
-
-JSON = {"Content-Type": "application/json"}
-
-
-@dataclass
-class Reply:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def events(self) -> list[Any]:
-        """Those of a stream, which must end with [DONE]."""
-        lines = self.body.decode().split("\n\n")
-        assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
 @dataclass
@@ -47,8 +28,12 @@ class HttpFront:
     def engine(self) -> ScriptedEngine:
         return self.front.engine
 
+    def dial(self) -> socket.socket:
+        """A connection for raw bytes."""
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=HANG_SECONDS)
+
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=HANG_SECONDS)
+        return connect(self.server.address)
 
     def ask(
         self,
@@ -57,15 +42,7 @@ class HttpFront:
         body: object = None,
         headers: dict[str, str] | None = None,
     ) -> Reply:
-        """body: bytes as they are, anything else as JSON."""
-        connection = self.connect()
-        try:
-            content = body if isinstance(body, bytes | None) else json.dumps(body)
-            connection.request(method, path, content, {**JSON, **(headers or {})})
-            response = connection.getresponse()
-            return Reply(response.status, dict(response.headers), response.read())
-        finally:
-            connection.close()
+        return ask(self.server.address, method, path, body, headers)
 
     def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
         return self.ask("POST", path, body, headers)
@@ -77,31 +54,40 @@ class HttpFront:
     def complete(self, headers: dict[str, str] | None = None, **fields: object) -> Reply:
         return self.post("/v1/completions", {"prompt": [5, 6, 7], **fields}, headers)
 
+    def begin(
+        self, headers: dict[str, str] | None = None, **fields: object
+    ) -> http.client.HTTPConnection:
+        """A connection on which a completion was asked for; its answer is still to be read."""
+        connection = self.connect()
+        body = json.dumps({"prompt": [5], **fields})
+        connection.request("POST", "/v1/completions", body, {**JSON, **(headers or {})})
+        return connection
+
 
 @contextmanager
 def running_http(
-    codec: TextCodec,
-    api_key: str = "",
-    queue_limit: int = 4096,
+    codec: TextCodec = TOKENS_ONLY,
     config: ServerConfig | None = None,
+    queue_limit: int = 4096,
+    routes: Sequence[web.AbstractRouteDef] | None = None,
 ) -> Iterator[HttpFront]:
-    """A real server on loopback, beside the gRPC server of running_front."""
-    config = config or ServerConfig(api_key=api_key)
-    with running_front(codec, config, queue_limit=queue_limit) as front:
+    """A real server on loopback, beside the gRPC server of running_front. routes: in place of
+    OpenAI's."""
+    config = config or ServerConfig()
+    with running_front(codec, config, queue_limit) as front:
         model = ServedModel("tiny", 1_700_000_000, 1000, codec)
 
         async def start() -> HttpServer:
-            routes = openai_routes(front.client, model)
             return await start_http_server(
                 "127.0.0.1:0",
-                routes,
+                openai_routes(front.client, model) if routes is None else routes,
                 lambda: front.client.lost,
                 config.access,
                 admit=front.client.admit,
             )
 
-        server = asyncio.run_coroutine_threadsafe(start(), front.loop).result(10)
+        server = front.run(start())
         try:
             yield HttpFront(front, server)
         finally:
-            asyncio.run_coroutine_threadsafe(server.drain(), front.loop).result(10)
+            front.run(server.drain())

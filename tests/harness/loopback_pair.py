@@ -14,13 +14,14 @@ from tasuki.transfer.precision.decoding_sink import WindowSink
 from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.precision.row_codec import RowFormat
 from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
 from tasuki.transfer.sending.link import SourceArena
-from tasuki.transfer.sending.outgoing_room import RoomEnd
+from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
 from tasuki.transfer.windows.destination import Destination
@@ -32,6 +33,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 POISON = 0xA5
 FULL, GDN = LayerKind.FULL, LayerKind.GDN
+ROOM, GENERATION = 7, 3
 
 
 def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> CacheLayout:
@@ -100,6 +102,38 @@ class Node:
         return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
 
 
+def through(form: RowFormat | None, numbers: bytes) -> bytes:
+    """What a receiver has of one unit's float32 rows."""
+    if form is None:
+        return numbers
+    values = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
+    values = values.view(1, form.rows, form.width)
+    return form.decode(form.encode(values), torch.float32).numpy().tobytes()
+
+
+def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
+    """What a receiver has of a page that the node sent."""
+    whole, block = node.page_bytes(page), units.layout.block_bytes
+    blocks = [whole[i : i + block] for i in range(0, len(whole), block)]
+    return b"".join(through(units.kv, block) for block in blocks)
+
+
+def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
+    layout, whole = units.layout, node.slot_bytes(slot)
+    parts = []
+    for start in range(0, len(whole), layout.state_layer_bytes):
+        rows, end = start + layout.conv_bytes, start + layout.state_layer_bytes
+        parts += [whole[start:rows], through(units.state, whole[rows:end])]
+    return b"".join(parts)
+
+
+def cells_in_use(*nodes: Node) -> int:
+    """Of the staging of nodes whose wire is not exact."""
+    sources = [node.window_source for node in nodes]
+    assert all(isinstance(source, EncodingSource) for source in sources)
+    return sum(source.cells.in_use for source in sources if isinstance(source, EncodingSource))
+
+
 class Ends:
     """Collects on_end calls."""
 
@@ -123,6 +157,16 @@ class Ends:
             return self._ends[room]
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A room that both ends have opened. pages, slot: what its sender sends from."""
+
+    number: int
+    granted: Destination
+    pages: tuple[int, ...]
+    slot: int
+
+
 @dataclass
 class Pair:
     source: Node
@@ -136,12 +180,70 @@ class Pair:
     """The return path: from target to source."""
     back_receiver: Receiver
 
+    def layer_opens(self, room: int, layer: int, timeout: float) -> bool:
+        """Whether the room's barrier lets through to the layer within `timeout` seconds."""
+        barrier = self.receiver.barrier(room)
+        if barrier is None:
+            return False
+        closing = threading.Timer(timeout, barrier.close)
+        closing.start()
+        try:
+            return barrier.wait(layer)
+        finally:
+            closing.cancel()
+
     def run(self, room: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
         """Plan and tick each forward through all its layers."""
         for plan in plans:
             self.sender.plan_forward(room, plan(self.steps.value))
-            for _ in self.source.layout.layer_kinds:
-                self.steps.tick()
+            self.tick()
+
+    def tick(self, layers: int | None = None) -> None:
+        """So many layers are computed; by default all of a forward's."""
+        for _ in range(layers or len(self.source.layout.layer_kinds)):
+            self.steps.tick()
+
+    def open(
+        self, pages: int = 5, room: int = ROOM, peer: str = "peer", held: int = 0, seed: int = 1
+    ) -> Opened:
+        """A room of that many pages, of which the receiver holds the first `held`; which ids both
+        ends use follows from the seed."""
+        generator = np.random.default_rng(seed)
+        layout, slabs = self.source.layout, self.source.slabs
+        granted = destination(layout, slabs, pages - held, generator, held)
+        local, slot = random_ids(layout, slabs, pages, generator)
+        self.receiver.expect(room, GENERATION, granted)
+        self.sender.open(room, GENERATION, peer, granted, self.ends)
+        return Opened(room, granted, local, slot)
+
+    def compute(self, opened: Opened, chunk: int = 2) -> None:
+        self.run(opened.number, plans(opened.pages, opened.slot, chunk))
+
+    def hand_over(self, pages: int = 5, chunk: int = 2) -> Opened:
+        """Open a room and compute all of it; windows may be in flight."""
+        opened = self.open(pages)
+        self.compute(opened, chunk)
+        return opened
+
+    def sent(self, room: int = ROOM) -> RoomSent:
+        end = self.ends.wait(room)
+        assert isinstance(end, RoomSent), end
+        return end
+
+    def verified(self, room: int = ROOM, timeout: float = HANG_SECONDS) -> RoomSent:
+        """Raises what verification does."""
+        end = self.sent(room)
+        self.receiver.verify(room, GENERATION, end.report.digests, timeout=timeout)
+        return end
+
+    def assert_landed(self, opened: Opened) -> None:
+        """Pages and state are those of the source, through the wire's precision."""
+        units = WireUnits.of(self.source.layout, self.source.precision)
+        sent = opened.pages[opened.granted.first_page :]
+        for ours, theirs in zip(opened.granted.pages, sent, strict=True):
+            assert self.target.page_bytes(ours) == expected_page(units, self.source, theirs)
+        state = expected_slot(units, self.source, opened.slot)
+        assert self.target.slot_bytes(opened.granted.slot) == state
 
 
 def plans(

@@ -7,7 +7,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,22 +39,11 @@ def two_hosts(name: str) -> Iterator[tuple[str, str]]:
     """The prefill node's and the decode node's namespace, linked at 200 Mbit/s."""
     stem = f"tasuki-{os.getpid()}-{name}"
     spaces = (f"{stem}-prefill", f"{stem}-decode")
-    made = []
-    try:
-        for space in spaces:
-            ip("netns", "add", space)
-            made.append(space)
-        link = ["link", "add", DEVICE, "netns", spaces[0], "type", "veth", "peer"]
-        ip(*link, "name", DEVICE, "netns", spaces[1])
+    with _made(spaces):
+        _link(spaces[0], DEVICE, spaces[1])
         for space, address in zip(spaces, (PREFILL_ADDRESS, DECODE_ADDRESS), strict=True):
-            ip("-n", space, "address", "add", f"{address}/30", "dev", DEVICE)
-            for device in ("lo", DEVICE):
-                ip("-n", space, "link", "set", device, "up")
-            _limit(space)
+            _bring_up(space, f"{address}/30")
         yield spaces
-    finally:
-        for space in made:
-            ip("netns", "delete", space)
 
 
 @contextmanager
@@ -63,26 +52,41 @@ def switched_hosts(name: str, count: int) -> Iterator[tuple[str, ...]]:
     host_address(0), ..."""
     stem = f"tasuki-{os.getpid()}-{name}"
     switch, spaces = f"{stem}-switch", tuple(f"{stem}-{number}" for number in range(count))
-    made = []
-    try:
-        for space in (switch, *spaces):
-            ip("netns", "add", space)
-            made.append(space)
+    with _made((switch, *spaces)):
         ip("-n", switch, "link", "add", "switch", "type", "bridge")
         ip("-n", switch, "link", "set", "switch", "up")
         for number, space in enumerate(spaces):
             port = f"port{number}"
-            link = ["link", "add", DEVICE, "netns", space, "type", "veth", "peer"]
-            ip(*link, "name", port, "netns", switch)
+            _link(space, port, switch)
             ip("-n", switch, "link", "set", port, "master", "switch", "up")
-            ip("-n", space, "address", "add", f"{host_address(number)}/24", "dev", DEVICE)
-            for device in ("lo", DEVICE):
-                ip("-n", space, "link", "set", device, "up")
-            _limit(space)
+            _bring_up(space, f"{host_address(number)}/24")
         yield spaces
+
+
+@contextmanager
+def _made(spaces: Sequence[str]) -> Iterator[None]:
+    made = []
+    try:
+        for space in spaces:
+            ip("netns", "add", space)
+            made.append(space)
+        yield
     finally:
         for space in made:
             ip("netns", "delete", space)
+
+
+def _link(space: str, device: str, other: str) -> None:
+    """DEVICE of `space` to `device` of the other."""
+    link = ["link", "add", DEVICE, "netns", space, "type", "veth", "peer"]
+    ip(*link, "name", device, "netns", other)
+
+
+def _bring_up(space: str, address: str) -> None:
+    ip("-n", space, "address", "add", address, "dev", DEVICE)
+    for device in ("lo", DEVICE):
+        ip("-n", space, "link", "set", device, "up")
+    _limit(space)
 
 
 def host_address(number: int) -> str:

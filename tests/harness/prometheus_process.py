@@ -1,19 +1,16 @@
 """A real Prometheus on loopback, for tests; skips with a reason where there is none."""
 
 import json
-import shutil
-import socket
 import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-import pytest
-
+from tests.harness.http_calls import ask
+from tests.harness.processes import free_port
+from tests.harness.programs import program
 from tests.harness.waiting import until
 
 
@@ -23,10 +20,8 @@ class Prometheus:
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """The samples that the expression has now."""
-        given = urllib.parse.urlencode({"query": expr})
-        url = f"http://{self.address}/api/v1/query?{given}"
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            answer = json.loads(reply.read())
+        given = urlencode({"query": expr})
+        answer = ask(self.address, "GET", f"/api/v1/query?{given}").json
         assert answer["status"] == "success", answer
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
@@ -34,7 +29,8 @@ class Prometheus:
     def answers(self) -> bool:
         try:
             self.query("up")
-        except (OSError, urllib.error.URLError):
+        except (OSError, ValueError):
+            # It says in plain text that it is not ready.
             return False
         return True
 
@@ -42,20 +38,16 @@ class Prometheus:
 @contextmanager
 def scraping(targets: Sequence[str], folder: Path) -> Iterator[Prometheus]:
     """targets: HOST:PORT of nodes' HTTP servers, scraped twice a second."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus is not installed: install Debian's prometheus")
+    prometheus = program("prometheus", "install Debian's prometheus")
     config = folder / "prometheus.json"
     jobs = [{"job_name": "tasuki", "static_configs": [{"targets": list(targets)}]}]
     every = {"scrape_interval": "500ms", "scrape_timeout": "500ms"}
     # JSON is YAML.
     config.write_text(json.dumps({"global": every, "scrape_configs": jobs}))
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{chosen.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [
-            program,
+            prometheus,
             f"--config.file={config}",
             f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address={address}",

@@ -1,19 +1,20 @@
 """The smg gateway, unmodified, as a child process in front of nodes of ours."""
 
-import json
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from google.protobuf import __version__ as protobuf_version
 
+from tests.harness.daemons import Node
+from tests.harness.http_calls import Reply, ask, fetched
+from tests.harness.processes import free_port
 from tests.harness.waiting import HANG_SECONDS
 
 READY_SECONDS = HANG_SECONDS
@@ -43,31 +44,32 @@ def require_smg() -> None:
         pytest.skip("smg is not installed", allow_module_level=True)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def in_front_of_pair(prefill: Node, decode: Node) -> tuple[str, ...]:
+    """Flags of a gateway that sends prompts to one node and streams from the other."""
+    return (
+        "--pd-disaggregation",
+        *("--prefill", f"grpc://{prefill.address}", prefill.handover_address.rpartition(":")[2]),
+        *("--decode", f"grpc://{decode.address}"),
+    )
 
 
 class Smg:
-    def __init__(self, base_url: str, metrics_url: str, log: Path) -> None:
-        self.base_url = base_url
-        self.metrics_url = metrics_url
+    def __init__(self, address: str, metrics_address: str, log: Path) -> None:
+        """Both HOST:PORT."""
+        self.address = address
+        self.metrics_address = metrics_address
         self.log = log
+
+    def chat(self, headers: dict[str, str] | None = None, **fields: object) -> Reply:
+        return ask(self.address, "POST", "/v1/chat/completions", fields, headers)
 
     def metric(self, name: str) -> float:
         """The sum over all labels."""
-        lines = _get(f"{self.metrics_url}/metrics").splitlines()
+        lines = fetched(self.metrics_address, "/metrics").decode().splitlines()
         values = [
             line.rsplit(" ", 1)[1] for line in lines if line.startswith((name + "{", name + " "))
         ]
         return sum(map(float, values))
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as reply:
-        text: str = reply.read().decode()
-        return text
 
 
 @contextmanager
@@ -88,7 +90,7 @@ def smg(folder: Path, workers: int, *flags: str) -> Iterator[Smg]:
             stderr=subprocess.STDOUT,
             cwd=folder,
         )
-    gateway = Smg(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{metrics}", log)
+    gateway = Smg(f"127.0.0.1:{port}", f"127.0.0.1:{metrics}", log)
     try:
         _wait_for(gateway, workers, process)
         yield gateway
@@ -105,10 +107,10 @@ def _wait_for(gateway: Smg, workers: int, process: "subprocess.Popen[bytes]") ->
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            listed = json.loads(_get(f"{gateway.base_url}/workers"))["workers"]
+            listed = ask(gateway.address, "GET", "/workers").json["workers"]
             # A worker counts before its tokenizer is here, and until then chats are refused.
-            tokenizers = json.loads(_get(f"{gateway.base_url}/v1/tokenizers"))["tokenizers"]
-        except (OSError, KeyError, ValueError):
+            tokenizers = ask(gateway.address, "GET", "/v1/tokenizers").json["tokenizers"]
+        except (OSError, HTTPException, KeyError, ValueError):
             listed, tokenizers = [], []
         if len([worker for worker in listed if worker.get("is_healthy")]) >= workers and tokenizers:
             return

@@ -13,11 +13,11 @@ from tasuki.proto import inference_pb2 as pb
 
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions
 from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, inside, ip
+from tests.harness.pair_moments import handed_over, in_transfer
 from tests.harness.waiting import until
 
 LONG, SHORT = range(2)
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
-LAYERS = 8
 OFF_LOOPBACK = ("--insecure", "--api-key", "a-key-of-this-test")
 
 
@@ -43,21 +43,14 @@ class TwoHosts(Pair):
     def link(self, state: str) -> None:
         ip("-n", self.decode_space, "link", "set", DEVICE, state)
 
-    def handed_over(self) -> None:
-        usage = self.right(SHORT, self.ask(SHORT)).usage
-        assert usage.prefilled_on == "prefill" and not usage.local_fallback
-        assert usage.transfer is not None and usage.transfer.bytes > 0
-
 
 def works(pair: TwoHosts) -> None:
-    pair.handed_over()
+    handed_over(pair, SHORT)
     pair.assert_at_rest()
 
 
 def link_goes_down_and_up(pair: TwoHosts) -> None:
-    before = pair.decode.landed()
-    stream = pair.ask(LONG)
-    until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
+    stream = in_transfer(pair, LONG)
     pair.link("down")
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
     assert pair.right(LONG, stream).usage.local_fallback
@@ -70,7 +63,7 @@ def link_goes_down_and_up(pair: TwoHosts) -> None:
     # What was granted is free by now: nothing of the old room may land any more.
     assert now == written, (written, now)
     pair.assert_at_rest()
-    pair.handed_over()
+    handed_over(pair, SHORT)
 
 
 SCENARIOS: dict[str, Callable[[TwoHosts], None]] = {

@@ -7,10 +7,16 @@ import torch
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces
+from tasuki.model.ops.attention.qk_norm_rope_gate import (
+    TokenPlaces,
+    qk_norm_rope_gate,
+    rotary_cache,
+)
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.pycache.arena import Arena
 from torch import Tensor
+
+from .tensors import DTYPE_NAMES, small_config
 
 PAGE_TOKENS = 64
 
@@ -25,22 +31,12 @@ class Heads:
     rotary: float = 0.25
 
     def config(self) -> ModelConfig:
-        return ModelConfig.from_dict(
-            {
-                "model_type": "qwen3_5_text",
-                "vocab_size": 8,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_hidden_layers": 3,
-                "layer_types": ["linear_attention", "full_attention", "full_attention"],
-                "num_attention_heads": self.queries,
-                "num_key_value_heads": self.keys,
-                "head_dim": self.dim,
-                "rope_parameters": {"partial_rotary_factor": self.rotary, "rope_theta": 1e6},
-                "linear_num_key_heads": 1,
-                "linear_num_value_heads": 1,
-                "eos_token_id": 0,
-            }
+        return small_config(
+            ["linear_attention", "full_attention", "full_attention"],
+            num_attention_heads=self.queries,
+            num_key_value_heads=self.keys,
+            head_dim=self.dim,
+            rope_parameters={"partial_rotary_factor": self.rotary, "rope_theta": 1e6},
         )
 
 
@@ -85,6 +81,11 @@ class AttentionCase:
             rows=self.int32([rows]),
         )
 
+    def queries(self, projected: Tensor, places: TokenPlaces, positions: int = 512) -> Tensor:
+        """Normed, turned and gated; keys and values go to their pages."""
+        cache = rotary_cache(self.config, positions, self.device)
+        return qk_norm_rope_gate(projected, self.weights, self.config, cache, places, self.kv)
+
     def int32(self, values: object) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
@@ -113,8 +114,7 @@ def attention_case(
     """contexts: tokens of each sequence that are in its pages already."""
     torch.manual_seed(2)
     config = heads.config()
-    names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-    layout = config.cache_layout(names[dtype], names[dtype], "float32")
+    layout = config.cache_layout(DTYPE_NAMES[dtype], DTYPE_NAMES[dtype], "float32")
     counts = [
         -(-(length + before) // PAGE_TOKENS)
         for length, before in zip(lengths, contexts, strict=True)

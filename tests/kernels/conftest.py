@@ -5,7 +5,9 @@ file outside model/kernels, pycache/kernels and these tests may import triton.
 """
 
 import importlib.util
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,22 @@ def pytest_pycollect_makemodule(
 def device() -> torch.device:
     """Where kernel tests put their tensors: "cuda" natively, "cpu" under the interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel leaves unwritten of a new tensor is NaN, and not the last test's answer."""
+
+    def poison(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*args: Any, **keywords: Any) -> torch.Tensor:
+            tensor = make(*args, **keywords)
+            return tensor.fill_(math.nan if tensor.is_floating_point() else -77)
+
+        return made
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch.Tensor, "new_empty"),
+    ):
+        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))

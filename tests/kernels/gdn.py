@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pytest
 import torch
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
@@ -11,6 +10,8 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.pycache.arena import Arena
 from torch import Tensor
+
+from .tensors import DTYPE_NAMES, close, small_config
 
 
 @dataclass(frozen=True)
@@ -24,24 +25,13 @@ class Heads:
     width: int = 4
 
     def config(self) -> ModelConfig:
-        return ModelConfig.from_dict(
-            {
-                "model_type": "qwen3_5_text",
-                "vocab_size": 8,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_hidden_layers": 2,
-                "layer_types": ["linear_attention", "full_attention"],
-                "num_attention_heads": 1,
-                "num_key_value_heads": 1,
-                "head_dim": 16,
-                "linear_num_key_heads": self.keys,
-                "linear_num_value_heads": self.values,
-                "linear_key_head_dim": self.key_dim,
-                "linear_value_head_dim": self.value_dim,
-                "linear_conv_kernel_dim": self.width,
-                "eos_token_id": 0,
-            }
+        return small_config(
+            ["linear_attention", "full_attention"],
+            linear_num_key_heads=self.keys,
+            linear_num_value_heads=self.values,
+            linear_key_head_dim=self.key_dim,
+            linear_value_head_dim=self.value_dim,
+            linear_conv_kernel_dim=self.width,
         )
 
 
@@ -75,8 +65,7 @@ def gdn_case(
 ) -> GdnCase:
     torch.manual_seed(1)
     config = heads.config()
-    names = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-    layout = config.cache_layout("bfloat16", names[activations], names[state])
+    layout = config.cache_layout("bfloat16", DTYPE_NAMES[activations], DTYPE_NAMES[state])
     arena = Arena(layout, slots, device)
     values = config.value_heads * config.value_dim
     rows = config.conv_channels + values + 2 * config.value_heads
@@ -119,23 +108,3 @@ def oracle(case: GdnCase, projected: Tensor, slices: Sequence[SequenceSlice]) ->
     operators = TorchBackend(case.config).bind(Batch.pack(slices))
     output = operators.gdn(projected.to(cpu), GdnWeights(**fields), conv, ssm)
     return OracleAnswer(output, conv, ssm)
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    actual, expected = actual.cpu().float(), expected.float()
-    scale = expected.nan_to_num().abs().max().item()
-    torch.testing.assert_close(
-        actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True
-    )
-
-
-@pytest.fixture
-def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel leaves unwritten of a new tensor is NaN, and not the last test's answer."""
-    plain = Tensor.new_empty
-
-    def new_empty(self: Tensor, *shape: object, **options: object) -> Tensor:
-        made = plain(self, *shape, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(Tensor, "new_empty", new_empty)

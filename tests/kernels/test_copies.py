@@ -1,36 +1,32 @@
 """Slots and pages are copied whole, to their destinations and nowhere else, each in one launch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import copy_page, copy_slot, zero_slot
-from tasuki.pycache.layout import CacheLayout, LayerKind
 from torch.profiler import ProfilerActivity, profile
 
+from tests.harness.loopback_pair import FULL, GDN, small_layout
 
-def layout() -> CacheLayout:
-    """Unequal sizes everywhere; three pages a slab and some waste."""
-    return CacheLayout(
-        layer_kinds=(LayerKind.GDN, LayerKind.GDN, LayerKind.FULL, LayerKind.GDN, LayerKind.FULL),
-        kv_heads=1,
-        head_dim=16,
-        kv_dtype="bfloat16",
-        conv_channels=72,
-        conv_columns=3,
-        conv_dtype="bfloat16",
-        value_heads=2,
-        value_dim=32,
-        key_dim=32,
-        ssm_dtype="float32",
-    )
+# Unequal sizes everywhere; three pages a slab and some waste.
+LAYOUT = replace(
+    small_layout((GDN, GDN, FULL, GDN, FULL)),
+    head_dim=16,
+    kv_dtype="bfloat16",
+    conv_channels=72,
+    conv_dtype="bfloat16",
+    value_dim=32,
+    key_dim=32,
+)
 
 
 @pytest.fixture
 def arena(device: torch.device) -> Arena:
     """Of random bytes."""
-    arena = Arena(layout(), 8, device)
+    arena = Arena(LAYOUT, 8, device)
     arena.bytes.random_(0, 256)
     return arena
 
@@ -41,7 +37,7 @@ def as_bytes(state: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_copied_page_is_the_views_of_its_layers(arena: Arena, device: torch.device) -> None:
-    expected = Arena(layout(), 8, device)
+    expected = Arena(LAYOUT, 8, device)
     expected.bytes.copy_(arena.bytes)
     for source, destination in ((0, 9), (14, 30), (2, 7)):
         copy_page(arena, source, destination)
@@ -51,7 +47,7 @@ def test_a_copied_page_is_the_views_of_its_layers(arena: Arena, device: torch.de
 
 
 def test_a_copied_slot_is_the_views_of_its_layers(arena: Arena, device: torch.device) -> None:
-    expected = Arena(layout(), 8, device)
+    expected = Arena(LAYOUT, 8, device)
     expected.bytes.copy_(arena.bytes)
     for source, destination in ((0, 3), (5, 1)):
         copy_slot(arena, source, destination)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tasuki.model.ops.attention.qk_norm_rope_gate import qk_norm_rope_gate, rotary_cache
 from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.norm import reference as norm
@@ -11,18 +10,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from .attention import Heads, attention_case
-from .gdn import close, poisoned_empty
+from .tensors import close
 
-__all__ = ["poisoned_empty"]
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
-DTYPES = [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)]
+each_dtype = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+)
 
 
 def strided(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.randn(rows, columns + 8, device=device).to(dtype)[:, :columns]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES, ids=["fp32", "bf16"])
+@each_dtype
 @pytest.mark.parametrize("hidden", [64, 96, 1280])
 def test_norm_with_and_without_a_sum_before_it(
     hidden: int, dtype: torch.dtype, tolerance: float, device: torch.device
@@ -39,7 +39,7 @@ def test_norm_with_and_without_a_sum_before_it(
     assert summed.data_ptr() == residual.data_ptr()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES, ids=["fp32", "bf16"])
+@each_dtype
 @pytest.mark.parametrize("width", [32, 100, 2048])
 def test_swiglu(width: int, dtype: torch.dtype, tolerance: float, device: torch.device) -> None:
     torch.manual_seed(4)
@@ -48,7 +48,7 @@ def test_swiglu(width: int, dtype: torch.dtype, tolerance: float, device: torch.
     close(swiglu(gate_up), (functional.silu(gate) * up).to(dtype).cpu(), tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES, ids=["fp32", "bf16"])
+@each_dtype
 @pytest.mark.parametrize(
     "heads",
     [Heads(4, 2, 64), Heads(24, 4, 128, rotary=0.375), Heads(34, 17, 64, rotary=1.0)],
@@ -61,9 +61,7 @@ def test_queries_keys_and_values(
     config, places = case.config, case.places(rows=5)
     projected = case.projected()
     untouched = case.kv.cpu().isnan()
-    q = qk_norm_rope_gate(
-        projected, case.weights, config, rotary_cache(config, 80, device), places, case.kv
-    )
+    q = case.queries(projected, places, 80)
     _, kv = case.oracle(torch.cat([projected[:5], projected.new_zeros(1, case.width)]), 3)
     last = case.pages[2][0], slice(None), 8
     assert case.kv[last].isnan().all(), "the sixth token is padding"

@@ -1,7 +1,7 @@
-"""The mixture of experts and its row kernels against the CPU path, outputs poisoned first."""
+"""The mixture of experts against the CPU path, outputs poisoned first: the choice of experts, the
+order of pairs, the row kernels and the layer."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,33 +10,97 @@ from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.gemv import moe_gemv
 from tasuki.model.ops.moe.permute import permute, unpermute
+from tasuki.model.ops.moe.permute_index import permute_index
 from tasuki.model.ops.moe.reference import (
     gated_shared,
     mixture,
     naive_gate_sigmoid_mul_add,
     naive_permute,
+    naive_permute_index,
     naive_unpermute,
     route,
 )
+from tasuki.model.ops.moe.router import choose
 from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from torch import Tensor
 
-CONFIG = ModelConfig.from_dict(
-    {
-        "model_type": "qwen3_5_moe_text",
-        "vocab_size": 160,
-        "hidden_size": 48,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "eos_token_id": 7,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 40,
-    }
-)
+from tests.harness.model_shapes import MOE
+
+from .tensors import count
+
+# Tokens, experts, chosen: sizes that fill no tile, more runs than one step, a published shape.
+SHAPES = [(1, 16, 4), (7, 5, 5), (33, 16, 1), (40, 256, 8), (9, 512, 10)]
+
+
+def naive_choice(logits: torch.Tensor, chosen: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorted stably, which breaks ties as the kernel does; `route` leaves them open."""
+    order = logits.float().sort(dim=-1, descending=True, stable=True)
+    weights = order.values[:, :chosen].softmax(dim=-1)
+    return weights, order.indices[:, :chosen]
+
+
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), SHAPES)
+def test_choice_agrees_with_the_twin(
+    tokens: int, experts: int, chosen: int, device: torch.device
+) -> None:
+    torch.manual_seed(tokens)
+    x, router = torch.randn(tokens, 32), torch.randn(experts, 32)
+    weights, ids = route(x, router, chosen)
+    logits = torch.nn.functional.linear(x, router).to(device)
+    got = choose(logits, chosen, count(tokens, device))
+    torch.testing.assert_close(got.weights.cpu(), weights)
+    assert got.experts.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_logits_go_to_the_lowest_expert(dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(1)
+    logits = (2 * torch.randn(20, 24)).round().to(dtype)
+    logits[0] = 0
+    logits[1] = -torch.inf
+    logits[1, 20:] = 1
+    weights, ids = naive_choice(logits, 6)
+    got = choose(logits.to(device), 6, count(20, device))
+    assert got.experts.tolist() == ids.tolist()
+    torch.testing.assert_close(got.weights.cpu(), weights)
+
+
+def test_choice_of_nan_is_a_valid_expert(device: torch.device) -> None:
+    logits = torch.full((2, 12), torch.nan, device=device)
+    got = choose(logits, 3, count(2, device))
+    assert all(len(set(row)) == 3 and max(row) < 12 for row in got.experts.tolist())
+
+
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), [*SHAPES, (2100, 16, 8)])
+def test_pairs_are_sorted_by_expert_then_token(
+    tokens: int, experts: int, chosen: int, device: torch.device
+) -> None:
+    torch.manual_seed(tokens)
+    ids = torch.rand(tokens, experts).argsort(dim=-1)[:, :chosen].int()
+    permutation = permute_index(ids.to(device), experts, count(tokens, device))
+    positions, ends = naive_permute_index(ids, experts)
+    assert permutation.positions.tolist() == positions.tolist()
+    assert permutation.ends.tolist() == ends.tolist()
+
+
+def test_rows_past_the_count_take_no_place(device: torch.device) -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(70, 16)
+    logits[41:] = torch.nan
+    rows = count(41, device)
+    choice = choose(logits.to(device), 4, rows)
+    ids = choice.experts.clone()
+    ids[41:] = -(2**31)
+    permutation = permute_index(ids, 16, rows)
+    positions, ends = naive_permute_index(choice.experts[:41].cpu(), 16)
+    assert permutation.positions[:41].tolist() == positions.tolist()
+    assert permutation.ends.tolist() == ends.tolist()
+    assert int(permutation.ends[-1]) == 41 * 4
+
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+CONFIG = replace(MOE, feed_forward=MoeShape(6, 2, 24, 40))
 
 
 # Batches above this take the grouped products: both paths become short enough to interpret.
@@ -48,26 +112,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasuki.model.ops.moe.experts.MOST_GEMV_TOKENS", FEW_TOKENS)
     # Tiny matrices have several blocks of columns, as published ones do.
     monkeypatch.setattr("tasuki.model.ops.moe.gemv._COLUMNS", 32)
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tensor made without values holds NaN, so that an element never written shows."""
-
-    def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def made(*args: object, **keywords: object) -> Tensor:
-            tensor = make(*args, **keywords)
-            return tensor.fill_(math.nan if tensor.is_floating_point() else -77)
-
-        return made
-
-    monkeypatch.setattr(torch, "empty", poison(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
-
-
-def count(rows: int, device: torch.device) -> Tensor:
-    return torch.tensor([rows], dtype=torch.int32, device=device)
 
 
 def random_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> MoeWeights:
@@ -112,17 +156,19 @@ def shaped(hidden: int, experts: int, chosen: int, inner: int, shared: int) -> M
     return replace(CONFIG, hidden=hidden, feed_forward=MoeShape(experts, chosen, inner, shared))
 
 
-SHAPES = [
-    shaped(48, 6, 2, 24, 40),
-    shaped(40, 20, 5, 16, 8),
-    shaped(24, 3, 3, 40, 16),
-]
-
-
-@pytest.mark.parametrize("config", SHAPES, ids=lambda config: f"hidden{config.hidden}")
-@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize(
+    ("tokens", "config"),
+    [
+        *((tokens, shaped(48, 6, 2, 24, 40)) for tokens in (1, 2)),
+        *((tokens, shaped(40, 20, 5, 16, 8)) for tokens in (1, 2)),
+        *((tokens, shaped(24, 3, 3, 40, 16)) for tokens in (1, 2)),
+        # float32 takes any number of tokens in one way.
+        (FEW_TOKENS + 2, shaped(16, 4, 1, 8, 8)),
+    ],
+    ids=lambda value: value if isinstance(value, int) else f"hidden{value.hidden}",
+)
 def test_float32_layer_agrees_with_the_twin(
-    config: ModelConfig, tokens: int, device: torch.device
+    tokens: int, config: ModelConfig, device: torch.device
 ) -> None:
     torch.manual_seed(tokens)
     weights = random_layer(config, torch.float32, device)
@@ -130,16 +176,6 @@ def test_float32_layer_agrees_with_the_twin(
     got = moe(wide.to(device)[:, : config.hidden], weights, config, count(tokens, device))
     want = naive_moe(wide[:, : config.hidden], weights, config)
     torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
-
-
-def test_float32_takes_any_number_of_tokens(device: torch.device) -> None:
-    torch.manual_seed(8)
-    tokens = FEW_TOKENS + 2
-    config = shaped(16, 4, 1, 8, 8)
-    weights = random_layer(config, torch.float32, device)
-    x = torch.randn(tokens, config.hidden)
-    got = moe(x.to(device), weights, config, count(tokens, device))
-    torch.testing.assert_close(got.cpu(), naive_moe(x, weights, config), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [2, FEW_TOKENS + 5])

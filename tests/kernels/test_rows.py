@@ -82,6 +82,18 @@ def prompt(seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, 70 + seed).tolist()
 
 
+NAMES = [f"r{number}" for number in range(8)]
+
+
+def answering(rows: DeviceBatch) -> tuple[Lone, Filling]:
+    """An engine in the middle of eight answers."""
+    engine, runner = filling(rows)
+    for number, name in enumerate(NAMES):
+        engine.post(submit(name, prompt(number), 40))
+    engine.steps(12)
+    return engine, runner
+
+
 WIDE = [
     {"top_k": 2**31 - 1},
     {"top_k": 2**31},
@@ -97,23 +109,16 @@ WIDE = [
 def test_requests_beside_one_of_a_wide_number_go_on_undisturbed(
     rows: DeviceBatch, asked: dict[str, float]
 ) -> None:
-    quiet, _ = filling(rows)
-    engine, runner = filling(rows)
-    names = [f"r{number}" for number in range(8)]
-    for node in (quiet, engine):
-        for number, name in enumerate(names):
-            node.post(submit(name, prompt(number), 40))
-        for _ in range(12):
-            node.step()
+    (quiet, _), (engine, runner) = answering(rows), answering(rows)
     fields = RequestFields({"temperature": 1, **asked, "max_tokens": 5, "ignore_eos": True})
     sampling = read_options(fields, CODEC, 5).sampling
     engine.post(submit("wide", prompt(9), 5, sampling=sampling))
     quiet.run()
     engine.run()
     assert len(engine.tokens("wide")) == 5
-    for name in names:
+    for name in NAMES:
         assert engine.tokens(name) == quiet.tokens(name)
-        states = [mark.state for mark in engine.finished(name).life]
+        states = engine.phases(name)
         assert "Retracted" not in states and states.count("Prefilling") == 1, states
     assert runner.forwards > 40
     engine.assert_at_rest()
@@ -141,14 +146,7 @@ def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
     rows: DeviceBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is that a runner refuses: the others keep the state that they had landed."""
-    engine, _ = filling(rows)
-    quiet, _ = filling(rows)
-    names = [f"r{number}" for number in range(8)]
-    for node in (quiet, engine):
-        for number, name in enumerate(names):
-            node.post(submit(name, prompt(number), 40))
-        for _ in range(12):
-            node.step()
+    (quiet, _), (engine, _) = answering(rows), answering(rows)
     forwarded: list[int] = []
     fill = rows.fill
     bad = SamplingParams(max_new_tokens=5, temperature=MIN_TEMPERATURE, top_k=7)
@@ -165,7 +163,7 @@ def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
     quiet.run()
     assert engine.rejected("bad").kind is m.ErrorKind.INTERNAL
     assert "no row" in engine.rejected("bad").message
-    for name in names:
+    for name in NAMES:
         assert engine.tokens(name) == quiet.tokens(name)
     # One token each a forward: nobody's prompt was read again.
     assert set(forwarded) == {1}

@@ -5,14 +5,16 @@ import math
 
 import pytest
 import torch
-from tasuki.model.ops.sampling import sample as sampling
+from tasuki.model.ops.sampling import sample as sampling_sample
 from tasuki.model.ops.sampling import top_k_top_p as sampling_cut
 from tasuki.model.ops.sampling.gumbel import gumbel, noise_key
 from tasuki.model.ops.sampling.params import MAX_TOP_K, MIN_TOP_P, SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.reference import sample as naive_sample
-from tasuki.model.ops.sampling.sample import Draws, sample, sample_kept
+from tasuki.model.ops.sampling.sample import Draws, sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
+
+from .tensors import count
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def runs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> int:
     """Tokens of a run, which the interpreter takes a long time over unless there are few."""
     if device.type == "cuda":
         return sampling_cut.RUN
-    for module in (sampling, sampling_cut):
+    for module in (sampling_sample, sampling_cut):
         monkeypatch.setattr(module, "RUN", 128)
     monkeypatch.setattr(sampling_cut, "_STEP", 64)
     return 128
@@ -39,10 +41,6 @@ def prepared(params: list[SamplingParams], positions: list[int], device: torch.d
     return draws
 
 
-def count(rows: int, device: torch.device) -> torch.Tensor:
-    return torch.tensor([rows], dtype=torch.int32, device=device)
-
-
 def results(draws: Draws) -> list[Sampled]:
     columns = (draws.token.tolist(), draws.logprob.tolist(), draws.margin.tolist())
     return [Sampled(*row) for row in zip(*columns, strict=True)]
@@ -56,49 +54,60 @@ def assert_same(got: list[Sampled], want: list[Sampled]) -> None:
         assert mine.margin == pytest.approx(twin.margin, abs=1e-4)
 
 
-@pytest.mark.parametrize("vocab", [1, 7, 5000])
-def test_rows_of_any_kind_agree_with_the_twin(vocab: int, device: torch.device) -> None:
-    torch.manual_seed(vocab)
-    logits = 4 * torch.randn(5, vocab)
-    params = [
-        SamplingParams(),
-        SamplingParams(temperature=1.0, seed=1),
-        SamplingParams(temperature=0.3, seed=-(2**70)),
-        SamplingParams(temperature=50.0, seed=2**63),
-        SamplingParams(temperature=1.0, seed=2),
-    ]
-    positions = [0, 1, 70_000, 262_143, 1]
+def drawn(
+    logits: torch.Tensor, params: list[SamplingParams], positions: list[int], device: torch.device
+) -> list[Sampled]:
     draws = prepared(params, positions, device)
-    sample(logits.to(device), draws, count(5, device))
-    assert_same(results(draws), naive_sample(logits, params, positions))
+    sample(logits.to(device), draws, count(len(params), device))
+    return results(draws)
 
 
-def test_many_positions_draw_what_the_twin_draws(device: torch.device) -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(1, 40).expand(64, -1)
-    params = [SamplingParams(temperature=1.0, seed=5)] * 64
-    draws = prepared(params, list(range(64)), device)
-    sample(logits.to(device), draws, count(64, device))
-    got = results(draws)
-    assert_same(got, naive_sample(logits, params, range(64)))
-    assert len({item.token for item in got}) > 10
+def drawn_from_a_cut(
+    logits: torch.Tensor, params: list[SamplingParams], positions: list[int], device: torch.device
+) -> list[Sampled]:
+    draws, there = prepared(params, positions, device), logits.to(device)
+    sample(there, draws, count(len(params), device), cut(there, draws))
+    return results(draws)
 
 
-def test_bf16_logits_and_strided_rows(device: torch.device) -> None:
-    torch.manual_seed(1)
-    wide = torch.randn(3, 130).bfloat16()
-    params = [SamplingParams(temperature=t, seed=3) for t in (0.0, 0.5, 1.0)]
-    draws = prepared(params, [4, 5, 6], device)
-    sample(wide.to(device)[:, :100], draws, count(3, device))
-    assert_same(results(draws), naive_sample(wide[:, :100].float(), params, [4, 5, 6]))
+def random_logits(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+ANY_KIND = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=0.3, seed=-(2**70)),
+    SamplingParams(temperature=50.0, seed=2**63),
+    SamplingParams(temperature=1.0, seed=2),
+]
+HEATS = [SamplingParams(temperature=heat, seed=3) for heat in (0.0, 0.5, 1.0)]
+PLACES = [0, 1, 70_000, 262_143, 1]
+CASES = {
+    **{f"{v} tokens": (4 * random_logits(v, 5, v), ANY_KIND, PLACES) for v in (1, 7, 5000)},
+    "bf16 in strided rows": (random_logits(1, 3, 130).bfloat16()[:, :100], HEATS, [4, 5, 6]),
+    "many positions": (
+        random_logits(0, 1, 40).expand(64, -1),
+        [SamplingParams(temperature=1.0, seed=5)] * 64,
+        list(range(64)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("logits", "params", "positions"), CASES.values(), ids=CASES)
+def test_draws_agree_with_the_twin(
+    logits: torch.Tensor, params: list[SamplingParams], positions: list[int], device: torch.device
+) -> None:
+    got = drawn(logits, params, positions, device)
+    assert_same(got, naive_sample(logits.float(), params, positions))
+    if len(positions) == 64:
+        assert len({item.token for item in got}) > 10
 
 
 def test_equal_scores_go_to_the_lowest_id(device: torch.device) -> None:
     logits = torch.zeros(1, 9000)
     logits[0, [77, 5000, 8999]] = 3.0
-    draws = prepared([SamplingParams()], [0], device)
-    sample(logits.to(device), draws, count(1, device))
-    (got,) = results(draws)
+    (got,) = drawn(logits, [SamplingParams()], [0], device)
     assert (got.token, got.margin) == (77, 0.0)
     assert naive_sample(logits, [SamplingParams()], [0])[0].token == 77
 
@@ -127,10 +136,8 @@ def test_cuts_agree_with_the_twin(dtype: torch.dtype, runs: int, device: torch.d
         for row, (k, p) in enumerate(CUTS)
     ]
     positions = list(range(len(CUTS)))
-    draws = prepared(params, positions, device)
-    there = logits.to(device)
-    sample_kept(there, cut(there, draws), draws, count(len(CUTS), device))
-    assert_same(results(draws), naive_sample(logits.float(), params, positions))
+    got = drawn_from_a_cut(logits, params, positions, device)
+    assert_same(got, naive_sample(logits.float(), params, positions))
 
 
 def test_a_cut_keeps_the_same_tokens_as_the_twin(runs: int, device: torch.device) -> None:
@@ -161,10 +168,8 @@ def test_greedy_rows_may_be_cut(runs: int, device: torch.device) -> None:
     torch.manual_seed(3)
     logits = torch.randn(2, runs)
     params = [SamplingParams(top_k=1), SamplingParams(top_p=0.1)]
-    draws = prepared(params, [0, 0], device)
-    there = logits.to(device)
-    sample_kept(there, cut(there, draws), draws, count(2, device))
-    assert [item.token for item in results(draws)] == logits.argmax(dim=-1).tolist()
+    got = drawn_from_a_cut(logits, params, [0, 0], device)
+    assert [item.token for item in got] == logits.argmax(dim=-1).tolist()
 
 
 @pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
@@ -175,23 +180,27 @@ def test_a_token_at_which_the_mass_is_reached_exactly_is_the_last_kept(
     logits = torch.full((1, runs + 40), -math.inf)
     logits[0, [3, 60, 90, runs + 5]] = 1.0
     draws = prepared([SamplingParams(temperature=1.0, top_p=top_p)], [0], device)
-    there = logits.to(device)
-    found = cut(there, draws)
-    assert int(found.left[0]) == round(4 * top_p)
+    assert int(cut(logits.to(device), draws).left[0]) == round(4 * top_p)
 
 
 def broken(vocab: int, at: list[int] | slice, value: float) -> torch.Tensor:
-    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab))
+    logits = random_logits(vocab, vocab)
     logits[at] = value
     return logits
 
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # numpy's, of the interpreter
 @pytest.mark.parametrize(
-    ("tail", "temperature", "cuts"), [(0, 0.0, False), (40, 0.0, False), (40, 1.0, True)]
+    ("tail", "sampling"),
+    [
+        (0, SamplingParams()),
+        (40, SamplingParams()),
+        (40, SamplingParams(temperature=1.0, seed=1, top_k=5, top_p=0.9)),
+    ],
+    ids=["greedy", "greedy, a tail", "from a cut"],
 )
 def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary_and_say_so(
-    tail: int, temperature: float, cuts: bool, runs: int, device: torch.device
+    tail: int, sampling: SamplingParams, runs: int, device: torch.device
 ) -> None:
     vocab = 2 * runs + tail
     bad = [
@@ -207,19 +216,13 @@ def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary_and_say_so(
     ]
     good = broken(vocab, [], 0.0)
     logits = torch.stack([*bad, good])
-    limits = {"top_k": 5, "top_p": 0.9} if cuts else {}
-    params = [SamplingParams(temperature=temperature, seed=1, **limits)] * len(logits)  # type: ignore[arg-type]
-    draws = prepared(params, [4] * len(logits), device)
-    there, rows = logits.to(device), count(len(logits), device)
-    if cuts:
-        sample_kept(there, cut(there, draws), draws, rows)
-    else:
-        sample(there, draws, rows)
-    twins = naive_sample(logits, params, [4] * len(logits))
-    for drawn in (results(draws), twins):
-        assert all(0 <= item.token < vocab for item in drawn)
-        assert not any(math.isfinite(item.logprob) for item in drawn[:-1])
-    assert_same(results(draws)[-1:], twins[-1:])
+    params, positions = [sampling] * len(logits), [4] * len(logits)
+    draw = drawn_from_a_cut if sampling.top_k else drawn
+    got, twins = draw(logits, params, positions, device), naive_sample(logits, params, positions)
+    for rows in (got, twins):
+        assert all(0 <= item.token < vocab for item in rows)
+        assert not any(math.isfinite(item.logprob) for item in rows[:-1])
+    assert_same(got[-1:], twins[-1:])
 
 
 def test_noise_is_gumbel_and_independent_of_neighbours() -> None:

@@ -11,18 +11,17 @@ from tests.harness.model_shapes import DENSE, MOE, tiny_model
 TOKENS = torch.randint(0, DENSE.vocab, (400,), generator=torch.Generator().manual_seed(7)).tolist()
 
 
+def states(request: Request) -> list[torch.Tensor]:
+    """Views of the arena: every layer's of either kind."""
+    return [*request.workspace.arena.conv, *request.workspace.arena.ssm]
+
+
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
 def test_mixed_batch_equals_separate_runs(config: ModelConfig) -> None:
     model = tiny_model(config)
     prompts = [TOKENS[:1], TOKENS[5:8], TOKENS[10:75], TOKENS[80:280], TOKENS[3:4], TOKENS[50:180]]
-    more = [
-        TOKENS[200:201],
-        TOKENS[210:211],
-        TOKENS[220:350],
-        TOKENS[5:6],
-        TOKENS[9:11],
-        TOKENS[:64],
-    ]
+    rest = ((200, 201), (210, 211), (220, 350), (5, 6), (9, 11), (0, 64))
+    more = [TOKENS[begin:end] for begin, end in rest]
     alone = []
     for prompt, rest in zip(prompts, more, strict=True):
         request = Request(Workspace(model), 400)
@@ -43,15 +42,8 @@ def test_one_forward_equals_token_by_token(length: int) -> None:
     for token in TOKENS[:length]:
         want = stepped.forward([token])
     torch.testing.assert_close(whole.forward(TOKENS[:length]), want, atol=1e-4, rtol=0)
-    for kind in ("conv", "ssm"):
-        for left, right in zip(
-            getattr(whole.workspace.arena, kind),
-            getattr(stepped.workspace.arena, kind),
-            strict=True,
-        ):
-            torch.testing.assert_close(
-                left[whole.slots[0]], right[stepped.slots[0]], atol=1e-4, rtol=0
-            )
+    for left, right in zip(states(whole), states(stepped), strict=True):
+        torch.testing.assert_close(left[whole.slots[0]], right[stepped.slots[0]], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, 64, 65, 128, 129])
@@ -66,7 +58,7 @@ def test_checkpoint_at_any_token_resumes(cut: int) -> None:
     if cut < 130:
         got = second.forward(TOKENS[cut:130])
         torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
-    for view in (*workspace.arena.conv, *workspace.arena.ssm):
+    for view in states(first):
         assert torch.equal(view[final], view[first.slots[0]])
 
 
@@ -76,19 +68,17 @@ def test_decode_checkpoint_is_the_state_written() -> None:
     request.forward(TOKENS[:10])
     slot = workspace.dirty_slot()
     request.forward(TOKENS[10:11], checkpoints=((11, slot),))
-    for view in (*workspace.arena.conv, *workspace.arena.ssm):
+    for view in states(request):
         assert torch.equal(view[slot], view[request.slots[0]])
 
 
 @pytest.mark.parametrize("length", [1, 70])
 def test_the_state_one_step_back_stays_intact(length: int) -> None:
-    workspace = Workspace(tiny_model(DENSE))
-    request = Request(workspace, 200)
+    request = Request(Workspace(tiny_model(DENSE)), 200)
     request.forward(TOKENS[:20])
-    views = (*workspace.arena.conv, *workspace.arena.ssm)
-    before = [view[request.slots[0]].clone() for view in views]
+    before = [view[request.slots[0]].clone() for view in states(request)]
     request.forward(TOKENS[20 : 20 + length])
-    for view, kept in zip(views, before, strict=True):
+    for view, kept in zip(states(request), before, strict=True):
         assert torch.equal(view[request.slots[1]], kept)
 
 

@@ -40,16 +40,10 @@ def check_states(
         index = arena.layout.kind_index(layer)
         name = f"{prefix}.layer{layer}"
         if kind is LayerKind.GDN:
-            close(
-                arena.conv[index][slot],
-                case.tensor(f"{name}.conv"),
-                case.tolerance["fp32_conv_abs"],
-            )
-            close(
-                arena.ssm[index][slot],
-                case.tensor(f"{name}.recurrent").transpose(1, 2),
-                case.tolerance["fp32_recurrent_abs"],
-            )
+            conv, ssm = arena.conv[index][slot], arena.ssm[index][slot]
+            recurrent = case.tensor(f"{name}.recurrent").transpose(1, 2)
+            close(conv, case.tensor(f"{name}.conv"), case.tolerance["fp32_conv_abs"])
+            close(ssm, recurrent, case.tolerance["fp32_recurrent_abs"])
         elif f"{name}.key" in case.arrays:
             rows = arena.kv[index][request.pages].transpose(0, 1).flatten(1, 2)
             for part, row in (("key", rows[0]), ("value", rows[1])):
@@ -57,22 +51,19 @@ def check_states(
                 close(row[: want.shape[1]].transpose(0, 1), want, 2e-4)
 
 
-def prefill(request: Request, case: Golden, chunk: int) -> torch.Tensor:
-    logits = torch.empty(0)
-    for begin in range(0, len(case.prompt), chunk):
-        logits = request.forward(case.prompt[begin : begin + chunk])
-    return logits
-
-
 def new_request(model: Qwen35Model, case: Golden) -> Request:
     return Request(Workspace(model), len(case.prompt) + len(case.greedy))
 
 
+def started(model_name: str, case_name: str) -> tuple[Golden, Qwen35Model, Request]:
+    """A case and a request for it, of which nothing is computed yet."""
+    case, model = golden(model_name, case_name), load_model(model_name)
+    return case, model, new_request(model, case)
+
+
 @pytest.mark.parametrize(("model_name", "case_name"), CASES)
 def test_one_prefill_then_greedy(model_name: str, case_name: str) -> None:
-    case = golden(model_name, case_name)
-    model = load_model(model_name)
-    request = new_request(model, case)
+    case, model, request = started(model_name, case_name)
     logits = request.forward(case.prompt)
     close(logits, case.tensor("last_logits"), case.tolerance["fp32_logits_abs"])
     length = len(case.prompt)
@@ -87,18 +78,16 @@ def test_one_prefill_then_greedy(model_name: str, case_name: str) -> None:
 @pytest.mark.parametrize("chunk", [1, 64, 128, 100])
 @pytest.mark.parametrize(("model_name", "case_name"), LONG)
 def test_chunked_prefill(model_name: str, case_name: str, chunk: int) -> None:
-    case = golden(model_name, case_name)
-    request = new_request(load_model(model_name), case)
-    logits = prefill(request, case, chunk)
+    case, _, request = started(model_name, case_name)
+    for begin in range(0, len(case.prompt), chunk):
+        logits = request.forward(case.prompt[begin : begin + chunk])
     close(logits, case.tensor("last_logits"), case.tolerance["fp32_logits_abs"])
     assert request.greedy(logits, len(case.greedy)) == case.greedy
 
 
 @pytest.mark.parametrize(("model_name", "case_name"), model_cases("hidden."))
 def test_hidden_states_of_every_layer(model_name: str, case_name: str) -> None:
-    case = golden(model_name, case_name)
-    model = load_model(model_name)
-    request = new_request(model, case)
+    case, model, request = started(model_name, case_name)
     tolerance = case.tolerance["fp32_hidden_abs"]
     seen: list[tuple[str, int]] = []
 
@@ -123,10 +112,8 @@ def test_hidden_states_of_every_layer(model_name: str, case_name: str) -> None:
 
 @pytest.mark.parametrize(("model_name", "case_name"), model_cases("at"))
 def test_checkpoints_hold_the_golden_states(model_name: str, case_name: str) -> None:
-    case = golden(model_name, case_name)
+    case, model, request = started(model_name, case_name)
     positions = sorted({position for _, position, _ in case.states()})
-    model = load_model(model_name)
-    request = new_request(model, case)
     marks = tuple((position, request.workspace.dirty_slot()) for position in positions)
     request.forward(case.prompt, checkpoints=marks)
     for position, slot in marks:

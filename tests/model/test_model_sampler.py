@@ -50,12 +50,14 @@ def test_no_change_of_logits_below_half_the_margin_changes_the_draw() -> None:
 def test_same_seed_and_position_same_token_whatever_the_batch() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(8, 50, generator=generator)
-    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(8)]
+    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(7)]
+    params.append(SamplingParams())
     positions = list(range(100, 108))
     together = sample(logits, params, positions)
     for row in reversed(range(8)):
         (alone,) = sample(logits[row : row + 1], [params[row]], [positions[row]])
         assert alone.token == together[row].token
+    assert together[7].token == int(logits[7].argmax()), "greedy among drawn ones"
 
 
 def mixed(word: int) -> int:
@@ -84,27 +86,39 @@ def test_the_noise_is_its_naive_twins_and_its_keys_are_words_of_32_bits(seed: in
         assert noise == pytest.approx(twin, abs=1e-4)
 
 
-def test_the_likeliest_alone_is_what_top_k_1_leaves_whatever_top_p() -> None:
-    flat = torch.tensor([[0.0, 0.1, 0.05, 0.02, 0.01, 0.0]])
-    for top_p in (1.0, 0.999):
-        params = SamplingParams(temperature=5.0, top_k=1, top_p=top_p)
-        assert set(draw_many(params, 50, flat)) == {1}
+TWO = float(LOGITS[0].softmax(0)[:2].sum())
+FLAT = torch.tensor([[0.0, 0.1, 0.05, 0.02, 0.01, 0.0]])
+FOUR_EQUAL, FORTY_EQUAL = torch.zeros(1, 4), torch.zeros(1, 40)
+"""Four equal tokens have a quarter each, in binary too."""
 
 
 @pytest.mark.parametrize(
-    "field",
+    ("logits", "cuts", "kept"),
     [
-        *({"top_k": -1}, {"top_k": 2**31}, {"max_new_tokens": 0}, {"top_p": 0.0}),
-        *({"top_p": 1.0001}, {"top_p": math.nan}, {"temperature": -1.0}),
-        *({"temperature": math.nan}, {"temperature": 101.0}, {"temperature": 1e-6}),
+        (LOGITS, {"temperature": 10.0, "top_k": 3}, {0, 1, 2}),
+        (LOGITS, {"temperature": 10.0, "top_k": 99}, {*range(6)}),
+        # The smallest set of that mass.
+        (LOGITS, {"top_p": TWO - 0.01}, {0, 1}),
+        (LOGITS, {"top_p": TWO + 0.01}, {0, 1, 2}),
+        (LOGITS, {"top_p": 1e-6}, {0}),
+        # A token at which the mass is reached exactly is the last.
+        (FOUR_EQUAL, {"top_p": 0.25}, {0}),
+        (FOUR_EQUAL, {"top_p": 0.5}, {0, 1}),
+        (FOUR_EQUAL, {"top_p": 0.75}, {0, 1, 2}),
+        (FOUR_EQUAL, {"top_p": 0.75001}, {0, 1, 2, 3}),
+        # Ties are cut in order of ids.
+        (FORTY_EQUAL, {"top_k": 2}, {0, 1}),
+        # The likeliest alone is left whatever top_p.
+        (FLAT, {"temperature": 5.0, "top_k": 1}, {1}),
+        (FLAT, {"temperature": 5.0, "top_k": 1, "top_p": 0.999}, {1}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict | set) else None,
 )
-def test_what_no_draw_can_mean_is_refused_by_its_name(field: dict[str, float]) -> None:
-    (name,) = field
-    with pytest.raises(ValueError, match=f"^{name} must be"):
-        SamplingParams(**field)  # type: ignore[arg-type]
-    SamplingParams(max_new_tokens=1, top_k=2**31 - 1, top_p=1.0, temperature=100.0)
+def test_a_cut_keeps_exactly_these_tokens(
+    logits: torch.Tensor, cuts: dict[str, float], kept: set[int]
+) -> None:
+    params = SamplingParams(**({"temperature": 1.0, "seed": 5} | cuts))  # type: ignore[arg-type]
+    assert set(draw_many(params, 600, logits)) == kept
 
 
 def test_seed_and_position_both_matter() -> None:
@@ -114,29 +128,6 @@ def test_seed_and_position_both_matter() -> None:
     assert len(set(by_position)) > 1
     # Neighbouring seeds must not be the same stream, shifted.
     assert by_position[1:] != draw_many(SamplingParams(temperature=1.0, seed=2), 60)[:-1]
-
-
-def test_top_k_keeps_k() -> None:
-    params = SamplingParams(temperature=10.0, top_k=3, seed=5)
-    assert set(draw_many(params, 300)) == {0, 1, 2}
-    assert set(draw_many(SamplingParams(temperature=10.0, top_k=99), 600)) == set(range(6))
-
-
-def test_top_p_keeps_the_smallest_set_of_that_mass() -> None:
-    probabilities = LOGITS[0].softmax(0)
-    two = float(probabilities[:2].sum())
-    for top_p, kept in ((two - 0.01, 2), (two + 0.01, 3), (1e-6, 1)):
-        params = SamplingParams(temperature=1.0, top_p=top_p, seed=6)
-        assert set(draw_many(params, 400)) == set(range(kept))
-
-
-@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.75001, 4)])
-def test_a_token_at_which_the_mass_is_reached_exactly_is_the_last_kept(
-    top_p: float, kept: int
-) -> None:
-    """Four equal tokens have a quarter each, in binary too."""
-    params = SamplingParams(temperature=1.0, top_p=top_p, seed=3)
-    assert set(draw_many(params, 100, torch.zeros(1, 4))) == set(range(kept))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +142,7 @@ def test_a_token_at_which_the_mass_is_reached_exactly_is_the_last_kept(
         {"temperature": math.nan},
         {"top_p": 0.0},
         {"top_p": 1e-7},
-        {"top_p": 1.1},
+        {"top_p": 1.0001},
         {"top_p": math.nan},
         {"max_new_tokens": 0},
     ],
@@ -161,11 +152,7 @@ def test_what_no_row_could_hold_is_no_request(bounds: dict[str, float]) -> None:
     (name,) = bounds
     with pytest.raises(ValueError, match=f"^{name} must be "):
         SamplingParams(**bounds)  # type: ignore[arg-type]
-
-
-def test_ties_are_cut_in_order_of_ids() -> None:
-    params = SamplingParams(temperature=1.0, top_k=2, seed=3)
-    assert set(draw_many(params, 100, torch.zeros(1, 40))) == {0, 1}
+    SamplingParams(max_new_tokens=1, top_k=2**31 - 1, top_p=1.0, temperature=100.0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -179,13 +166,6 @@ def test_frequencies_follow_the_softmax(temperature: float) -> None:
     chi_square = sum((counts[i] - float(expected[i])) ** 2 / float(expected[i]) for i in kept)
     # The 99.9% point for five degrees of freedom; the draws are fixed by the seed.
     assert chi_square < 20.5
-
-
-def test_greedy_and_sampled_rows_mix() -> None:
-    logits = LOGITS.expand(2, -1)
-    drawn = sample(logits, [SamplingParams(), SamplingParams(temperature=1.0, seed=3)], [5, 5])
-    assert drawn[0].token == 0
-    assert drawn[1] == sample(LOGITS, [SamplingParams(temperature=1.0, seed=3)], [5])[0]
 
 
 def test_vocabulary_of_one() -> None:

@@ -1,6 +1,7 @@
 """Checkpoint folders: name layouts, shards, experts, digests, and damage that is named."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,13 +63,28 @@ def load(folder: Path, config: ModelConfig) -> ModelWeights:
     return load_weights(folder, config, torch.float32)
 
 
+def assert_loads_as_random_weights(folder: Path, config: ModelConfig) -> None:
+    want = logits(config, random_weights(config, 3, torch.float32))
+    torch.testing.assert_close(logits(config, load(folder, config)), want, atol=1e-3, rtol=0)
+
+
+def save_in_shards(tensors: dict[str, Tensor], folder: Path) -> dict[str, str]:
+    """In three files; by name, the file that holds it."""
+    where: dict[str, str] = {}
+    for shard in range(3):
+        mine = sorted(tensors)[shard::3]
+        file = f"model-0000{shard + 1}-of-00003.safetensors"
+        save_file({name: tensors[name] for name in mine}, folder / file)
+        where |= dict.fromkeys(mine, file)
+    return where
+
+
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
 def test_both_name_layouts(config: ModelConfig, prefix: str, tmp_path: Path) -> None:
     extra = {"model.visual.patch.weight": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
     save_file(published(config, prefix) | extra, tmp_path / FILE)
-    want = logits(config, random_weights(config, 3, torch.float32))
-    torch.testing.assert_close(logits(config, load(tmp_path, config)), want, atol=1e-3, rtol=0)
+    assert_loads_as_random_weights(tmp_path, config)
 
 
 def test_split_experts_equal_fused(tmp_path: Path) -> None:
@@ -92,19 +108,11 @@ def test_split_experts_equal_fused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("indexed", [True, False])
 def test_shards(indexed: bool, tmp_path: Path) -> None:
-    tensors = published(DENSE)
-    names = sorted(tensors)
-    where: dict[str, str] = {}
-    for shard in range(3):
-        mine = names[shard::3]
-        file = f"model-0000{shard + 1}-of-00003.safetensors"
-        save_file({name: tensors[name] for name in mine}, tmp_path / file)
-        where.update(dict.fromkeys(mine, file))
+    where = save_in_shards(published(DENSE), tmp_path)
     if indexed:
         index = tmp_path / "model.safetensors.index.json"
         index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    want = logits(DENSE, random_weights(DENSE, 3, torch.float32))
-    torch.testing.assert_close(logits(DENSE, load(tmp_path, DENSE)), want, atol=1e-3, rtol=0)
+    assert_loads_as_random_weights(tmp_path, DENSE)
 
 
 def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
@@ -160,21 +168,18 @@ def test_misfits_name_the_tensor(
         load(tmp_path, DENSE)
 
 
-@pytest.mark.parametrize("keep", [0, 5, 300, -8])
-def test_truncated_file(keep: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda content, keep=keep: content[:keep] for keep in (0, 5, 300, -8)),
+        lambda content: content[:8] + b"x" * 12 + content[20:],
+    ],
+    ids=["empty", "5 bytes", "300 bytes", "8 bytes fewer", "another header"],
+)
+def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     save_file(published(DENSE), tmp_path / FILE)
-    content = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(content[:keep])
+    (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
     with pytest.raises(WeightsError, match=r"model.safetensors: is truncated or corrupt"):
-        load(tmp_path, DENSE)
-
-
-def test_corrupt_header(tmp_path: Path) -> None:
-    save_file(published(DENSE), tmp_path / FILE)
-    content = bytearray((tmp_path / FILE).read_bytes())
-    content[8:20] = b"x" * 12
-    (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(WeightsError, match="is truncated or corrupt"):
         Checkpoint(tmp_path)
 
 
@@ -194,12 +199,7 @@ def test_a_part_is_what_the_whole_tensor_has_there(part: Part, tmp_path: Path) -
 def test_every_file_is_opened_once_and_closed_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensors = published(DENSE)
-    names = sorted(tensors)
-    for shard in range(3):
-        save_file(
-            {name: tensors[name] for name in names[shard::3]}, tmp_path / f"{shard}.safetensors"
-        )
+    save_in_shards(published(DENSE), tmp_path)
     opened: list[Path] = []
     closed: list[Path] = []
 
@@ -222,8 +222,8 @@ def test_every_file_is_opened_once_and_closed_at_the_end(
     with pytest.raises(WeightsError, match="wants"):
         load(tmp_path, replace(DENSE, vocab=DENSE.vocab + 1))
     assert sorted(closed) == sorted(opened)
-    (tmp_path / "9.safetensors").write_bytes(b"")
-    with pytest.raises(WeightsError, match=r"9\.safetensors: is truncated"):
+    (tmp_path / "model-9.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"model-9\.safetensors: is truncated"):
         load(tmp_path, DENSE)
     assert len(closed) == len(opened) - 1 == 9
 

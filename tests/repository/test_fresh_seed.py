@@ -1,12 +1,9 @@
 """Seeds of long random tests are new in each run, told at its end, and can be had again."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.harness.pytest_runs import pytest_run
 
 
 def run(folder: Path, **environment: str) -> str:
@@ -14,15 +11,7 @@ def run(folder: Path, **environment: str) -> str:
         "from tests.conftest import fresh_seed\n"
         "def test_it(fresh_seed): assert 0 <= fresh_seed < 2**32\n"
     )
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(folder)],
-        cwd=folder,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    done = pytest_run(folder, "tests.conftest", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (seed,) = re.findall(r"again: SEED=(\d+) .*test_it.py::test_it", done.stdout)
     return str(seed)

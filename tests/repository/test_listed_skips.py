@@ -1,14 +1,12 @@
 """CI cannot be green by skipping: a run of its own fails on a skip that the list does not name."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.allowed_skips import ALLOWED, AllowedSkip
+from tests.harness.pytest_runs import ROOT, pytest_run
 
-ROOT = Path(__file__).parents[2]
 PLUGIN = """
 import pytest
 from tests.allowed_skips import AllowedSkip, Machine
@@ -32,17 +30,7 @@ def run(folder: Path, *more: str, **files: str) -> tuple[int, str]:
     (folder / "listing.py").write_text(PLUGIN)
     for name, tests in files.items():
         (folder / f"test_{name}.py").write_text("import pytest\n" + tests)
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "listing", str(folder), *more]
-    environment = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": ""}
-    done = subprocess.run(
-        [*command, "--rootdir", str(folder), "-c", str(folder / "pytest.ini")],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    done = pytest_run(folder, "listing", *more)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -2,26 +2,26 @@
 to the token."""
 
 import json
-import urllib.request
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tasuki.cli.explain import main as explain
 from tasuki.cli.top import main as top
 from tasuki.client.answer import AnswerStream
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 from tasuki.engine.messages.proto import usage_from_proto
-from tasuki.proto import inference_pb2 as pb
 
-from tests.harness.daemons import Node, flags, random_prompt
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.daemons import Node, has_met, random_prompt
+from tests.harness.http_calls import fetched
+from tests.harness.metrics_text import scraped
+from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
+from tests.harness.waiting import until
 
-HTTP = ("--http-bind", "127.0.0.1:0")
-CHUNKS = ("--prefill-chunk-tokens", "64", "--max-batch", "2")
+SMALL = (*CHUNKS, "--max-batch", "2")
 PREFIX = random_prompt(320, 1)
 
 
@@ -51,10 +51,7 @@ class Traffic:
 def traffic() -> Iterator[Traffic]:
     """Twelve requests, a prefill node killed under two of them, three given up by their
     clients."""
-    prefill = Node("prefill", *flags(arena_mib=24), *CHUNKS).wait_ready()
-    target = ("--prefill", prefill.address)
-    decode = Node("decode", *flags(arena_mib=24), *CHUNKS, *HTTP, *target).wait_ready()
-    try:
+    with node_pair(*SMALL, decode=HTTP, arena_mib=24) as (prefill, decode):
         traffic = Traffic(decode)
         for number in range(4):
             traffic.ask(f"plain-{number}", 200 + 70 * number).result()
@@ -68,44 +65,32 @@ def traffic() -> Iterator[Traffic]:
         for stream in given_up:
             stream.cancel()
         prefill.start_again()
-        connected = pb.PREFILL_NODE_STATE_CONNECTED
-        until(lambda: decode.stats().prefill_nodes[0].state == connected, decode.story)
+        until(lambda: has_met(decode), decode.story)
         for number in range(3):
             traffic.ask(f"later-{number}", 260).result()
         until(lambda: not decode.stats().requests, decode.story)
         yield traffic
-    finally:
-        assert [decode.stop(), prefill.stop()] == [0, 0]
 
 
-def asked(traffic: Traffic, path: str) -> str:
-    with urllib.request.urlopen(
-        f"http://{traffic.node.http_address}{path}", timeout=HANG_SECONDS
-    ) as reply:
-        return str(reply.read().decode())
+COUNTERS = {
+    "tasuki_request_prompt_tokens_total": "prompt",
+    "tasuki_request_usable_tokens_total": "usable",
+    "tasuki_generated_tokens_total": "generated",
+    "tasuki_requests_finished_total": "requests",
+    "tasuki_handover_bytes_total": "bytes",
+    "tasuki_local_fallbacks_total": "fallbacks",
+}
+LOST = re.compile(r"tasuki_request_lost_tokens_total\{cause=(\w+)\}")
 
 
 def counted(traffic: Traffic) -> Counter[str]:
     """From /metrics, under the names of the page's totals."""
     found: Counter[str] = Counter()
-    for family in text_string_to_metric_families(asked(traffic, "/metrics")):
-        for sample in family.samples:
-            value = int(sample.value)
-            match sample.name, sample.labels:
-                case "tasuki_request_prompt_tokens_total", _:
-                    found["prompt"] += value
-                case "tasuki_request_usable_tokens_total", _:
-                    found["usable"] += value
-                case "tasuki_request_lost_tokens_total", {"cause": cause}:
-                    found[f"lost.{cause}"] += value
-                case "tasuki_generated_tokens_total", _:
-                    found["generated"] += value
-                case "tasuki_requests_finished_total", _:
-                    found["requests"] += value
-                case "tasuki_handover_bytes_total", _:
-                    found["bytes"] += value
-                case "tasuki_local_fallbacks_total", _:
-                    found["fallbacks"] += value
+    for name, value in scraped(traffic.node.http_address).items():
+        if lost := LOST.fullmatch(name):
+            found[f"lost.{lost[1]}"] += int(value)
+        elif total := COUNTERS.get(name.partition("{")[0]):
+            found[total] += int(value)
     return found
 
 
@@ -124,8 +109,8 @@ def summed(usages: list[Usage]) -> Counter[str]:
     return found
 
 
-def page(traffic: Traffic) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(asked(traffic, "/debug/overview"))
+def page(traffic: Traffic, path: str = "/debug/overview") -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(fetched(traffic.node.http_address, path))
     return told
 
 
@@ -148,14 +133,24 @@ def test_counters_and_page_are_the_sum_of_what_was_told(traffic: Traffic) -> Non
         assert shown[name] == told[name], name
 
 
+def test_the_cache_s_counters_are_its_statistics(traffic: Traffic) -> None:
+    seen, stats = scraped(traffic.node.http_address), traffic.node.stats()
+    assert sum(stats.lost.values()) > 0
+    for cause, tokens in stats.lost.items():
+        assert seen[f"tasuki_cache_lost_tokens_total{{cause={cause}}}"] == tokens
+    assert seen["tasuki_cache_usable_tokens_total"] == stats.tree["usable_tokens"]
+    assert seen["tasuki_requests_finished_total{reason=length}"] == 9
+    assert seen["tasuki_requests_finished_total{reason=abort}"] == 3
+
+
 def test_the_intervals_of_the_waterfall_are_its_totals(traffic: Traffic) -> None:
-    shown = json.loads(asked(traffic, "/debug/overview?seconds=3600&points=60"))
+    shown = page(traffic, "/debug/overview?seconds=3600&points=60")
     for name, values in shown["hits"]["columns"].items():
         assert sum(values) == shown["totals"].get(name, 0), name
 
 
 def test_the_ledger_tells_of_the_kill_and_of_the_aborts(traffic: Traffic) -> None:
-    faults = json.loads(asked(traffic, "/debug/faults"))
+    faults = page(traffic, "/debug/faults")
     counts = faults["counts"]
     assert counts["aborted"] == 3
     assert counts["peers_down"] == 1 and counts["peers_up"] == 2

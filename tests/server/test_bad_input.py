@@ -13,21 +13,17 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from safetensors.torch import load_file, save_file
-from tasuki.cli import main as cli
 from tasuki.cli.embedded import embedded_model
-from tasuki.cli.launcher import Daemon
-from tasuki.client.errors import ClientError, LaunchError
+from tasuki.client.errors import ClientError
 from tasuki.proto import handover_pb2, inference_pb2
-from tasuki.transfer.transports.nixl.transport import installed_package
 
+from tests.harness.command_line import error_line, exit_status
 from tests.harness.daemons import Node, asked, flags, random_prompt
+from tests.harness.refusals import INVALID, refusal
+from tests.harness.running_nodes import needs_nixl, refused_start, running
 from tests.harness.waiting import HANG_SECONDS
 
-INVALID = grpc.StatusCode.INVALID_ARGUMENT
 GARBAGE = b"\xff\xff\xff"
-
-nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
-
 
 # The command line
 
@@ -81,8 +77,9 @@ def test_a_damaged_checkpoint_is_one_line(
     folder = tmp_path / "model"
     shutil.copytree(embedded_model(), folder)
     damage(folder)
-    assert cli.main(["serve", *flags(folder), "--bind", "127.0.0.1:0"]) == 1
-    one_line(capfd, "tasuki: error: ", parts)
+    assert exit_status(["serve", *flags(folder), "--bind", "127.0.0.1:0"]) == 1
+    line = error_line(capfd)
+    assert line.startswith("tasuki: error: ") and all(part in line for part in parts), line
 
 
 @pytest.mark.parametrize(
@@ -106,34 +103,21 @@ def test_a_damaged_checkpoint_is_one_line(
 def test_settings_that_cannot_work_are_one_line(
     argv: list[str], status: int, parts: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        told = cli.main(argv)
-    except SystemExit as stopped:
-        told = int(str(stopped.code))
-    assert told == status
-    one_line(capfd, "tasuki", parts)
+    assert exit_status(argv) == status
+    line = error_line(capfd)
+    assert line.startswith("tasuki") and "error: " in line, line
+    assert all(part in line for part in parts), line
 
 
-def one_line(capfd: pytest.CaptureFixture[str], start: str, parts: list[str]) -> None:
-    out, err = capfd.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith(start), err
-    assert "error: " in err and all(part in err for part in parts), err
-
-
-@nixl
+@needs_nixl
 def test_a_port_that_is_taken_ends_each_daemon_with_its_name() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        children = [Daemon(command, flags(), bind=bind) for command in ("prefill", "decode")]
-        for child in children:
-            with pytest.raises(LaunchError, match="ended with status 1"):
-                child.wait_ready()
-            assert child.stop() == 1
-            last = child.last_words[-1]
+        for command in ("prefill", "decode"):
+            last = refused_start(command, *flags(), bind=bind)[-1]
             assert last.startswith(f"tasuki: error: bind {bind} failed") and "port 0" in last
-            assert not any("Traceback" in line for line in child.last_words)
 
 
 # Daemons
@@ -142,21 +126,19 @@ def test_a_port_that_is_taken_ends_each_daemon_with_its_name() -> None:
 @pytest.fixture(scope="module")
 def prefill() -> Iterator[Node]:
     """Its arena is the smaller one: what fits on the decode node need not fit here."""
-    node = Node("prefill", *flags(arena_mib=16)).wait_ready()
-    yield node
-    node.assert_at_rest()
-    assert node.stop() == 0
+    with running(Node("prefill", *flags(arena_mib=16))) as node:
+        yield node
+        node.assert_at_rest()
 
 
 @pytest.fixture(scope="module")
 def decode(prefill: Node) -> Iterator[Node]:
-    node = Node("decode", *flags(arena_mib=32), "--prefill", prefill.address).wait_ready()
-    yield node
-    node.assert_at_rest()
-    assert node.stop() == 0
+    with running(Node("decode", *flags(arena_mib=32), "--prefill", prefill.address)) as node:
+        yield node
+        node.assert_at_rest()
 
 
-@nixl
+@needs_nixl
 @pytest.mark.parametrize(
     ("prompt", "kind", "parts"),
     [
@@ -178,7 +160,7 @@ def test_a_prompt_that_cannot_be_served_is_refused(
     decode.assert_at_rest()
 
 
-@nixl
+@needs_nixl
 def test_a_prompt_too_long_for_the_prefill_node_alone_is_answered(decode: Node) -> None:
     usage = asked(decode, random_prompt(4000, 0), b"").result().usage
     assert usage.prefilled_on == "local" and usage.local_fallback
@@ -198,7 +180,7 @@ def methods(module: ModuleType) -> list[tuple[str, str]]:
     ]
 
 
-@nixl
+@needs_nixl
 def test_malformed_bytes_are_refused_by_every_method(prefill: Node, decode: Node) -> None:
     everywhere = [*methods(health_pb2), *methods(reflection_pb2)]
     admin = [item for item in methods(inference_pb2) if "CacheAdmin" in item[1]]
@@ -211,10 +193,9 @@ def test_malformed_bytes_are_refused_by_every_method(prefill: Node, decode: Node
         with grpc.insecure_channel(address) as channel:
             for arity, path in paths:
                 request = iter([GARBAGE]) if arity.startswith("stream") else GARBAGE
-                with pytest.raises(grpc.RpcError) as caught:
-                    answer = getattr(channel, arity)(path)(request, timeout=HANG_SECONDS)
-                    assert arity.endswith("_stream") and not list(answer)
-                assert caught.value.code() is INVALID, path
-                assert "not the expected message" in caught.value.details(), path
+                call = getattr(channel, arity)(path)
+                refused = refusal(call, request, timeout=HANG_SECONDS)
+                assert refused.status is INVALID, path
+                assert "not the expected message" in refused.message, path
     # The hand-over still works.
     assert asked(decode, random_prompt(300, 0), b"").result().usage.prefilled_on == "prefill"

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.loop_bridge import Bridge
@@ -24,11 +21,13 @@ from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import grpc_services
 from tasuki.utils.loops.loop_thread import LoopThread, run_on
 
-from tests.harness.front_fixtures import ScriptedEngine, text_codec
+from tests.harness.api_keys import metadata
+from tests.harness.front_fixtures import TOKENS_ONLY, ScriptedEngine
+from tests.harness.grpc_calls import GrpcCalls
+from tests.harness.refusals import refusal
 from tests.harness.waiting import HANG_SECONDS
 
 KEY = "secret"
-BEARING = (("authorization", f"Bearer {KEY}"),)
 
 
 class Guest(handover_pb2_grpc.HandoverServicer):
@@ -57,11 +56,13 @@ class Bridged:
     """Threads on which the front's requests arrived."""
     lost: list[str]
 
+    @property
+    def calls(self) -> GrpcCalls:
+        return GrpcCalls(self.channel, metadata(KEY))
+
 
 @contextmanager
-def bridged(
-    folder: Path, engine: ScriptedEngine | None = None, patience: float = 30.0
-) -> Iterator[Bridged]:
+def bridged(engine: ScriptedEngine | None = None, patience: float = 30.0) -> Iterator[Bridged]:
     config = ServerConfig(api_key=KEY)
     engine = engine or ScriptedEngine()
     lost: list[str] = []
@@ -78,7 +79,7 @@ def bridged(
     engine.start()
     guest = Guest()
     services = [
-        *grpc_services(client, text_codec(folder), config),
+        *grpc_services(client, TOKENS_ONLY, config),
         Service(
             "tasuki.handover.v1.Handover",
             partial(handover_pb2_grpc.add_HandoverServicer_to_server, guest),
@@ -103,28 +104,15 @@ def bridged(
             loop.close()
 
 
-def ask(both: Bridged, request_id: str = "r") -> "Iterator[pb.GenerateResponse]":
-    request = pb.GenerateRequest(request_id=request_id, token_ids=pb.TokenIds(ids=[5, 6]))
-    stub = pb_grpc.InferenceStub(both.channel)
-    call: Iterator[pb.GenerateResponse] = stub.Generate(
-        request, metadata=BEARING, timeout=HANG_SECONDS
-    )
-    return call
-
-
-def test_a_stream_and_a_unary_call_cross_and_run_on_the_fronts_loop(tmp_path: Path) -> None:
-    with bridged(tmp_path) as both:
-        call = ask(both)
+def test_a_stream_and_a_unary_call_cross_and_run_on_the_fronts_loop() -> None:
+    with bridged() as both:
+        call = both.calls.generate(5, 6, request_id="r")
         said = list(call)
         assert [said.WhichOneof("event") for said in said[-1:]] == ["finished"]
         tokens = [token for message in said for token in message.chunk.token_ids]
         assert tokens == [7, 8, 9]
-        headers = dict(call.initial_metadata())  # type: ignore[attr-defined]
-        assert headers["tasuki-request-id"] == "r"
-        stats = pb_grpc.CacheAdminStub(both.channel).Stats(
-            pb.StatsRequest(), metadata=BEARING, timeout=HANG_SECONDS
-        )
-        assert stats.pages["total"] == 9
+        assert dict(call.initial_metadata())["tasuki-request-id"] == "r"
+        assert both.calls.stats().pages["total"] == 9
         handover_pb2_grpc.HandoverStub(both.channel).Abort(  # type: ignore[no-untyped-call]
             handover_pb2.AbortRequest(), timeout=HANG_SECONDS
         )
@@ -132,56 +120,8 @@ def test_a_stream_and_a_unary_call_cross_and_run_on_the_fronts_loop(tmp_path: Pa
         assert front != host
 
 
-def test_a_refusal_keeps_its_status_its_words_and_its_trailer(tmp_path: Path) -> None:
-    with bridged(tmp_path) as both:
-        stub = pb_grpc.InferenceStub(both.channel)
-        with pytest.raises(grpc.RpcError) as refused:
-            stub.Abort(pb.AbortRequest(), metadata=BEARING, timeout=HANG_SECONDS)
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "request_id is empty" in refused.value.details()
-        assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "invalid"
-        with pytest.raises(grpc.RpcError) as refused:
-            list(stub.Generate(pb.GenerateRequest(), metadata=BEARING, timeout=HANG_SECONDS))
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert dict(refused.value.trailing_metadata())["tasuki-retry"] == "never"
-
-
-@pytest.mark.parametrize("method", ["Generate", "Abort"])
-def test_bytes_that_are_no_message_are_refused(tmp_path: Path, method: str) -> None:
-    with bridged(tmp_path) as both:
-        path = f"/tasuki.v1.Inference/{method}"
-        call = both.channel.unary_stream(path)(
-            b"\xff\xff\xff", metadata=BEARING, timeout=HANG_SECONDS
-        )
-        with pytest.raises(grpc.RpcError) as refused:
-            list(call)
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "not the expected message" in refused.value.details()
-
-
-def test_a_key_is_asked_for_and_what_is_not_served_is_named(tmp_path: Path) -> None:
-    with bridged(tmp_path) as both:
-        with pytest.raises(grpc.RpcError) as refused:
-            pb_grpc.CacheAdminStub(both.channel).Stats(pb.StatsRequest(), timeout=HANG_SECONDS)
-        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        unknown = both.channel.unary_unary("/tasuki.v1.Nothing/Ask")
-        with pytest.raises(grpc.RpcError) as refused:
-            unknown(b"", metadata=BEARING, timeout=HANG_SECONDS)
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "not_served_here"
-
-
-def test_a_client_that_leaves_aborts_its_request_on_the_other_loop(tmp_path: Path) -> None:
-    with bridged(tmp_path, ScriptedEngine(hold=True)) as both:
-        call = ask(both, "leaving")
-        assert next(call).chunk.token_ids == [7]
-        call.cancel()  # type: ignore[attr-defined]
-        (aborted,) = both.engine.wait_for(m.Abort)
-        assert aborted.request_id == "leaving"
-
-
-def test_a_front_that_stands_delays_no_guest_and_no_health(tmp_path: Path) -> None:
-    with bridged(tmp_path) as both:
+def test_a_front_that_stands_delays_no_guest_and_no_health() -> None:
+    with bridged() as both:
         standing, go_on = threading.Event(), threading.Event()
 
         def stand() -> None:
@@ -196,9 +136,7 @@ def test_a_front_that_stands_delays_no_guest_and_no_health(tmp_path: Path) -> No
             health = health_pb2_grpc.HealthStub(both.channel)
             serving = health.Check(health_pb2.HealthCheckRequest(), timeout=HANG_SECONDS)
             assert serving.status == health_pb2.HealthCheckResponse.SERVING
-            stats = pb_grpc.CacheAdminStub(both.channel).Stats.future(
-                pb.StatsRequest(), metadata=BEARING, timeout=HANG_SECONDS
-            )
+            stats = both.calls.admin.Stats.future(pb.StatsRequest(), **both.calls.options)
             time.sleep(0.1)
             assert not stats.done()
         finally:
@@ -207,16 +145,12 @@ def test_a_front_that_stands_delays_no_guest_and_no_health(tmp_path: Path) -> No
         assert stats.result().pages["total"] == 9
 
 
-def test_a_front_that_never_comes_round_costs_a_typed_error(tmp_path: Path) -> None:
-    with bridged(tmp_path, patience=0.2) as both:
+def test_a_front_that_never_comes_round_costs_a_typed_error() -> None:
+    with bridged(patience=0.2) as both:
         go_on = threading.Event()
         both.front.call_soon_threadsafe(go_on.wait, 30)
         try:
-            with pytest.raises(grpc.RpcError) as refused:
-                pb_grpc.CacheAdminStub(both.channel).Stats(
-                    pb.StatsRequest(), metadata=BEARING, timeout=HANG_SECONDS
-                )
+            refused = refusal(both.calls.stats)
         finally:
             go_on.set()
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "behind"
+        assert refused.typed == (grpc.StatusCode.UNAVAILABLE, "behind")

@@ -12,7 +12,6 @@ from tasuki.server.text.long_text import matches
 from tasuki.server.text.special_token_guard import substituted
 from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.front_fixtures import text_codec
 from tests.server.chat_templates import TEMPLATES, rendered_part_by_part
 
 TOOL = {
@@ -53,11 +52,6 @@ def conversations(draw: st.DrawFn) -> list[ChatMessage]:
         if draw(st.integers(0, 4)):
             messages.append(ChatMessage("assistant", draw(TEXTS)))
     return messages
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    return text_codec(tmp_path_factory.mktemp("codec"))
 
 
 def both(codec: TextCodec, name: str, messages: list[ChatMessage], **asked: Any) -> list[Any]:

@@ -1,6 +1,5 @@
 """The error table is the code's, and what a caller is told is the table's."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,23 +11,20 @@ from tasuki.client.errors import ClientError
 from tasuki.client.retry import is_transient
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.error_reference import rows
 from tasuki.server.errors import RETRY_KEY, Retry
-from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import running_front
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.programs import output_of
+from tests.harness.refusals import refusal, refused_as
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
-CODEC = TextCodec(320, 4096, None, None)
 
 
-def test_the_page_is_written_by_the_code() -> None:
+def test_the_page_s_table_is_written_by_the_code() -> None:
     command = [sys.executable, "-m", "tasuki.server.error_reference"]
-    written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert written == PAGE.read_text(), (
-        "run: python -m tasuki.server.error_reference > docs/errors.md"
+    assert f"\n\n{output_of(command)}\n" in PAGE.read_text(), (
+        "run: python -m tasuki.server.error_reference, and paste it"
     )
 
 
@@ -49,15 +45,12 @@ def test_the_client_retries_exactly_what_the_table_says() -> None:
 @pytest.mark.parametrize("kind", m.ErrorKind)
 def test_a_refused_answer_carries_status_kind_and_hint(kind: m.ErrorKind) -> None:
     (row,) = [row for row in rows() if row.kind == kind.value]
-    with running_front(CODEC) as front, grpc.insecure_channel(front.address) as channel:
+    with running_front() as front:
         front.engine.reject = m.RequestError(kind, "no")
-        stub = pb_grpc.InferenceStub(channel)
-        with pytest.raises(grpc.RpcError) as refused:
-            list(stub.Generate(pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]))))
-    trailing = dict(refused.value.trailing_metadata())
-    assert refused.value.code().name == row.status
-    assert trailing["tasuki-error-kind"] == row.kind
-    assert trailing[RETRY_KEY] == row.retry.value
+        refused = refusal(front.calls.generate, 5)
+    assert (refused.status.name, refused.kind, refused.message) == (row.status, row.kind, "no")
+    assert refused.status is not grpc.StatusCode.UNKNOWN
+    assert refused.trailing[RETRY_KEY] == row.retry.value
 
 
 @pytest.mark.parametrize(
@@ -73,21 +66,15 @@ def test_an_operator_s_refusal_is_in_the_table(
     method: str, request_message: object, kind: str
 ) -> None:
     (row,) = [row for row in rows() if row.kind == kind]
-    with (
-        running_front(CODEC) as front,
-        grpc.insecure_channel(front.address) as channel,
-        pytest.raises(grpc.RpcError) as refused,
-    ):
-        getattr(pb_grpc.CacheAdminStub(channel), method)(request_message, timeout=HANG_SECONDS)
-    assert refused.value.code().name == row.status
-    assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == kind
+    with running_front() as front:
+        refused = refusal(getattr(front.calls.admin, method), request_message)
+    assert (refused.status.name, refused.kind) == (row.status, kind)
 
 
 def test_a_node_of_both_roles_says_what_to_start_in_its_place() -> None:
     with (
-        running_front(CODEC) as front,
+        running_front() as front,
         open_channel(front.address, None) as channel,
-        pytest.raises(ClientError, match="start tasuki prefill or tasuki decode") as refused,
+        refused_as("role_fixed", "start tasuki prefill or tasuki decode"),
     ):
         change_role(channel, "decode", {}, wait_seconds=5)
-    assert refused.value.kind == "role_fixed"

@@ -10,15 +10,13 @@ from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.request_log import RequestLog
-from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import running_front, usage
-
-CODEC = TextCodec(320, 4096, None, None)
+from tests.harness.refusals import refused_as
 
 
 def test_a_finished_request_is_told_as_its_client_was(capsys: pytest.CaptureFixture[str]) -> None:
-    with running_front(CODEC) as front, Client(front.address) as client:
+    with running_front() as front, Client(front.address) as client:
         answer = client.generate(Prompt(token_ids=[5, 6, 7, 8]), request_id="r1").result()
         told = client.explain("r1")
         assert told.finished.usage.hit.usable_tokens == answer.usage.hit.usable_tokens == 2
@@ -31,7 +29,7 @@ def test_a_finished_request_is_told_as_its_client_was(capsys: pytest.CaptureFixt
 
 
 def test_a_refused_request_is_told_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    with running_front(CODEC) as front, Client(front.address) as client:
+    with running_front() as front, Client(front.address) as client:
         front.engine.reject = m.RequestError(m.ErrorKind.TOO_LONG, "shorten the prompt")
         with pytest.raises(ClientError):
             client.generate(Prompt(token_ids=[5]), request_id="r2").result()
@@ -41,12 +39,11 @@ def test_a_refused_request_is_told_with_its_reason(capsys: pytest.CaptureFixture
 
 def test_a_request_nobody_remembers_is_a_typed_error() -> None:
     with (
-        running_front(CODEC) as front,
+        running_front() as front,
         Client(front.address) as client,
-        pytest.raises(ClientError, match="not among the requests") as refused,
+        refused_as("unknown_request", "not among the requests"),
     ):
         client.explain("nobody")
-    assert refused.value.kind == "unknown_request"
 
 
 def test_the_log_forgets_the_oldest_and_keeps_the_last_of_an_id() -> None:

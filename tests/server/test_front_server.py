@@ -1,6 +1,7 @@
 """Where a server may listen, and what it tells those who ask."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
@@ -10,13 +11,28 @@ from tasuki.server.auth.access import Access
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import OWNER, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
-from tasuki.server.grpc.server import Service, start_server
-from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.utils.tls import ServerTls
 
 from tests.harness.front_fixtures import running_front
 
+LOOPBACK = Access()
+Start = Callable[[str], Awaitable[Server | HttpServer]]
 
+
+async def listen(bind: str, access: Access = LOOPBACK) -> Server:
+    return await start_server(bind, [], access)
+
+
+async def listen_http(bind: str, access: Access = LOOPBACK) -> HttpServer:
+    return await start_http_server(bind, [], lambda: None, access)
+
+
+STARTS = pytest.mark.parametrize("start", [listen, listen_http])
+
+
+@STARTS
 @pytest.mark.parametrize(
     ("bind", "part"),
     [
@@ -29,26 +45,27 @@ from tests.harness.front_fixtures import running_front
         ("127.0.0.1:65536", "HOST:PORT"),
     ],
 )
-def test_bad_binds_are_refused(bind: str, part: str) -> None:
+def test_bad_binds_are_refused(start: Start, bind: str, part: str) -> None:
     with pytest.raises(BindError, match=part):
-        asyncio.run(start_server(bind, []))
+        asyncio.run(start(bind))
 
 
 def test_a_non_loopback_bind_needs_the_flag() -> None:
-    async def listen() -> int:
-        server = await start_server("0.0.0.0:0", [], Access(insecure=True))
+    async def check() -> None:
+        server = await listen("0.0.0.0:0", Access(insecure=True))
         await server.drain(0)
-        return server.port
+        assert server.port > 0
 
-    assert asyncio.run(listen()) > 0
+    asyncio.run(check())
 
 
-def test_a_port_that_is_taken_is_refused() -> None:
+@STARTS
+def test_a_port_that_is_taken_is_refused(start: Start) -> None:
     async def listen_twice() -> None:
-        first = await start_server("127.0.0.1:0", [])
+        first = await listen("127.0.0.1:0")
         try:
             with pytest.raises(BindError, match="is the port taken"):
-                await start_server(first.address, [])
+                await start(first.address)
         finally:
             await first.drain(0)
 
@@ -56,12 +73,9 @@ def test_a_port_that_is_taken_is_refused() -> None:
 
 
 def test_reflection_lists_the_services() -> None:
-    with (
-        running_front(TextCodec(320, 4096, None, None)) as front,
-        grpc.insecure_channel(front.address) as channel,
-    ):
+    with running_front() as front:
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        stub = reflection_pb2_grpc.ServerReflectionStub(front.channel)
         (reply,) = list(stub.ServerReflectionInfo(iter([ask])))
     names = {service.name for service in reply.list_services_response.service}
     assert names >= {"tasuki.v1.Inference", "tasuki.v1.Session", "tasuki.v1.CacheAdmin"}

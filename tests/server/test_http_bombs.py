@@ -1,28 +1,19 @@
 """What a stranger sends costs a header: nothing is inflated, drained or waited for."""
 
-import asyncio
 import gzip
 import resource
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
 from tasuki.server.config import ServerConfig
-from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.front_fixtures import text_codec
+from tests.harness.api_keys import headers
 from tests.harness.http_fixtures import HttpFront, running_http
-from tests.harness.waiting import HANG_SECONDS
 
 KEY = "a-key-of-this-test"
 LIMIT = 4 * 2**20
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    return text_codec(tmp_path_factory.mktemp("codec"))
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +24,9 @@ def bomb() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def http(codec: TextCodec) -> Iterator[HttpFront]:
+def http() -> Iterator[HttpFront]:
     config = ServerConfig(api_key=KEY, max_message_mib=LIMIT // 2**20)
-    with running_http(codec, config=config) as running:
+    with running_http(config=config) as running:
         yield running
 
 
@@ -45,15 +36,23 @@ def loop_seconds(front: HttpFront) -> float:
     async def read() -> float:
         return time.thread_time()
 
-    return asyncio.run_coroutine_threadsafe(read(), front.front.loop).result(30)
+    return front.front.run(read())
+
+
+def head_of(*more: str, path: str = "/v1/completions", key: str = KEY) -> str:
+    """Of a POST of JSON; more: header lines."""
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    return "\n".join([*lines, f"Authorization: Bearer {key}", *more])
+
+
+def raw(head: str) -> bytes:
+    return head.replace("\n", "\r\n").encode() + b"\r\n\r\n"
 
 
 def say(front: HttpFront, head: str, body: bytes = b"") -> tuple[bytes, bool]:
     """What raw bytes are answered, and whether the connection was closed behind the answer."""
-    with socket.create_connection(
-        ("127.0.0.1", front.server.port), timeout=HANG_SECONDS
-    ) as connection:
-        connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    with front.dial() as connection:
+        connection.sendall(raw(head))
         answer = b""
         with suppress(OSError):  # refused and closed before it was all said
             connection.sendall(body)
@@ -75,10 +74,7 @@ def say(front: HttpFront, head: str, body: bytes = b"") -> tuple[bytes, bool]:
 def test_a_bomb_is_never_inflated(http: HttpFront, bomb: bytes, path: str, key: str) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     before = loop_seconds(http)
-    head = (
-        f"POST {path} HTTP/1.1\nHost: localhost\nContent-Type: application/json\n"
-        f"Authorization: Bearer {key}\nContent-Encoding: gzip\nContent-Length: {len(bomb)}"
-    )
+    head = head_of("Content-Encoding: gzip", f"Content-Length: {len(bomb)}", path=path, key=key)
     answer, closed = say(http, head, bomb)
     assert closed
     assert not answer or answer.split()[1] in (b"415", b"401", b"404", b"405")
@@ -94,53 +90,35 @@ def test_a_bomb_is_never_inflated(http: HttpFront, bomb: bytes, path: str, key: 
 @pytest.mark.parametrize("more", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 def test_an_encoding_is_refused_by_its_header(http: HttpFront, encoding: str, more: str) -> None:
     """No byte of the body has been sent when the answer is there."""
-    head = (
-        "POST /v1/completions HTTP/1.1\nHost: localhost\nContent-Type: application/json\n"
-        f"Authorization: Bearer {KEY}\nContent-Encoding: {encoding}\n{more}"
-    )
-    answer, closed = say(http, head)
+    answer, closed = say(http, head_of(f"Content-Encoding: {encoding}", more))
     assert answer.split()[1] == b"415" and closed
 
 
 def test_leave_to_send_a_body_is_not_given_before_it_is_wanted(http: HttpFront) -> None:
     for key in ("a-guess", KEY):
-        head = (
-            "POST /v1/completions HTTP/1.1\nHost: localhost\nContent-Type: application/json\n"
-            f"Authorization: Bearer {key}\nContent-Encoding: gzip\nContent-Length: 1000\n"
-            "Expect: 100-continue"
-        )
-        answer, closed = say(http, head)
+        more = ("Content-Encoding: gzip", "Content-Length: 1000", "Expect: 100-continue")
+        answer, closed = say(http, head_of(*more, key=key))
         assert answer.split()[1] == b"415" and closed
         assert b"100 Continue" not in answer
 
 
 def test_leave_is_given_to_who_may_send_one(http: HttpFront) -> None:
     body = b'{"prompt": [5, 6, 7]}'
-    with socket.create_connection(
-        ("127.0.0.1", http.server.port), timeout=HANG_SECONDS
-    ) as connection:
-        connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
-            b"Content-Type: application/json\r\nAuthorization: Bearer "
-            + KEY.encode()
-            + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
-        )
+    with http.dial() as connection:
+        connection.sendall(raw(head_of("Expect: 100-continue", f"Content-Length: {len(body)}")))
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 Continue")
         connection.sendall(body)
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_an_identity_is_no_encoding(http: HttpFront) -> None:
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Encoding": "identity"}
-    assert http.complete(headers).status == 200
+    assert http.complete(headers(KEY) | {"Content-Encoding": "identity"}).status == 200
 
 
 def test_a_stranger_s_long_body_is_not_drained(http: HttpFront) -> None:
     """It is told why and cut off, long before all of it was taken."""
     sent = 0
-    with socket.create_connection(
-        ("127.0.0.1", http.server.port), timeout=HANG_SECONDS
-    ) as connection:
+    with http.dial() as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Length: 1000000000\r\n\r\n"
@@ -160,11 +138,7 @@ def test_a_refusal_reaches_a_client_that_speaks_before_it_listens(http: HttpFron
 
 
 def test_a_body_over_the_size_is_refused_by_its_header(http: HttpFront) -> None:
-    head = (
-        "POST /v1/completions HTTP/1.1\nHost: localhost\nContent-Type: application/json\n"
-        f"Authorization: Bearer {KEY}\nContent-Length: {LIMIT + 1}"
-    )
-    answer, closed = say(http, head)
+    answer, closed = say(http, head_of(f"Content-Length: {LIMIT + 1}"))
     assert answer.split()[1] == b"413" and closed
 
 

@@ -1,8 +1,7 @@
 """POST /v1/chat/completions over a scripted engine: shapes, stops, tools, users' own words."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from tasuki.engine import messages as m
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.front_fixtures import text_codec
-from tests.harness.http_fixtures import HttpFront, Reply, running_http
+from tests.harness.http_calls import Reply
+from tests.harness.http_fixtures import HttpFront
 
 USER = [{"role": "user", "content": "it was"}]
 TOOL = {
@@ -40,16 +39,9 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def codec(tmp_path: Path) -> TextCodec:
-    codec = text_codec(tmp_path)
+def codec(codec: TextCodec) -> TextCodec:
     template = ChatTemplate(TEMPLATE, codec.require_tokenizer(), {})
-    return TextCodec(codec.vocab_size, codec.max_tokens, codec.tokenizer, template)
-
-
-@pytest.fixture
-def http(codec: TextCodec) -> Iterator[HttpFront]:
-    with running_http(codec) as running:
-        yield running
+    return replace(codec, template=template)
 
 
 def say(http: HttpFront, codec: TextCodec, text: str) -> None:
@@ -237,6 +229,12 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
     assert [prompt.count(special) for special in (0, 1, 2)] == [0, 6, 5]
 
 
+def called_with(arguments: str) -> dict[str, Any]:
+    """A conversation in which a tool was called so."""
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
@@ -249,28 +247,9 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
             "messages[0].content[0]",
         ),
         ({"messages": [{**USER[0], "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (called_with("["), "messages[0].tool_calls[0].function.arguments"),
         (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"function": {"name": "f", "arguments": "["}}],
-                    }
-                ]
-            },
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {"function": {"name": "f", "arguments": '{"a":' * 99 + "1" + "}" * 99}}
-                        ],
-                    }
-                ]
-            },
+            called_with('{"a":' * 99 + "1" + "}" * 99),
             "messages[0].tool_calls[0].function.arguments",
         ),
         ({"n": 2}, "n"),
@@ -302,7 +281,7 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
 )
 def test_a_bad_field_is_named(http: HttpFront, fields: dict[str, Any], place: str) -> None:
     reply = http.post("/v1/chat/completions", {"messages": USER, **fields})
-    error = reply.json["error"]
+    error = reply.error
     assert (reply.status, error["param"]) == (400, place), error
     assert error["message"].startswith(place)
     assert not http.engine.of(m.Submit)
@@ -319,4 +298,4 @@ def test_a_bad_field_is_named(http: HttpFront, fields: dict[str, Any], place: st
 )
 def test_other_refusals(http: HttpFront, fields: dict[str, Any], status: int, code: str) -> None:
     reply = http.post("/v1/chat/completions", {"messages": USER, **fields})
-    assert (reply.status, reply.json["error"]["code"]) == (status, code)
+    assert reply.refusal == (status, code)

@@ -1,29 +1,21 @@
 """POST /v1/completions over a scripted engine: prompts of each kind, logprobs, streams."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tasuki.engine import messages as m
 from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.front_fixtures import text_codec
 from tests.harness.http_fixtures import HttpFront, running_http
 
 
 @pytest.fixture
-def codec(tmp_path: Path) -> TextCodec:
-    return text_codec(tmp_path)
-
-
-@pytest.fixture
-def http(codec: TextCodec) -> Iterator[HttpFront]:
-    with running_http(codec) as running:
-        tokens = [*codec.require_tokenizer().encode("fine 漢"), 2]
-        running.engine.answer = lambda submit: tokens
-        yield running
+def http(http: HttpFront, codec: TextCodec) -> HttpFront:
+    """It answers "fine 漢"."""
+    tokens = [*codec.require_tokenizer().encode("fine 漢"), 2]
+    http.engine.answer = lambda submit: tokens
+    return http
 
 
 @pytest.mark.parametrize("prompt", ["it<|im_end|>", ["it<|im_end|>"], [5, 6, 2], [[5, 6, 2]]])
@@ -78,7 +70,7 @@ def test_logprobs(http: HttpFront, codec: TextCodec, top: int) -> None:
 )
 def test_a_bad_prompt_is_refused(http: HttpFront, prompt: Any, part: str) -> None:
     reply = http.complete(prompt=prompt)
-    assert reply.status == 400 and part in reply.json["error"]["message"]
+    assert reply.status == 400 and part in reply.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -86,18 +78,18 @@ def test_a_bad_prompt_is_refused(http: HttpFront, prompt: Any, part: str) -> Non
 )
 def test_what_cannot_be_honoured_is_refused(http: HttpFront, fields: dict[str, Any]) -> None:
     reply = http.complete(**fields)
-    assert reply.status == 400 and reply.json["error"]["param"] == next(iter(fields))
+    assert reply.status == 400 and reply.error["param"] == next(iter(fields))
 
 
 def test_without_a_tokenizer_token_ids_still_work() -> None:
-    with running_http(TextCodec(320, 4096, None, None)) as http:
+    with running_http() as http:
         assert http.complete(prompt=[5]).status == 200
         for path, body in (
             ("/v1/completions", {"prompt": "text"}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "text"}]}),
         ):
             reply = http.post(path, body)
-            assert reply.status == 400 and "tokenizer.json" in reply.json["error"]["message"]
+            assert reply.status == 400 and "tokenizer.json" in reply.error["message"]
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf")])

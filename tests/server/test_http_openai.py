@@ -4,20 +4,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from tasuki.cli.launcher import Daemon
-from tasuki.client.errors import LaunchError
-from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import Node, flags
+from tests.harness.openai_client import openai, openai_client
+from tests.harness.running_nodes import HTTP, fused_node, node_pair, refused_start
 from tests.harness.waiting import until
 
-openai = pytest.importorskip("openai", reason="the openai client is not installed")
-
 KEY = "a-key-of-this-test"
-HTTP = ("--http-bind", "127.0.0.1:0", "--api-key", KEY)
+SERVED = (*HTTP, "--api-key", KEY)
 GREEDY = {"temperature": 0, "max_tokens": 24}
 USER = [{"role": "user", "content": "Where does Elizabeth live, and with whom?" * 8}]
+STREAM = {
+    "model": "embedded",
+    "messages": USER,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
@@ -33,32 +35,20 @@ class Front:
 
 
 def connected(node: Node) -> "openai.OpenAI":
-    return openai.OpenAI(
-        base_url=f"http://{node.http_address}/v1", api_key=KEY, max_retries=0, timeout=60
-    )
+    return openai_client(node.http_address, KEY)
 
 
 @pytest.fixture(scope="module")
 def fused() -> Iterator[Front]:
-    node = Node("serve", *flags(), *HTTP).wait_ready()
-    with connected(node) as client:
+    with fused_node(*SERVED) as node, connected(node) as client:
         yield Front(client, (node,))
-    assert node.stop() == 0
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Front]:
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
-    prefill = Node("prefill", *flags(), *HTTP).wait_ready()
-    decode = Node(
-        "decode", *flags(), *HTTP, "--prefill", prefill.address, "--local-prefill-tokens", "16"
-    ).wait_ready()
-    states = [pb.PREFILL_NODE_STATE_CONNECTED]
-    until(lambda: [n.state for n in decode.stats().prefill_nodes] == states, "not connected")
-    with connected(decode) as client:
+    pair = node_pair(*SERVED, decode=("--local-prefill-tokens", "16"))
+    with pair as (prefill, decode), connected(decode) as client:
         yield Front(client, (decode, prefill))
-    assert [decode.stop(), prefill.stop()] == [0, 0]
 
 
 @pytest.fixture(params=["fused", "pair"])
@@ -90,14 +80,7 @@ def test_a_second_turn_is_cached_and_the_counter_agrees(front: Front) -> None:
 def test_a_stream_says_the_same_and_ends_with_usage(front: Front) -> None:
     chat = front.client.chat.completions.create
     whole = chat(model="embedded", messages=USER, **GREEDY)
-    stream = chat(
-        model="embedded",
-        messages=USER,
-        stream=True,
-        stream_options={"include_usage": True},
-        **GREEDY,
-    )
-    *chunks, last = list(stream)
+    *chunks, last = list(chat(**STREAM, **GREEDY))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
@@ -142,11 +125,7 @@ def test_errors_have_the_clients_own_types(fused: Front) -> None:
 
 def test_a_client_that_closes_its_stream_frees_what_it_held(front: Front) -> None:
     stream = front.client.chat.completions.create(
-        model="embedded",
-        messages=USER,
-        stream=True,
-        max_tokens=10_000,
-        extra_body={"ignore_eos": True},
+        **STREAM, max_tokens=10_000, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     assert not front.nodes[0].at_rest()
@@ -165,29 +144,18 @@ def test_a_prefill_node_answers_probes_alone(pair: Front) -> None:
 
 
 def test_a_drain_lets_the_answer_in_flight_end() -> None:
-    node = Node("serve", *flags(), *HTTP).wait_ready()
-    try:
-        with connected(node) as client:
-            chat = client.chat.completions.create
-            stream = chat(
-                model="embedded",
-                messages=USER,
-                stream=True,
-                stream_options={"include_usage": True},
-                max_tokens=200,
-                extra_body={"ignore_eos": True},
-            )
-            next(iter(stream))
-            node.ask_to_stop()
-            until(lambda: refused(client, "../ready"), "still ready")
-            assert client.get("../health", cast_to=object) == {"status": "ok"}
-            with pytest.raises(openai.InternalServerError) as caught:
-                chat(model="embedded", messages=USER, **GREEDY)
-            assert (caught.value.status_code, caught.value.code) == (503, "draining")
-            *_, last = stream
-            assert last.usage.completion_tokens == 200
-    finally:
-        assert node.stop() == 0
+    with fused_node(*SERVED) as node, connected(node) as client:
+        chat = client.chat.completions.create
+        stream = chat(**STREAM, max_tokens=200, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        node.ask_to_stop()
+        until(lambda: refused(client, "../ready"), "still ready")
+        assert client.get("../health", cast_to=object) == {"status": "ok"}
+        with pytest.raises(openai.InternalServerError) as caught:
+            chat(model="embedded", messages=USER, **GREEDY)
+        assert (caught.value.status_code, caught.value.code) == (503, "draining")
+        *_, last = stream
+        assert last.usage.completion_tokens == 200
 
 
 def refused(client: "openai.OpenAI", path: str) -> bool:
@@ -200,10 +168,4 @@ def refused(client: "openai.OpenAI", path: str) -> bool:
 
 def test_a_bad_http_bind_is_one_line(fused: Front) -> None:
     for bind, part in ((fused.nodes[0].http_address, "is the port taken"), ("x", "HOST:PORT")):
-        daemon = Daemon("serve", [*flags(), "--http-bind", bind])
-        try:
-            with pytest.raises(LaunchError, match=part):
-                daemon.wait_ready()
-            assert "Traceback" not in "\n".join(daemon.last_words)
-        finally:
-            assert daemon.stop() == 1
+        assert part in refused_start("serve", *flags(), "--http-bind", bind)[-1]

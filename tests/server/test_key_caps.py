@@ -1,9 +1,9 @@
 """What is one key's is no other's, and one key never takes all there is."""
 
-import http.client
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,87 +11,60 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tasuki.client.errors import ClientError, client_error
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
 from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RequestLimit, WatcherLimit
 from tasuki.server.request_ids import RequestNames
-from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.daemons import Node, flags
+from tests.harness.api_keys import headers, keys_file, metadata
+from tests.harness.daemons import Node
 from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
+from tests.harness.grpc_calls import GrpcCalls, ids
+from tests.harness.http_calls import connect
 from tests.harness.http_fixtures import running_http
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.refusals import refusal
+from tests.harness.running_nodes import HTTP, fused_node
+from tests.harness.waiting import until
 
-CODEC = TextCodec(320, 4096, None, None)
-PROMPT = pb.TokenIds(ids=[5, 6, 7])
 KEYS = {name: f"{name}-has-this-key" for name in ("ann", "ben", "root", "smg")}
-SCOPES = {"root": "operator", "smg": "caller,gateway"}
 ANN, BEN = Caller("ann"), Caller("ben")
 ROOT = Caller("root", frozenset({Scope.OPERATOR}))
 
 
+def lines(**scopes: str) -> str:
+    """Of a file of keys: these names with their scopes."""
+    return "".join(f"{name} {KEYS[name]} {scope}\n" for name, scope in scopes.items())
+
+
 @pytest.fixture
 def keys(tmp_path: Path) -> str:
-    path = tmp_path / "keys"
-    lines = (f"{name} {key} {SCOPES.get(name, '')}\n" for name, key in KEYS.items())
-    path.write_text("".join(lines), encoding="utf-8")
-    return str(path)
+    return keys_file(tmp_path, lines(ann="", ben="", root="operator", smg="caller,gateway"))
 
 
-class Asking:
-    """One key's calls."""
+def began(calls: GrpcCalls, request_id: str) -> Any:
+    """A stream whose headers, which tell the id, have come."""
+    stream = calls.generate(5, 6, 7, request_id=request_id)
+    assert dict(stream.initial_metadata())["tasuki-request-id"] == request_id
+    return stream
 
-    def __init__(self, channel: grpc.Channel, name: str) -> None:
-        self._bearer = (("authorization", f"Bearer {KEYS[name]}"),)
-        self.name = name
-        self.inference = pb_grpc.InferenceStub(channel)
-        self.sessions = pb_grpc.SessionStub(channel)
-        self.admin = pb_grpc.CacheAdminStub(channel)
 
-    def do(self, method: Any, request: Any, timeout: float = HANG_SECONDS) -> Any:
-        """Raises ClientError."""
-        try:
-            return method(request, metadata=self._bearer, timeout=timeout)
-        except grpc.RpcError as error:
-            raise client_error(error) from error
-
-    def generate(self, request_id: str) -> Any:
-        """A stream whose headers, which tell the id, have come."""
-        request = pb.GenerateRequest(request_id=request_id, token_ids=PROMPT)
-        stream = self.inference.Generate(request, metadata=self._bearer, timeout=HANG_SECONDS)
-        assert dict(stream.initial_metadata())["tasuki-request-id"] == request_id
-        return stream
-
-    def open(self) -> str:
-        session: str = self.do(self.sessions.Open, pb.SessionOpenRequest()).session_id
-        return session
-
-    def watch(self) -> Any:
-        """A stream of which something has come, or ClientError."""
-        stream = self.admin.WatchEvents(
-            pb.WatchEventsRequest(), metadata=self._bearer, timeout=HANG_SECONDS
-        )
-        try:
-            next(stream)
-        except grpc.RpcError as error:
-            raise client_error(error) from error
-        return stream
+def watch(calls: GrpcCalls) -> Any:
+    """A stream of which something has come."""
+    stream = calls.admin.WatchEvents(pb.WatchEventsRequest(), **calls.options)
+    next(stream)
+    return stream
 
 
 @contextmanager
-def front_of(keys: str, **settings: Any) -> Iterator[tuple[Front, Callable[[str], Asking]]]:
-    engine = settings.pop("engine", None)
-    config = ServerConfig(api_keys=keys, **settings)
-    with (
-        running_front(CODEC, config, engine=engine) as front,
-        grpc.insecure_channel(front.address) as channel,
-    ):
-        yield front, lambda name: Asking(channel, name)
+def front_of(
+    keys: str, engine: ScriptedEngine | None = None, **settings: Any
+) -> Iterator[tuple[Front, Callable[[str], GrpcCalls]]]:
+    """With the calls of whoever is named."""
+    with running_front(config=ServerConfig(api_keys=keys, **settings), engine=engine) as front:
+        yield front, lambda name: front.bearing(KEYS[name])
 
 
 def end(stream: Any) -> pb.Finished:
@@ -101,51 +74,32 @@ def end(stream: Any) -> pb.Finished:
 
 
 def test_another_key_s_session_is_one_that_never_was(keys: str) -> None:
-    with front_of(keys) as (_, asking):
-        ann, ben, root = asking("ann"), asking("ben"), asking("smg")
-        mine, never = ann.open(), "0" * 32
-        for other in (ben, root):
-            for method, kind in (
-                (other.sessions.Append, pb.SessionAppendRequest),
-                (other.sessions.Fork, pb.SessionForkRequest),
-                (other.sessions.Close, pb.SessionCloseRequest),
-            ):
+    with front_of(keys) as (_, calls_of):
+        ann, never = calls_of("ann"), "0" * 32
+        mine = ann.open()
+        for name in ("ben", "smg"):
+            other = calls_of(name)
+            for call in (partial(other.append, token_ids=ids(5)), other.fork, other.close):
                 told = []
                 for session in (mine, never):
-                    fields = {"token_ids": PROMPT} if kind is pb.SessionAppendRequest else {}
-                    with pytest.raises(ClientError) as refused:
-                        other.do(method, kind(session_id=session, **fields))
-                    assert refused.value.kind == "unknown_session"
-                    told.append(str(refused.value).replace(session, "ID"))
+                    refused = refusal(call, session)
+                    assert refused.kind == "unknown_session"
+                    told.append(refused.message.replace(session, "ID"))
                 assert told[0] == told[1], "no oracle"
-            with pytest.raises(ClientError) as refused:
-                stream = other.sessions.Generate(
-                    pb.SessionGenerateRequest(session_id=mine),
-                    metadata=other._bearer,
-                    timeout=HANG_SECONDS,
-                )
-                try:
-                    list(stream)
-                except grpc.RpcError as error:
-                    raise client_error(error) from error
-            assert refused.value.kind == "unknown_session"
-        ann.do(ann.sessions.Append, pb.SessionAppendRequest(session_id=mine, token_ids=PROMPT))
-        ann.do(ann.sessions.Close, pb.SessionCloseRequest(session_id=mine))
+            assert refusal(other.turn, mine).kind == "unknown_session"
+        ann.append(mine, 5, 6, 7)
+        ann.close(mine)
 
 
 def test_one_key_never_has_all_sessions(keys: str) -> None:
-    with front_of(keys, max_sessions=6) as (_, asking):
-        ann, ben = asking("ann"), asking("ben")
+    with front_of(keys, max_sessions=6) as (_, calls_of):
+        ann, ben = calls_of("ann"), calls_of("ben")
         opened = [ann.open() for _ in range(3)]
-        for attempt in (
-            lambda: ann.open(),
-            lambda: ann.do(ann.sessions.Fork, pb.SessionForkRequest(session_id=opened[0])),
-        ):
-            with pytest.raises(ClientError, match="ann has 3 sessions open") as refused:
-                attempt()
-            assert refused.value.kind == "session_limit"
+        for refused in (refusal(ann.open), refusal(ann.fork, opened[0])):
+            assert refused.kind == "session_limit"
+            assert "ann has 3 sessions open" in refused.message
         assert len({ben.open() for _ in range(3)}) == 3
-        ann.do(ann.sessions.Close, pb.SessionCloseRequest(session_id=opened[0]))
+        ann.close(opened[0])
         ann.open()
 
 
@@ -157,13 +111,11 @@ def test_the_cap_of_sessions_is_half_of_all_unless_it_is_given(given_cap: int | 
 
 
 def test_a_key_over_its_cap_gives_up_its_own_idle_sessions_only(keys: str) -> None:
-    idle = {"max_sessions": 4, "session_idle_seconds": 0.0}
-    with front_of(keys, **idle) as (_, asking):
-        ann, ben = asking("ann"), asking("ben")
+    with front_of(keys, max_sessions=4, session_idle_seconds=0.0) as (_, calls_of):
+        ann, ben = calls_of("ann"), calls_of("ben")
         kept, opened = ben.open(), [ann.open() for _ in range(3)]
-        with pytest.raises(ClientError):
-            ann.do(ann.sessions.Close, pb.SessionCloseRequest(session_id=opened[0]))
-        ben.do(ben.sessions.Close, pb.SessionCloseRequest(session_id=kept))
+        assert refusal(ann.close, opened[0]).kind == "unknown_session"
+        ben.close(kept)
 
 
 class SlowToOpen(ScriptedEngine):
@@ -184,109 +136,91 @@ class SlowToOpen(ScriptedEngine):
 )
 def test_a_session_that_is_being_opened_counts(keys: str, cap: dict[str, int]) -> None:
     engine = SlowToOpen()
-    with front_of(keys, engine=engine, **cap) as (_, asking):
-        ann = asking("ann")
-        other = asking("ben") if "max_sessions" in cap else ann
+    with front_of(keys, engine=engine, **cap) as (_, calls_of):
+        ann = calls_of("ann")
+        other = calls_of("ben") if "max_sessions" in cap else ann
         calls = [
-            who.sessions.Open.future(
-                pb.SessionOpenRequest(), metadata=who._bearer, timeout=HANG_SECONDS
-            )
-            for who in (ann, other)
+            who.sessions.Open.future(pb.SessionOpenRequest(), **who.options) for who in (ann, other)
         ]
         # The engine's thread stands in the first; the second waits behind it.
         engine.wait_for(m.OpenCursor)
         until(lambda: engine._inbox.qsize() == 1, "the second Open did not come")
         try:
-            with pytest.raises(ClientError) as refused:
-                ann.open()
-            assert refused.value.kind == "session_limit"
+            assert refusal(ann.open).kind == "session_limit"
         finally:
             engine.let_go.set()
         assert len({call.result().session_id for call in calls}) == 2
 
 
 def test_two_keys_may_call_their_requests_the_same(keys: str) -> None:
-    with front_of(keys) as (front, asking):
+    with front_of(keys) as (front, calls_of):
         front.engine.hold = True
-        ann, ben = asking("ann"), asking("ben")
-        first = ann.generate("r")
+        ann, ben = calls_of("ann"), calls_of("ben")
+        first = began(ann, "r")
         front.engine.wait_for(m.Submit)
-        second = ben.generate("r")
+        second = began(ben, "r")
         submits = front.engine.wait_for(m.Submit, 2)
         assert len({submit.request_id for submit in submits}) == 2
-        with pytest.raises(grpc.RpcError) as refused:
-            list(
-                ann.inference.Generate(
-                    pb.GenerateRequest(request_id="r", token_ids=PROMPT),
-                    metadata=ann._bearer,
-                    timeout=HANG_SECONDS,
-                )
-            )
-        assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
-        ben.do(ben.inference.Abort, pb.AbortRequest(request_id="r"))
+        assert refusal(ann.generate, 5, request_id="r").status is grpc.StatusCode.ALREADY_EXISTS
+        ben.abort("r")
         assert end(second).reason == pb.FINISH_REASON_ABORT
         assert front.engine.of(m.Abort) == [m.Abort(submits[1].request_id)]
-        ann.do(ann.inference.Abort, pb.AbortRequest(request_id="r"))
+        ann.abort("r")
         assert end(first).reason == pb.FINISH_REASON_ABORT
 
 
 def test_nobody_ends_another_s_request_but_an_operator(keys: str) -> None:
-    with front_of(keys) as (front, asking):
+    with front_of(keys) as (front, calls_of):
         front.engine.hold = True
-        ann, ben, root = asking("ann"), asking("ben"), asking("root")
-        stream = ann.generate("r")
+        ann, ben, root = calls_of("ann"), calls_of("ben"), calls_of("root")
+        stream = began(ann, "r")
         front.engine.wait_for(m.Submit)
-        assert ben.do(ben.inference.Abort, pb.AbortRequest(request_id="r")) == pb.AbortResponse()
+        assert ben.abort("r") == pb.AbortResponse()
         # Whatever would have been posted stands before what is posted now.
-        root.do(root.admin.Flush, pb.FlushRequest())
+        root.admin.Flush(pb.FlushRequest(), **root.options)
         assert not front.engine.of(m.Abort)
-        root.do(root.inference.Abort, pb.AbortRequest(request_id="r"))
+        root.abort("r")
         assert end(stream).reason == pb.FINISH_REASON_ABORT
 
 
 def test_a_story_is_told_to_who_asked_and_to_operators(keys: str) -> None:
-    with front_of(keys) as (_, asking):
-        ann, ben, root = asking("ann"), asking("ben"), asking("root")
-        assert end(ann.generate("r")).reason == pb.FINISH_REASON_STOP
+    with front_of(keys) as (_, calls_of):
+        ann, ben, root = calls_of("ann"), calls_of("ben"), calls_of("root")
+        assert end(began(ann, "r")).reason == pb.FINISH_REASON_STOP
         for teller in (ann, root):
-            story = teller.do(teller.admin.Explain, pb.ExplainRequest(request_id="r"))
+            story = teller.explain("r")
             assert story.request_id == "r" and story.WhichOneof("end") == "finished"
         told = []
         for request_id in ("r", "never"):
-            with pytest.raises(ClientError) as refused:
-                ben.do(ben.admin.Explain, pb.ExplainRequest(request_id=request_id))
-            assert refused.value.kind == "unknown_request"
-            told.append(str(refused.value).replace(repr(request_id), "ID"))
+            refused = refusal(ben.explain, request_id)
+            assert refused.kind == "unknown_request"
+            told.append(refused.message.replace(repr(request_id), "ID"))
         assert told[0] == told[1], "no oracle"
         # Ben's later request of that name hides Ann's from nobody.
-        end(ben.generate("r"))
-        for teller, prompt in ((ann, 3), (ben, 3)):
-            story = teller.do(teller.admin.Explain, pb.ExplainRequest(request_id="r"))
-            assert story.finished.usage.prompt_tokens == prompt
-        root.do(root.admin.Explain, pb.ExplainRequest(request_id="r~2"))
+        end(began(ben, "r"))
+        for teller in (ann, ben):
+            story = teller.explain("r")
+            assert story.finished.usage.prompt_tokens == 3
+        root.explain("r~2")
 
 
 def test_a_key_has_so_many_requests_at_once(keys: str) -> None:
-    with front_of(keys, requests_per_key=2, requests_per_minute=3) as (front, asking):
+    with front_of(keys, requests_per_key=2, requests_per_minute=3) as (front, calls_of):
         front.engine.hold = True
-        ann, ben = asking("ann"), asking("ben")
-        streams = [ann.generate("1"), ann.generate("2")]
+        ann, ben = calls_of("ann"), calls_of("ben")
+        streams = [began(ann, "1"), began(ann, "2")]
         front.engine.wait_for(m.Submit, 2)
         for _ in range(3):
-            with pytest.raises(ClientError, match="ann has 2 requests in flight") as refused:
-                try:
-                    list(ann.generate("3"))
-                except grpc.RpcError as error:
-                    raise client_error(error) from error
-            assert refused.value.kind == "request_limit"
-            assert refused.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
-        other = ben.generate("3")
+            refused = refusal(ann.generate, 5, request_id="3")
+            assert refused.typed == (grpc.StatusCode.RESOURCE_EXHAUSTED, "request_limit")
+            assert "ann has 2 requests in flight" in refused.message
+        other = began(ben, "3")
         front.engine.wait_for(m.Submit, 3)
         streams[0].cancel()
         front.engine.wait_for(m.Abort)
         # What was refused has cost nothing of the minute.
         until(lambda: not front.client._requests._held["ann"] > 1, "not given back")
-        streams.append(ann.generate("3"))
+        streams.append(began(ann, "3"))
         front.engine.wait_for(m.Submit, 4)
         for stream in (*streams[1:], other):
             stream.cancel()
@@ -294,27 +228,23 @@ def test_a_key_has_so_many_requests_at_once(keys: str) -> None:
 
 
 def test_a_gateway_s_key_stands_for_many_callers(keys: str) -> None:
-    with front_of(keys, requests_per_key=1) as (front, asking):
+    with front_of(keys, requests_per_key=1) as (front, calls_of):
         front.engine.hold = True
-        smg = asking("smg")
-        streams = [smg.generate(str(number)) for number in range(3)]
+        smg = calls_of("smg")
+        streams = [began(smg, str(number)) for number in range(3)]
         front.engine.wait_for(m.Submit, 3)
         for stream in streams:
             stream.cancel()
 
 
 def test_http_says_429_beyond_a_key_s_requests(keys: str) -> None:
-    config = ServerConfig(api_keys=keys, requests_per_key=1)
-    bearer = {"Authorization": f"Bearer {KEYS['ann']}"}
-    with running_http(CODEC, config=config) as running:
+    bearer = headers(KEYS["ann"])
+    with running_http(config=ServerConfig(api_keys=keys, requests_per_key=1)) as running:
         running.engine.hold = True
-        connection = running.connect()
-        body = b'{"prompt": [5], "stream": true}'
-        headers = {"Content-Type": "application/json", **bearer}
-        connection.request("POST", "/v1/completions", body, headers)
+        connection = running.begin(bearer, stream=True)
         running.engine.wait_for(m.Submit)
         refused = running.complete(bearer)
-        assert (refused.status, refused.json["error"]["code"]) == (429, "request_limit")
+        assert refused.refusal == (429, "request_limit")
         assert "Retry-After" in refused.headers
         connection.close()
         running.engine.hold = False
@@ -325,49 +255,47 @@ def test_http_says_429_beyond_a_key_s_requests(keys: str) -> None:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """Two operators, two streams each, and three at a time in all."""
-    path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text(f"root {KEYS['root']} operator\nann {KEYS['ann']} operator\n", encoding="utf-8")
+    keys = keys_file(tmp_path_factory.mktemp("keys"), lines(root="operator", ann="operator"))
     caps = ("--watchers-per-key", "2", "--max-watchers", "3")
-    http_bind = ("--http-bind", "127.0.0.1:0")
-    node = Node("serve", *flags(), "--api-keys", str(path), *caps, *http_bind).wait_ready()
-    yield node
-    assert node.stop() == 0
+    with fused_node("--api-keys", keys, *caps, *HTTP) as node:
+        yield node
 
 
-def stream_of(node: Node, path: str, name: str) -> tuple[http.client.HTTPConnection, int, bytes]:
-    """The connection, on which a stream goes on; its status; a refusal's body."""
-    connection = http.client.HTTPConnection(node.http_address, timeout=HANG_SECONDS)
-    connection.request("GET", path, headers={"Authorization": f"Bearer {KEYS[name]}"})
-    reply = connection.getresponse()
-    return connection, reply.status, b"" if reply.status == 200 else reply.read()
+class OpenStreams:
+    """Streams over HTTP, each on a connection of its own, for as long as a block runs."""
+
+    def __init__(self, node: Node, stack: ExitStack) -> None:
+        self._address = node.http_address
+        self._stack = stack
+
+    def begin(self, path: str, name: str) -> tuple[int, bytes]:
+        """The status, and a refusal's body."""
+        connection = connect(self._address)
+        self._stack.callback(connection.close)
+        connection.request("GET", path, headers=headers(KEYS[name]))
+        reply = connection.getresponse()
+        return reply.status, b"" if reply.status == 200 else reply.read()
 
 
 def test_watchers_of_every_kind_count_together_a_key_and_a_node(watched: Node) -> None:
     with ExitStack() as stack, grpc.insecure_channel(watched.address) as channel:
-        root, ann = Asking(channel, "root"), Asking(channel, "ann")
-
-        def streams(path: str, name: str) -> tuple[int, bytes]:
-            connection, status, body = stream_of(watched, path, name)
-            stack.callback(connection.close)
-            return status, body
-
-        first = root.watch()
-        assert streams("/debug/stream", "root")[0] == 200
+        root, ann = (GrpcCalls(channel, metadata(KEYS[name])) for name in ("root", "ann"))
+        streams = OpenStreams(watched, stack)
+        first = watch(root)
+        assert streams.begin("/debug/stream", "root")[0] == 200
         for path in ("/debug/stream", "/debug/events"):
-            status, body = streams(path, "root")
+            status, body = streams.begin(path, "root")
             assert status == 429 and b"watcher_limit" in body and b"root has 2 streams" in body
-        with pytest.raises(ClientError, match="root has 2 streams of events") as refused:
-            root.watch()
-        assert refused.value.kind == "watcher_limit"
-        assert streams("/debug/events", "ann")[0] == 200
-        with pytest.raises(ClientError, match="this node has 3 streams of events"):
-            ann.watch()
+        refused = refusal(watch, root)
+        assert refused.kind == "watcher_limit" and "root has 2 streams of events" in refused.message
+        assert streams.begin("/debug/events", "ann")[0] == 200
+        assert "this node has 3 streams of events" in refusal(watch, ann).message
         first.cancel()
 
         def comes() -> bool:
             try:
-                ann.watch().cancel()
-            except ClientError:
+                watch(ann).cancel()
+            except grpc.RpcError:
                 return False
             return True
 
@@ -375,12 +303,9 @@ def test_watchers_of_every_kind_count_together_a_key_and_a_node(watched: Node) -
 
     def all_gone() -> bool:
         with ExitStack() as stack:
-            for name in ("root", "root", "ann"):
-                connection, status, _ = stream_of(watched, "/debug/stream", name)
-                stack.callback(connection.close)
-                if status != 200:
-                    return False
-        return True
+            streams = OpenStreams(watched, stack)
+            names = ("root", "root", "ann")
+            return all(streams.begin("/debug/stream", name)[0] == 200 for name in names)
 
     until(all_gone, "streams that were left are still counted")
 

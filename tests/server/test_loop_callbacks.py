@@ -4,24 +4,25 @@ Beats, streams and probes share that loop.
 """
 
 import gc
-import http.client
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.daemons import Node, asked, flags, random_prompt
-from tests.harness.front_fixtures import text_codec
-from tests.harness.http_fixtures import JSON, HttpFront, running_http
+from tests.harness.daemons import asked, random_prompt
+from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_calls import GrpcCalls
+from tests.harness.http_calls import JSON, connect
+from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.loop_watch import LoopWatch, watched_loops
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.refusals import refusal
+from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
 
 LONGEST_SECONDS = 0.020
 MIB = 2**20
@@ -31,9 +32,9 @@ TRIES = 3
 
 
 @pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+def codec(codec: TextCodec) -> TextCodec:
     """Of a context so long that length alone refuses none of these bodies."""
-    return replace(text_codec(tmp_path_factory.mktemp("codec")), max_tokens=2**20)
+    return replace(codec, max_tokens=2**20)
 
 
 @pytest.fixture
@@ -116,13 +117,8 @@ def test_no_body_holds_the_loop(front: HttpFront, watch: LoopWatch, name: str) -
     sent = build()
 
     def post() -> None:
-        connection = front.connect()
-        connection.timeout = 120
-        connection.request("POST", path, sent, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        content = reply.read()
-        connection.close()
-        assert reply.status in statuses, content[:200]
+        reply = front.ask("POST", path, sent)
+        assert reply.status in statuses, reply.body[:200]
 
     assert_short(watch, post)
 
@@ -131,26 +127,21 @@ def test_no_body_holds_the_loop(front: HttpFront, watch: LoopWatch, name: str) -
 def test_no_message_holds_the_loop(codec: TextCodec, watch: LoopWatch, kind: str) -> None:
     options = [("grpc.max_send_message_length", -1)]
     with (
-        running_http(codec, config=ServerConfig()) as running,
-        grpc.insecure_channel(running.front.address, options) as channel,
+        running_front(codec) as running,
+        grpc.insecure_channel(running.address, options) as channel,
     ):
+        calls = GrpcCalls(channel)
         text = "it was " * 600_000
         messages = pb.Messages(items=[pb.Message(role="user", content="hi")] * 2000)
-        sessions, inference = pb_grpc.SessionStub(channel), pb_grpc.InferenceStub(channel)
-        opened = sessions.Open(pb.SessionOpenRequest(), timeout=HANG_SECONDS)
+        session = calls.open()
 
         def send() -> None:
             if kind == "messages":
-                request = pb.GenerateRequest(messages=messages)
-                assert list(inference.Generate(request, timeout=120))
-                return
-            with pytest.raises(grpc.RpcError) as refused:
-                if kind == "append":
-                    addition = pb.SessionAppendRequest(session_id=opened.session_id, text=text)
-                    sessions.Append(addition, timeout=120)
-                else:
-                    list(inference.Generate(pb.GenerateRequest(text=text), timeout=120))
-            assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "too_long"
+                assert list(calls.generate(messages=messages))
+            elif kind == "append":
+                assert refusal(calls.append, session, text=text).kind == "too_long"
+            else:
+                assert refusal(calls.generate, text=text).kind == "too_long"
 
         assert_short(watch, send)
 
@@ -168,18 +159,13 @@ def test_the_watch_sees_a_callback_that_is_too_long(front: HttpFront, watch: Loo
 def test_no_hand_over_is_lost_while_a_long_conversation_is_read() -> None:
     """Beats go over the decode node's loop; rendering that for every message held it for half a
     minute."""
-    prefill = Node("prefill", *flags(), "--prefill-chunk-tokens", "64").wait_ready()
-    more = ("--prefill", prefill.address, "--http-bind", "127.0.0.1:0")
-    decode = Node("decode", *flags(), *more).wait_ready()
-    host, port = decode.http_address.rsplit(":", 1)
-    worst = http.client.HTTPConnection(host, int(port), timeout=120)
-    try:
+    with (
+        node_pair(prefill=CHUNKS, decode=HTTP) as (_, decode),
+        closing(connect(decode.http_address)) as worst,
+    ):
         asked(decode, random_prompt(70, 1), b"a hand-over to begin with", 2).result()
         answer = asked(decode, random_prompt(3000, 2), b"the one under way", 2)
         worst.request("POST", "/tokenize", body(chat(*["hi"] * 4000)), JSON)
         assert worst.getresponse().status == 200
         assert answer.result().usage.local_fallback is False
         decode.assert_at_rest()
-    finally:
-        worst.close()
-        assert [decode.stop(), prefill.stop()] == [0, 0]

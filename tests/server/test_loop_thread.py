@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import pytest
 from tasuki.utils.loops.loop_thread import LoopLost, LoopThread, run_on
@@ -28,7 +29,17 @@ def break_it() -> None:
     raise SystemExit("by the test")
 
 
-def test_it_answers_on_its_own_thread_and_its_errors_come_back() -> None:
+@pytest.fixture
+def there() -> Iterator[LoopThread]:
+    """It runs, and may have been stopped at the test's end."""
+    running = LoopThread("there", unexpected)
+    running.start()
+    yield running
+    running.stop(10)
+    running.close()
+
+
+def test_it_answers_on_its_own_thread_and_its_errors_come_back(there: LoopThread) -> None:
     async def fails() -> None:
         raise ValueError("there")
 
@@ -37,14 +48,10 @@ def test_it_answers_on_its_own_thread_and_its_errors_come_back() -> None:
         with pytest.raises(ValueError, match="there"):
             await there.run(fails(), 10)
 
-    there = LoopThread("there", unexpected)
-    there.start()
     asyncio.run(scenario())
-    there.stop(10)
-    there.close()
 
 
-def test_what_takes_too_long_is_cancelled_there() -> None:
+def test_what_takes_too_long_is_cancelled_there(there: LoopThread) -> None:
     begun, cleaned = threading.Event(), list[str]()
 
     async def scenario() -> None:
@@ -53,30 +60,22 @@ def test_what_takes_too_long_is_cancelled_there() -> None:
         # What comes after it finds it ended.
         await there.run(thread_of(), 10)
 
-    there = LoopThread("there", unexpected)
-    there.start()
     asyncio.run(scenario())
     assert cleaned == ["cleaned"]
-    there.stop(10)
-    there.close()
 
 
-def test_stop_cancels_what_still_runs_and_lets_it_clean_up() -> None:
+def test_stop_cancels_what_still_runs_and_lets_it_clean_up(there: LoopThread) -> None:
     begun, cleaned = threading.Event(), list[str]()
-    there = LoopThread("there", unexpected)
-    there.start()
     asyncio.run_coroutine_threadsafe(for_ever(begun, cleaned), there.loop)
     assert begun.wait(10)
     there.stop(10)
     assert cleaned == ["cleaned"]
-    there.stop(10)
-    there.close()
 
 
 def test_one_that_was_never_started_stops_too() -> None:
-    there = LoopThread("there", unexpected)
-    there.stop(10)
-    there.close()
+    never = LoopThread("never", unexpected)
+    never.stop(10)
+    never.close()
 
 
 def test_a_loop_that_dies_says_so_to_its_owner_and_to_all_who_wait() -> None:
@@ -102,23 +101,18 @@ def test_a_loop_that_dies_says_so_to_its_owner_and_to_all_who_wait() -> None:
     there.close()
 
 
-def test_a_stop_that_hangs_is_bounded() -> None:
+def test_a_stop_that_hangs_is_bounded(there: LoopThread) -> None:
     go_on = threading.Event()
-    there = LoopThread("there", unexpected)
-    there.start()
     there.loop.call_soon_threadsafe(go_on.wait, 30)
     there.stop(0.1)
     assert there.loop.is_running()
     go_on.set()
     there.stop(10)
     assert not there.loop.is_running()
-    there.close()
 
 
-def test_a_crossing_that_is_cancelled_here_is_cancelled_there() -> None:
+def test_a_crossing_that_is_cancelled_here_is_cancelled_there(there: LoopThread) -> None:
     begun, cleaned = threading.Event(), list[str]()
-    there = LoopThread("there", unexpected)
-    there.start()
 
     async def scenario() -> None:
         crossing = asyncio.create_task(run_on(there.loop, for_ever(begun, cleaned)))
@@ -129,5 +123,3 @@ def test_a_crossing_that_is_cancelled_here_is_cancelled_there() -> None:
 
     asyncio.run(scenario())
     assert cleaned == ["cleaned"]
-    there.stop(10)
-    there.close()

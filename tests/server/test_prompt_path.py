@@ -8,8 +8,6 @@ a metric does, is no part of the way.
 """
 
 import asyncio
-import http.client
-import json
 import re
 import sys
 import threading
@@ -30,11 +28,12 @@ from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.engines import engine_config
+from tests.harness.http_calls import ask
 
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 20
 PROMPT = "The sash that one runner of a relay hands to the next."
-FIRST = "server/openai/chat.py"
+FIRST = "server/openai/generation.py"
 TREE = "pycache/prefix_cache.py"
 
 
@@ -139,7 +138,7 @@ async def traced_path() -> list[str]:
         await node.startup()
         try:
             assert node.http_address is not None
-            await asyncio.to_thread(ask, node.http_address)
+            await asyncio.to_thread(chat, node.http_address)
         finally:
             await node.shutdown()
     finally:
@@ -148,14 +147,10 @@ async def traced_path() -> list[str]:
     return list(path.files)
 
 
-def ask(address: str) -> None:
-    connection = http.client.HTTPConnection(address, timeout=30)
+def chat(address: str) -> None:
     messages = [{"role": "user", "content": PROMPT}]
-    body = json.dumps({"messages": messages, "max_tokens": 2})
-    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    assert response.status == 200, response.read()
-    connection.close()
+    body = {"messages": messages, "max_tokens": 2}
+    assert ask(address, "POST", "/v1/chat/completions", body).status == 200
 
 
 def documented_path() -> list[str]:

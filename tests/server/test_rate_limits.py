@@ -1,6 +1,5 @@
 """What a caller may ask for in a minute, how it is told that it was too much, and who it is."""
 
-import json
 from pathlib import Path
 
 import grpc
@@ -11,17 +10,18 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeyError, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
 from tasuki.server.auth.rate_limits import RateLimits, no_limits
 from tasuki.server.config import ServerConfig
-from tasuki.server.errors import PromptTooLong, RateLimited
+from tasuki.server.errors import RETRY_AFTER_KEY, PromptTooLong, RateLimited
+from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.daemons import Node, flags
-from tests.harness.front_fixtures import running_front, text_codec
+from tests.harness.api_keys import headers, keys_file
+from tests.harness.front_fixtures import running_front
 from tests.harness.http_fixtures import running_http
+from tests.harness.refusals import refusal
+from tests.harness.running_nodes import HTTP, fused_node
 
 ANN, BEN = Caller("ann"), Caller("ben")
 SECRETS = ("ann-has-this-key", "ben-has-that-key")
@@ -95,28 +95,18 @@ def test_no_minute_ever_admits_more_than_two_allowances(asked: list[tuple[float,
         assert within <= 2 * limit
 
 
-def test_a_call_over_the_limit_is_told_when_to_come_back(tmp_path: Path) -> None:
-    config = ServerConfig(requests_per_minute=1)
-    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]))
-    with (
-        running_front(text_codec(tmp_path), config) as front,
-        grpc.insecure_channel(front.address) as channel,
-    ):
-        stub = pb_grpc.InferenceStub(channel)
-        assert len(list(stub.Generate(request))) > 1
-        with pytest.raises(grpc.RpcError) as caught:
-            list(stub.Generate(request))
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        trailing = dict(caught.value.trailing_metadata())
-        assert trailing["tasuki-error-kind"] == "rate_limited"
-        assert 55_000 < int(trailing["grpc-retry-pushback-ms"]) <= 60_000
+def test_a_call_over_the_limit_is_told_when_to_come_back() -> None:
+    with running_front(config=ServerConfig(requests_per_minute=1)) as front:
+        assert len(list(front.calls.generate(1, 2))) > 1
+        refused = refusal(front.calls.generate, 1, 2)
+        assert refused.typed == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        assert 55_000 < int(refused.trailing[RETRY_AFTER_KEY]) <= 60_000
         assert len(front.engine.of(m.Submit)) == 1, "what is refused reaches no engine"
 
 
-def test_a_session_pays_as_well(tmp_path: Path) -> None:
-    config = ServerConfig(tokens_per_minute=60)
+def test_a_session_pays_as_well() -> None:
     with (
-        running_front(text_codec(tmp_path), config) as front,
+        running_front(config=ServerConfig(tokens_per_minute=60)) as front,
         Client(front.address) as client,
         client.open_session() as session,
     ):
@@ -128,43 +118,30 @@ def test_a_session_pays_as_well(tmp_path: Path) -> None:
         assert caught.value.retry_after is not None and 0 < caught.value.retry_after <= 60
 
 
-def test_http_says_429_with_retry_after(tmp_path: Path) -> None:
-    config = ServerConfig(requests_per_minute=2)
-    with running_http(text_codec(tmp_path), config=config) as http:
+def test_http_says_429_with_retry_after(codec: TextCodec) -> None:
+    with running_http(codec, ServerConfig(requests_per_minute=2)) as http:
         assert [http.complete().status, http.chat().status] == [200, 200]
         for refused in (http.complete(), http.complete(stream=True)):
-            assert refused.status == 429
-            assert refused.json["error"]["code"] == "rate_limited"
-            assert refused.json["error"]["type"] == "rate_limit_error"
+            assert refused.refusal == (429, "rate_limited")
+            assert refused.error["type"] == "rate_limit_error"
             assert 25 < int(refused.headers["Retry-After"]) <= 30
         assert http.ask("GET", "/health").status == 200
 
 
 def test_each_key_of_a_file_has_a_minute_of_its_own(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"ann {SECRETS[0]}\n\nben {SECRETS[1]}  # a comment\n", encoding="utf-8")
-    config = ServerConfig(requests_per_minute=1, api_keys=str(keys), api_key="a-third")
+    keys = keys_file(tmp_path, f"ann {SECRETS[0]}\n\nben {SECRETS[1]}  # a comment\n")
+    config = ServerConfig(requests_per_minute=1, api_keys=keys, api_key="a-third")
     assert not any(secret in repr((config, config.access)) for secret in (*SECRETS, "a-third"))
-    with running_http(text_codec(tmp_path), config=config) as http:
-
-        def ask(key: str) -> int:
-            return http.complete({"Authorization": f"Bearer {key}"}).status
-
-        assert [ask(SECRETS[0]), ask(SECRETS[0]), ask(SECRETS[1]), ask("a-third")] == [
-            *(200, 429, 200, 200)
-        ]
-        assert ask("nobody's") == 401 and http.complete().status == 401
+    with running_http(config=config) as http:
+        borne = (SECRETS[0], SECRETS[0], SECRETS[1], "a-third", "nobody's")
+        assert [http.complete(headers(key)).status for key in borne] == [200, 429, 200, 200, 401]
+        assert http.complete().status == 401
 
 
-def test_a_message_over_the_size_is_refused(tmp_path: Path) -> None:
-    config = ServerConfig(max_message_mib=1)
-    with running_http(text_codec(tmp_path), config=config) as http:
-        body = json.dumps({"prompt": "a" * 2**20}).encode()
-        refused = http.ask("POST", "/v1/completions", body)
-        assert (refused.status, refused.json["error"]["code"]) == (413, "body_too_large")
-        with Client(http.front.address) as client, pytest.raises(ClientError) as caught:
-            client.generate(Prompt(text="a" * 2**20)).result()
-        assert caught.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+def test_a_message_over_the_size_is_refused() -> None:
+    with running_front(config=ServerConfig(max_message_mib=1)) as front:
+        refused = refusal(front.calls.generate, text="a" * 2**20)
+        assert refused.status is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
@@ -183,10 +160,9 @@ def test_a_message_over_the_size_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_of_keys_is_named_without_its_keys(tmp_path: Path, text: str, part: str) -> None:
-    path = tmp_path / "keys"
-    path.write_text(text, encoding="utf-8")
+    keys = keys_file(tmp_path, text)
     with pytest.raises(ApiKeyError) as caught:
-        ServerConfig(api_keys=str(path)).access  # noqa: B018
+        ServerConfig(api_keys=keys).access  # noqa: B018
     assert part in str(caught.value) and "k-1" not in str(caught.value)
 
 
@@ -203,12 +179,11 @@ def test_no_keys_let_everybody_in_and_some_keys_nobody_without() -> None:
 
 
 def test_a_daemon_never_logs_its_secrets(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"ann {SECRETS[0]}\n", encoding="utf-8")
-    more = ("--api-key", SECRETS[1], "--api-keys", str(keys), "--http-bind", "127.0.0.1:0")
-    node = Node("serve", *flags(), *more, "--requests-per-minute", "1").wait_ready()
+    keys = keys_file(tmp_path, f"ann {SECRETS[0]}\n")
     salt = b"a-salt-that-is-nobody-elses"
-    try:
+    with fused_node(
+        *("--api-key", SECRETS[1], "--api-keys", keys, *HTTP, "--requests-per-minute", "1")
+    ) as node:
         for key in (*SECRETS, *SECRETS, "a-guess"):
             with Client(node.address, api_key=key) as client:
                 try:
@@ -218,17 +193,14 @@ def test_a_daemon_never_logs_its_secrets(tmp_path: Path) -> None:
                 except ClientError as error:
                     assert error.kind in ("rate_limited", "invalid_api_key")
                     assert not any(secret in str(error) for secret in SECRETS)
-    finally:
-        assert node.stop() == 0
     told = "\n".join(node.last_words)
     for secret in (*SECRETS, salt.decode(), "a-guess"):
         assert secret not in told, told
 
 
 def test_a_line_of_keys_may_list_scopes(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text("ann k-1\nprom k-2 metrics\nroot k-3 caller,operator\n", encoding="utf-8")
-    keys = ServerConfig(api_keys=str(path)).access.keys
+    text = "ann k-1\nprom k-2 metrics\nroot k-3 caller,operator\n"
+    keys = ServerConfig(api_keys=keys_file(tmp_path, text)).access.keys
     scopes = {}
     for key in ("k-1", "k-2", "k-3"):
         caller = keys.caller([f"Bearer {key}"])

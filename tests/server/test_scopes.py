@@ -1,8 +1,8 @@
 """Who may do what: every method and route of running nodes, asked with every kind of key."""
 
 import asyncio
-import http.client
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,6 @@ import grpc
 import pytest
 from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.access import Access
 from tasuki.server.auth.caller import CERTIFIED, EVERY_SCOPE, Caller, Scope
 from tasuki.server.auth.surface_table import surface_table
@@ -22,18 +20,22 @@ from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.server import Service, start_server
 from tasuki.server.http.server import start_http_server
-from tasuki.server.text.text_codec import TextCodec
-from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.tls import ClientTls
 
+from tests.harness.api_keys import headers, keys_file, metadata
 from tests.harness.certificates import Authority
 from tests.harness.daemons import Node, flags
 from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_calls import GrpcCalls
+from tests.harness.http_calls import JSON, connect
+from tests.harness.refusals import refusal
+from tests.harness.running_nodes import HTTP as HTTP_FLAGS
+from tests.harness.running_nodes import require_nixl, running
 from tests.harness.smg_process import protocol_is_there
 from tests.harness.told_surfaces import TellingDaemon, read
+from tests.harness.waiting import HANG_SECONDS
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
-CODEC = TextCodec(320, 4096, None, None)
 KEYS = {scope: f"a-key-good-for-{scope.value}-alone" for scope in Scope}
 WRONG = "a-key-of-nobody"
 # What ends the walk, or outlives it.
@@ -58,24 +60,21 @@ def walked(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Walked]:
     role, gateway = request.param
-    if role != "serve" and installed_package() is None:
-        pytest.skip("NIXL is not installed")
+    if role != "serve":
+        require_nixl()
     if gateway and not protocol_is_there():
         pytest.skip("smg-grpc-proto is not installed")
     folder = tmp_path_factory.mktemp("keys")
     lines = [f"{scope.value}-only {key} {scope.value}\n" for scope, key in KEYS.items()]
-    (folder / "keys").write_text("".join(lines), encoding="utf-8")
-    told = folder / "surfaces"
+    keys, told = keys_file(folder, "".join(lines)), folder / "surfaces"
     node = Node(
         role,
         *(*flags(), *(["--gateway"] if gateway else [])),
-        *("--api-keys", str(folder / "keys"), "--http-bind", "127.0.0.1:0"),
+        *("--api-keys", keys, *HTTP_FLAGS),
         launch=partial(TellingDaemon, told),
-    ).wait_ready()
-    try:
+    )
+    with running(node):
         yield Walked(node, *read(told))
-    finally:
-        assert node.stop() == 0
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class Outcome:
 
 def call(channel: grpc.Channel, method: str, key: str | None, message: bytes) -> Outcome:
     """What the first answer says; OK where there is one."""
-    metadata = () if key is None else (("authorization", f"Bearer {key}"),)
-    asked = channel.stream_stream(method)(iter([message]), metadata=metadata, timeout=3)
+    borne = () if key is None else metadata(key)
+    asked = channel.stream_stream(method)(iter([message]), metadata=borne, timeout=3)
     try:
         next(asked, None)
     except grpc.RpcError as error:
@@ -140,17 +139,11 @@ def test_every_method_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked
 
 def fetch(address: str, method: str, path: str, key: str | None) -> tuple[int, bytes]:
     """The status, and the body of a refusal."""
-    connection = http.client.HTTPConnection(address, timeout=10)
-    headers = {"Content-Type": "application/json"}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    try:
+    with closing(connect(address)) as connection:
         body = b"{}" if method == "POST" else None
-        connection.request(method, path, body, headers)
+        connection.request(method, path, body, JSON | ({} if key is None else headers(key)))
         reply = connection.getresponse()
         return reply.status, reply.read() if reply.status >= 400 else b""
-    finally:
-        connection.close()
 
 
 def test_every_route_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked: Walked) -> None:
@@ -296,42 +289,35 @@ def test_a_certificate_alone_owns_no_node_that_others_reach(tmp_path: Path) -> N
     assert not CERTIFIED.may(Scope.OPERATOR)
     credentials = ClientTls(authority.path, issued.certificate, issued.key).grpc_credentials()
     with (
-        running_front(CODEC, ServerConfig(bind="0.0.0.0:0", **tls)) as front,
+        running_front(config=ServerConfig(bind="0.0.0.0:0", **tls)) as front,
         grpc.secure_channel(front.address, credentials) as channel,
     ):
-        with pytest.raises(grpc.RpcError) as refused:
-            pb_grpc.CacheAdminStub(channel).Stats(pb.StatsRequest(), timeout=10)
-        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]))
-        assert list(pb_grpc.InferenceStub(channel).Generate(request, timeout=10))
+        calls = GrpcCalls(channel)
+        assert refusal(calls.stats).status is grpc.StatusCode.PERMISSION_DENIED
+        assert list(calls.generate(5))
 
 
 def test_two_values_of_the_header_are_no_key() -> None:
     key = ("authorization", "Bearer secret")
-    with (
-        running_front(CODEC, ServerConfig(api_key="secret")) as front,
-        grpc.insecure_channel(front.address) as channel,
-    ):
-        stub = pb_grpc.CacheAdminStub(channel)
-        stub.Stats(pb.StatsRequest(), metadata=(key,), timeout=10)
+    with running_front(config=ServerConfig(api_key="secret")) as front:
+        GrpcCalls(front.channel, (key,)).stats()
         for given in (
             (key, key),
             (("authorization", "Bearer other"), key),
             (("authorization", "bearer secret"),),
             (("authorization", "Bearer  secret"),),
         ):
-            with pytest.raises(grpc.RpcError) as refused:
-                stub.Stats(pb.StatsRequest(), metadata=given, timeout=10)
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, given
+            refused = refusal(GrpcCalls(front.channel, given).stats)
+            assert refused.status is grpc.StatusCode.UNAUTHENTICATED, given
 
 
 def test_a_method_that_a_servicer_leaves_out_writes_no_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with running_front(CODEC) as front, grpc.insecure_channel(front.address) as channel:
-        with pytest.raises(grpc.RpcError) as refused:
-            health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=10)
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    with running_front() as front:
+        health = health_pb2_grpc.HealthStub(front.channel)
+        refused = refusal(health.List, health_pb2.HealthListRequest(), timeout=HANG_SECONDS)
+        assert refused.status is grpc.StatusCode.UNIMPLEMENTED
     assert not caplog.records, caplog.text
 
 

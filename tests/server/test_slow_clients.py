@@ -1,22 +1,21 @@
 """Connections that say nothing, or say it slowly, end by themselves; those over a cap at once."""
 
-import asyncio
 import json
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 
-import grpc
 import pytest
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.config import ServerConfig
 from tasuki.server.http import body as http_body
 from tasuki.server.http import server as http_server
-from tasuki.server.text.text_codec import TextCodec
 
-from tests.harness.front_fixtures import running_front, text_codec
+from tests.harness.api_keys import headers
+from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_calls import ids
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.waiting import HANG_SECONDS
 
@@ -27,19 +26,10 @@ HEAD = (
 )
 
 
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    return text_codec(tmp_path_factory.mktemp("codec"))
-
-
 @contextmanager
-def front(codec: TextCodec, **settings: object) -> Iterator[HttpFront]:
-    with running_http(codec, config=ServerConfig(api_key=KEY, **settings)) as running:
+def front(**settings: object) -> Iterator[HttpFront]:
+    with running_http(config=ServerConfig(api_key=KEY, **settings)) as running:
         yield running
-
-
-def connect(http: HttpFront) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", http.server.port), timeout=HANG_SECONDS)
 
 
 def ended(connection: socket.socket) -> bytes:
@@ -61,28 +51,37 @@ def open_connections(http: HttpFront, expected: int) -> int:
 
     found = -1
     for _ in range(200):
-        found = asyncio.run_coroutine_threadsafe(count(), http.front.loop).result(30)
+        found = http.front.run(count())
         if found == expected:
             break
         time.sleep(0.05)
     return found
 
 
+def calling(http: HttpFront) -> HTTPConnection:
+    """A connection of a caller who was answered on it."""
+    connection = http.connect()
+    connection.request("GET", "/v1/models", headers=headers(KEY))
+    reply = connection.getresponse()
+    assert reply.status == 200 and reply.read()
+    return connection
+
+
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: lo", b"\r\n"])
-def test_a_header_has_a_deadline(codec: TextCodec, said: bytes) -> None:
-    with front(codec) as http:
+def test_a_header_has_a_deadline(said: bytes) -> None:
+    with front() as http:
         http.server.connections.header_seconds = 0.2
-        with connect(http) as connection:
+        with http.dial() as connection:
             connection.sendall(said)
             assert ended(connection) == b""
         assert open_connections(http, 0) == 0
         assert http.ask("GET", "/health").status == 200
 
 
-def test_a_whole_header_in_pieces_is_in_time(codec: TextCodec) -> None:
-    with front(codec) as http:
+def test_a_whole_header_in_pieces_is_in_time() -> None:
+    with front() as http:
         http.server.connections.header_seconds = 2.0
-        with connect(http) as connection:
+        with http.dial() as connection:
             for piece in (b"GET /health HTTP/1.1\r", b"\nHost: localhost\r\n", b"\r", b"\n"):
                 connection.sendall(piece)
                 time.sleep(0.05)
@@ -92,11 +91,9 @@ def test_a_whole_header_in_pieces_is_in_time(codec: TextCodec) -> None:
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200"), "it was kept"
 
 
-def test_a_body_has_a_deadline_that_its_drops_do_not_move(
-    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_has_a_deadline_that_its_drops_do_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_body, "_GRACE_SECONDS", 0.5)
-    with front(codec) as http, connect(http) as connection:
+    with front() as http, http.dial() as connection:
         connection.sendall(HEAD)
         connection.settimeout(0.1)
         told = b""
@@ -114,28 +111,24 @@ def test_a_body_has_a_deadline_that_its_drops_do_not_move(
         assert told.startswith(b"HTTP/1.1 408") and b"slow_body" in told + ended(connection)
 
 
-def test_an_idle_connection_is_closed(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_KEEP_ALIVE_SECONDS", 0.3)
-    with front(codec) as http, connect(http) as connection:
+    with front() as http, http.dial() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert ended(connection).startswith(b"HTTP/1.1 200")
 
 
-def test_strangers_of_one_address_are_capped_and_callers_are_not(codec: TextCodec) -> None:
-    with front(codec, max_connections=20) as http:
+def test_strangers_of_one_address_are_capped_and_callers_are_not() -> None:
+    with front(max_connections=20) as http:
         # Callers of the same address first: they leave the strangers' places to others.
-        callers = [http.connect() for _ in range(8)]
-        for caller in callers:
-            caller.request("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
-            reply = caller.getresponse()
-            assert reply.status == 200 and reply.read()
-        strangers = [connect(http) for _ in range(5)]
+        callers = [calling(http) for _ in range(8)]
+        strangers = [http.dial() for _ in range(5)]
         assert open_connections(http, 13) == 13
-        with connect(http) as one_too_many:
+        with http.dial() as one_too_many:
             told = ended(one_too_many)
             assert told.startswith(b"HTTP/1.1 503")
             assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
-        callers[0].request("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+        callers[0].request("GET", "/v1/models", headers=headers(KEY))
         assert callers[0].getresponse().status == 200
         for connection in strangers:
             connection.close()
@@ -146,13 +139,10 @@ def test_strangers_of_one_address_are_capped_and_callers_are_not(codec: TextCode
         assert open_connections(http, 0) == 0
 
 
-def test_connections_are_capped_in_all(codec: TextCodec) -> None:
-    with front(codec, max_connections=3) as http:
-        callers = [http.connect() for _ in range(3)]
-        for caller in callers:
-            caller.request("GET", "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
-            assert caller.getresponse().read()
-        with connect(http) as one_too_many:
+def test_connections_are_capped_in_all() -> None:
+    with front(max_connections=3) as http:
+        callers = [calling(http) for _ in range(3)]
+        with http.dial() as one_too_many:
             assert ended(one_too_many).startswith(b"HTTP/1.1 503")
         for caller in callers:
             caller.close()
@@ -160,8 +150,8 @@ def test_connections_are_capped_in_all(codec: TextCodec) -> None:
         assert http.ask("GET", "/health").status == 200
 
 
-def test_grpc_holds_no_more_connections_than_it_may(codec: TextCodec) -> None:
-    with running_front(codec, ServerConfig(max_connections=4)) as running:
+def test_grpc_holds_no_more_connections_than_it_may() -> None:
+    with running_front(config=ServerConfig(max_connections=4)) as running:
         host, port = running.address.rsplit(":", 1)
         idle = [
             socket.create_connection((host, int(port)), timeout=HANG_SECONDS) for _ in range(12)
@@ -182,10 +172,6 @@ def test_grpc_holds_no_more_connections_than_it_may(codec: TextCodec) -> None:
         for connection in idle:
             connection.close()
         assert closed >= 6
-        with grpc.insecure_channel(running.address) as channel:
-            request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2]))
-            assert list(
-                pb_grpc.InferenceStub(channel).Generate(
-                    request, wait_for_ready=True, timeout=HANG_SECONDS
-                )
-            )
+        request = pb.GenerateRequest(token_ids=ids(1, 2))
+        generate = running.calls.inference.Generate
+        assert list(generate(request, wait_for_ready=True, timeout=HANG_SECONDS))

@@ -6,13 +6,12 @@ from typing import Any
 
 import grpc
 from tasuki.proto import handover_pb2, handover_pb2_grpc, inference_pb2, inference_pb2_grpc
-from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.front_fixtures import ScriptedEngine, running_front
+from tests.harness.grpc_calls import ids
 from tests.harness.handover_nodes import nodes
 
 SECONDS = 2.0
-CODEC = TextCodec(320, 4096, None, None)
 
 Call = Callable[[grpc.aio.Channel], Any]
 
@@ -33,7 +32,8 @@ async def come_at_once(port: int, calls: dict[str, Call]) -> None:
         for name, call in calls.items():
             stream = call(channel)
             try:
-                await asyncio.wait_for(stream.initial_metadata(), SECONDS)
+                headers = await asyncio.wait_for(stream.initial_metadata(), SECONDS)
+                assert not name.endswith("Generate") or headers["tasuki-request-id"]
             except TimeoutError:
                 raise AssertionError(f"{name} keeps its headers back") from None
             finally:
@@ -42,18 +42,13 @@ async def come_at_once(port: int, calls: dict[str, Call]) -> None:
 
 def test_streams_for_clients() -> None:
     engine = ScriptedEngine(answer=lambda submit: [], hold=True)
-    with running_front(CODEC, engine=engine) as front:
-        with grpc.insecure_channel(front.address) as channel:
-            sessions = inference_pb2_grpc.SessionStub(channel)
-            session = sessions.Open(inference_pb2.SessionOpenRequest()).session_id
-            prompt = inference_pb2.TokenIds(ids=[5])
-            sessions.Append(
-                inference_pb2.SessionAppendRequest(session_id=session, token_ids=prompt)
-            )
+    with running_front(engine=engine) as front:
+        session = front.calls.open()
+        front.calls.append(session, 5)
         calls: dict[str, Call] = {
             "Inference.Generate": lambda channel: inference_pb2_grpc.InferenceStub(
                 channel
-            ).Generate(inference_pb2.GenerateRequest(token_ids=prompt)),
+            ).Generate(inference_pb2.GenerateRequest(token_ids=ids(5))),
             "Session.Generate": lambda channel: inference_pb2_grpc.SessionStub(channel).Generate(
                 inference_pb2.SessionGenerateRequest(session_id=session)
             ),

@@ -1,7 +1,6 @@
 """What one tenant can find out of another's prompts by asking: nothing, by any count it is told."""
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PageMatch, PrefixCache, TreeConfig
 from tasuki.server.auth.tenant import salt_of
-from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, flags
+from tests.harness import http_calls
+from tests.harness.api_keys import headers, keys_file
+from tests.harness.daemons import Node
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
-from tests.harness.waiting import until
+from tests.harness.running_nodes import HTTP, fused_node, node_pair
 
 KEYS = "ann ann-key\nben ben-key\nops ops-key operator,caller\n"
 DIGITS = range(100, 110)
@@ -31,9 +31,7 @@ VICTIM = KNOWN + SECRET + tuple(range(200, 264))
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[str, ...]:
-    file = tmp_path / "keys"
-    file.write_text(KEYS, encoding="utf-8")
-    return ("--api-keys", str(file), "--api-key", "owner-key")
+    return ("--api-keys", keys_file(tmp_path, KEYS), "--api-key", "owner-key")
 
 
 @dataclass
@@ -46,17 +44,9 @@ class Attacker:
     def told(self, prompt: tuple[int, ...]) -> dict[str, Any]:
         """What the answer says of the prompt, its times aside."""
         body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0}
-        request = urllib.request.Request(
-            f"http://{self.node.http_address}/v1/completions",
-            json.dumps(body).encode(),
-            {
-                "Content-Type": "application/json",
-                "Authorization": f"Bearer {self.key}",
-                "x-tasuki-hit": "1",
-            },
-        )
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            usage: dict[str, Any] = json.load(reply)["usage"]
+        asking = headers(self.key) | {"x-tasuki-hit": "1"}
+        reply = http_calls.ask(self.node.http_address, "POST", "/v1/completions", body, asking)
+        usage: dict[str, Any] = reply.json["usage"]
         assert usage["prompt_tokens_details"]["hybrid"]
         return usage
 
@@ -86,13 +76,9 @@ class Attacker:
 def test_sixty_guesses_learn_nothing_of_a_secret(
     keys: tuple[str, ...], shared: tuple[str, ...], key: str, learned: int
 ) -> None:
-    node = Node("serve", *flags(arena_mib=256), "--http-bind", "127.0.0.1:0", *keys, *shared)
-    node.wait_ready()
-    try:
+    with fused_node(*HTTP, *keys, *shared, arena_mib=256) as node:
         Attacker(node, "ann-key").told(VICTIM)
         assert Attacker(node, key).digits_learned() == learned
-    finally:
-        assert node.stop() == 0
 
 
 # --- What is told by whole pages
@@ -198,19 +184,10 @@ def test_a_foreign_prefix_costs_what_a_cold_one_does(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pair(keys: tuple[str, ...]) -> Iterator[tuple[Node, Node]]:
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
-    prefill = Node("prefill", *flags(), "--api-key", "owner-key").wait_ready()
-    decode = Node(
-        "decode",
-        *(*flags(), *keys, "--http-bind", "127.0.0.1:0"),
-        *("--prefill", prefill.address, "--local-prefill-tokens", "16"),
-    ).wait_ready()
-    try:
-        until(lambda: bool(decode.stats().prefill_nodes[0].name), "not connected")
-        yield prefill, decode
-    finally:
-        assert [decode.stop(), prefill.stop()] == [0, 0]
+    alone = ("--api-key", "owner-key")
+    answering = (*keys, *HTTP, "--local-prefill-tokens", "16")
+    with node_pair(prefill=alone, decode=answering) as nodes:
+        yield nodes
 
 
 def test_a_prefill_node_keeps_the_tenants_of_its_decode_nodes_apart(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import ANYBODY, OWNER, Caller, Scope
 from tasuki.server.auth.request_context import RequestContext
@@ -26,12 +25,14 @@ from tasuki.server.auth.tenant import (
     watch_scope,
 )
 from tasuki.server.config import ServerConfig
-from tasuki.server.errors import CallContext, InvalidField, PermissionDenied, ServerError
+from tasuki.server.errors import CallContext, InvalidField, PermissionDenied
 from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope, named_tenant
 from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
 
-from tests.harness.front_fixtures import text_codec
+from tests.harness.api_keys import headers, keys_file
+from tests.harness.grpc_calls import ids
 from tests.harness.http_fixtures import HttpFront, running_http
+from tests.harness.refusals import refusal
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}\Z")
 # Of clients: one that begins as a tenant's does is refused, below.
@@ -119,49 +120,32 @@ def test_a_name_out_of_shape_is_refused_by_field(named: list[str]) -> None:
 
 @contextmanager
 def front_of(tmp_path: Path, **changes: object) -> Iterator[HttpFront]:
-    keys = tmp_path / "keys"
-    keys.write_text(KEYS, encoding="utf-8")
-    config = ServerConfig(api_keys=str(keys), **changes)  # type: ignore[arg-type]
-    with running_http(text_codec(tmp_path), config=config) as http:
+    config = ServerConfig(api_keys=keys_file(tmp_path, KEYS), **changes)  # type: ignore[arg-type]
+    with running_http(config=config) as http:
         yield http
 
 
+def named(tenant: str | None) -> tuple[tuple[str, str], ...]:
+    return () if tenant is None else ((TENANT_KEY, tenant),)
+
+
 def over_http(http: HttpFront, key: str, tenant: str | None, salt: str) -> None:
-    headers = {"Authorization": f"Bearer {key}"}
-    if tenant is not None:
-        headers[TENANT_KEY] = tenant
-    reply = http.complete(headers, cache_salt=salt)
+    reply = http.complete(headers(key) | dict(named(tenant)), cache_salt=salt)
     if reply.status != 200:
-        raise LookupError(reply.status, reply.json["error"]["code"])
+        raise LookupError(*reply.refusal)
 
 
 def over_grpc(http: HttpFront, key: str, tenant: str | None, salt: str) -> None:
-    with grpc.insecure_channel(http.front.address) as channel:
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5, 6]), cache_salt=salt.encode())
-        stub = pb_grpc.InferenceStub(channel)
-        list(stub.Generate(request, metadata=metadata(key, tenant)))
+    calls = http.front.bearing(key, *named(tenant))
+    list(calls.generate(5, 6, cache_salt=salt.encode()))
 
 
 def in_a_session(http: HttpFront, key: str, tenant: str | None, salt: str) -> None:
-    with grpc.insecure_channel(http.front.address) as channel:
-        stub = pb_grpc.SessionStub(channel)
-        told = metadata(key, tenant)
-        opened = stub.Open(pb.SessionOpenRequest(cache_salt=salt.encode()), metadata=told)
-        ids = pb.TokenIds(ids=[5, 6])
-        stub.Append(
-            pb.SessionAppendRequest(session_id=opened.session_id, token_ids=ids),
-            metadata=metadata(key, None),
-        )
-        fork = stub.Fork(
-            pb.SessionForkRequest(session_id=opened.session_id), metadata=metadata(key, None)
-        )
-        for session in (opened.session_id, fork.session_id):
-            list(stub.Generate(pb.SessionGenerateRequest(session_id=session), metadata=told))
-
-
-def metadata(key: str, tenant: str | None) -> tuple[tuple[str, str], ...]:
-    bearer = ("authorization", f"Bearer {key}")
-    return (bearer,) if tenant is None else (bearer, (TENANT_KEY, tenant))
+    plain, calls = http.front.bearing(key), http.front.bearing(key, *named(tenant))
+    session = calls.open(salt.encode())
+    plain.append(session, 5, 6)
+    for each in (session, plain.fork(session)):
+        list(calls.turn(each))
 
 
 Ask = Callable[[HttpFront, str, str | None, str], None]
@@ -208,55 +192,41 @@ def test_a_tenant_named_by_who_may_not_is_refused_and_never_ignored(
     tmp_path: Path, ask: Ask
 ) -> None:
     with front_of(tmp_path) as http:
-        with pytest.raises((grpc.RpcError, LookupError)) as refused:
-            ask(http, "ann-key", "ben", "")
-        if isinstance(refused.value, grpc.RpcError):
-            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-            assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == (
-                "permission_denied"
-            )
-        else:
+        if ask is over_http:
+            with pytest.raises(LookupError) as refused:
+                ask(http, "ann-key", "ben", "")
             assert refused.value.args == (403, "permission_denied")
+        else:
+            told = refusal(ask, http, "ann-key", "ben", "")
+            assert told.typed == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
         assert not http.engine.of(m.Submit) and not http.engine.of(m.OpenCursor)
 
 
 def test_a_session_is_answered_for_the_tenant_that_it_was_opened_for(tmp_path: Path) -> None:
-    with front_of(tmp_path) as http, grpc.insecure_channel(http.front.address) as channel:
-        stub = pb_grpc.SessionStub(channel)
-        opened = stub.Open(pb.SessionOpenRequest(), metadata=metadata("gate-key", "ann"))
-        session = opened.session_id
-        stub.Append(
-            pb.SessionAppendRequest(session_id=session, token_ids=pb.TokenIds(ids=[5])),
-            metadata=metadata("gate-key", None),
-        )
+    with front_of(tmp_path) as http:
+        session = http.front.bearing("gate-key", *named("ann")).open()
+        http.front.bearing("gate-key").append(session, 5)
         for other in (None, "ben"):
-            call = stub.Generate(
-                pb.SessionGenerateRequest(session_id=session), metadata=metadata("gate-key", other)
-            )
-            with pytest.raises(grpc.RpcError, match="tenant that the session was opened for"):
-                list(call)
+            refused = refusal(http.front.bearing("gate-key", *named(other)).turn, session)
+            assert "tenant that the session was opened for" in refused.message
         assert not http.engine.of(m.Submit)
 
 
 def test_conversations_of_two_tenants_are_two_whatever_they_are_called(tmp_path: Path) -> None:
     with front_of(tmp_path) as http:
         for key in ("ann-key", "ben-key", "ann-key"):
-            headers = {"Authorization": f"Bearer {key}"}
-            assert http.complete(headers, prompt_cache_key="mine").status == 200
+            assert http.complete(headers(key), prompt_cache_key="mine").status == 200
         first, second, third = (each.session for each in http.engine.of(m.Submit))
         assert first == third != second
 
 
 def test_an_operator_looks_below_a_prefix_of_the_tenant_that_it_names(tmp_path: Path) -> None:
-    with front_of(tmp_path) as http, grpc.insecure_channel(http.front.address) as channel:
-        stub = pb_grpc.CacheAdminStub(channel)
-        prefix = pb.TokenIds(ids=[5, 6])
+    request = pb.TreeRequest(prefix=ids(5, 6), cache_salt=b"s")
+    with front_of(tmp_path) as http:
         for tenant in (None, "ann"):
-            with pytest.raises(grpc.RpcError, match="holds nothing there"):
-                stub.Tree(
-                    pb.TreeRequest(prefix=prefix, cache_salt=b"s"),
-                    metadata=metadata("ops-key", tenant),
-                )
+            calls = http.front.bearing("ops-key", *named(tenant))
+            refused = refusal(calls.admin.Tree, request, **calls.options)
+            assert "holds nothing there" in refused.message
         asked = [query.salt for query in http.engine.of(m.TreeQuery)]
         assert asked == [b"s", salt_of("ann", b"s")]
 
@@ -325,15 +295,10 @@ def test_operators_are_told_everything() -> None:
 
 
 def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Path) -> None:
-    with front_of(tmp_path) as http, grpc.insecure_channel(http.front.address) as channel:
-        request = pb.GenerateRequest(request_id="mine", token_ids=pb.TokenIds(ids=[5, 6, 7]))
-        stub, admin = pb_grpc.InferenceStub(channel), pb_grpc.CacheAdminStub(channel)
-        *_, last = stub.Generate(request, metadata=metadata("ann-key", None))
+    with front_of(tmp_path) as http:
+        *_, last = http.front.bearing("ann-key").generate(5, 6, 7, request_id="mine")
         told = {
-            key: admin.Explain(
-                pb.ExplainRequest(request_id="mine"), metadata=metadata(key, None)
-            ).finished
-            for key in ("ann-key", "ops-key")
+            key: http.front.bearing(key).explain("mine").finished for key in ("ann-key", "ops-key")
         }
     assert told["ann-key"] == last.finished != told["ops-key"]
     assert told["ops-key"].usage.hit.kv_tokens == 3
@@ -356,18 +321,10 @@ def test_an_old_peer_that_does_not_tell_pages_tells_sharing_callers_nothing() ->
 
 
 def test_keys_of_a_file_are_tenants_unless_they_share(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text(KEYS, encoding="utf-8")
-    keys = ApiKeys.load(file)
+    keys = ApiKeys.load(Path(keys_file(tmp_path, KEYS)))
     ann, shared = keys.caller(["Bearer ann-key"]), keys.sharing().caller(["Bearer ann-key"])
     assert ann is not None and ann.tenant == "ann"
     assert shared is not None and (shared.name, shared.tenant) == ("ann", None)
-
-
-def test_a_tenant_refused_is_a_typed_error() -> None:
-    with pytest.raises(ServerError) as refused:
-        tenant_of(Caller("eve"), ["ann"])
-    assert refused.value.status is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_a_call_s_metadata_say_whose_it_is() -> None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,14 +9,14 @@ from itertools import pairwise
 import grpc
 import pytest
 from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.tracing import export as trace_export
-from tasuki.server.tracing.export import TracingUnavailable, open_tracing
-from tasuki.server.tracing.tracing import NoTracing
-from tasuki.transfer.transports.nixl.transport import installed_package
+from tasuki.server.tracing.tracing import NoTracing, TracingUnavailable, open_tracing
 
-from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness import http_calls
+from tests.harness.daemons import Node, random_prompt
+from tests.harness.grpc_calls import GrpcCalls
 from tests.harness.otlp_collector import Collector, SeenSpan, running_collector
+from tests.harness.running_nodes import HTTP, node_pair
 from tests.harness.waiting import until
 
 CALLER = "00f067aa0ba902b7"
@@ -32,20 +31,12 @@ class Traced:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Traced]:
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
     with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
         # The SDK's own setting: it sends every five seconds otherwise.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
-        more = ("--otlp-endpoint", collector.url, "--log-format", "json")
-        prefill = Node("prefill", *flags(), *more).wait_ready()
-        decode = Node(
-            *("decode", *flags(), *more, "--http-bind", "127.0.0.1:0"),
-            *("--prefill", prefill.address),
-        ).wait_ready()
-        until(lambda: decode.stats().prefill_nodes[0].name == "prefill", decode.story)
-        yield Traced(collector, decode, prefill)
-        assert [decode.stop(), prefill.stop()] == [0, 0]
+        shared = ("--otlp-endpoint", collector.url, "--log-format", "json")
+        with node_pair(*shared, decode=HTTP) as (prefill, decode):
+            yield Traced(collector, decode, prefill)
 
 
 def trace_id(number: int) -> str:
@@ -65,17 +56,9 @@ def settled(pair: Traced, trace: str, count: int) -> list[SeenSpan]:
 
 def complete(pair: Traced, trace: str, prompt: tuple[int, ...]) -> None:
     body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"http://{pair.decode.http_address}/v1/completions",
-        json.dumps(body).encode(),
-        {
-            "Content-Type": "application/json",
-            "x-request-id": "traced-1",
-            "traceparent": f"00-{trace}-{CALLER}-01",
-        },
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        assert reply.status == 200
+    origin = {"x-request-id": "traced-1", "traceparent": f"00-{trace}-{CALLER}-01"}
+    reply = http_calls.ask(pair.decode.http_address, "POST", "/v1/completions", body, origin)
+    assert reply.status == 200
 
 
 def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
@@ -109,11 +92,8 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
 def test_a_short_prompt_is_queue_prefill_and_decode_here(pair: Traced) -> None:
     trace = trace_id(2)
     with grpc.insecure_channel(pair.decode.address) as channel:
-        request = pb.GenerateRequest(
-            token_ids=pb.TokenIds(ids=random_prompt(30, 2)), sampling=pb.Sampling(max_new_tokens=3)
-        )
-        metadata = (("traceparent", f"00-{trace}-{CALLER}-01"),)
-        list(pb_grpc.InferenceStub(channel).Generate(request, metadata=metadata))
+        calls = GrpcCalls(channel, (("traceparent", f"00-{trace}-{CALLER}-01"),))
+        list(calls.generate(*random_prompt(30, 2), sampling=pb.Sampling(max_new_tokens=3)))
     spans = {span.name: span for span in settled(pair, trace, 4)}
     assert {*spans} == {"request", "queue", "prefill", "decode"}
     assert spans["queue"].ended == spans["prefill"].began

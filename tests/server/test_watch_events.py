@@ -16,7 +16,6 @@ from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, p
 from tasuki.pycache.packed_events import pack_events
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.grpc import cache_messages as watch_messages
-from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.engines import Lone, submit, tiny_parts
 from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
@@ -59,14 +58,18 @@ class TreeEngine(ScriptedEngine):
 
 
 @pytest.fixture
-def front() -> Iterator[Front]:
-    with running_front(TextCodec(320, 4096, None, None), engine=TreeEngine()) as front:
+def engine() -> TreeEngine:
+    return TreeEngine()
+
+
+@pytest.fixture
+def front(engine: TreeEngine) -> Iterator[Front]:
+    with running_front(engine=engine) as front:
         yield front
 
 
-def test_asyncio_watches_and_asks_alike(front: Front) -> None:
-    assert isinstance(front.engine, TreeEngine)
-    front.engine.keep(1, 128)
+def test_asyncio_watches_and_asks_alike(front: Front, engine: TreeEngine) -> None:
+    engine.keep(1, 128)
 
     async def watch() -> tuple[int, int]:
         async with AsyncClient(front.address) as client:
@@ -82,9 +85,10 @@ def test_asyncio_watches_and_asks_alike(front: Front) -> None:
 
 
 @pytest.mark.parametrize("stream", ["usable", "all"])
-def test_a_router_follows_a_node_by_its_events(front: Front, stream: str) -> None:
-    engine, index = front.engine, PrefixIndex()
-    assert isinstance(engine, TreeEngine)
+def test_a_router_follows_a_node_by_its_events(
+    front: Front, engine: TreeEngine, stream: str
+) -> None:
+    index = PrefixIndex()
     engine.keep(0, 100)
     with Client(front.address) as client:
         batches = client.watch_cache(stream)
@@ -103,21 +107,18 @@ def test_a_router_follows_a_node_by_its_events(front: Front, stream: str) -> Non
 
 
 def test_a_batch_too_large_for_a_message_comes_in_parts(
-    front: Front, monkeypatch: pytest.MonkeyPatch
+    front: Front, engine: TreeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_messages, "EVENTS_A_MESSAGE", 3)
-    assert isinstance(front.engine, TreeEngine)
     for seed in range(5):
-        front.engine.keep(seed, 128)
+        engine.keep(seed, 128)
     with Client(front.address) as client:
         batch = next(client.watch_cache("all"))
     assert batch.is_snapshot and len(batch) == 15
     assert [event.kind for event in batch].count("checkpoint_stored") == 5
 
 
-def test_events_name_their_namespace_and_not_its_salt(front: Front) -> None:
-    engine = front.engine
-    assert isinstance(engine, TreeEngine)
+def test_events_name_their_namespace_and_not_its_salt(front: Front, engine: TreeEngine) -> None:
     salts = (b"", b"one", salt_of("ann", b""))
     names = {prefix_hashes(np.empty(0, np.int32), salt)[0]: salt for salt in salts}
     assert len(names) == len(salts)

@@ -1,13 +1,7 @@
 """Whose call a gateway's is: the key that it bears, the trace that it belongs to, and its id."""
 
-import asyncio
-import json
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +13,17 @@ from tasuki.prefill_node.gateway_rooms import PATIENCE_SECONDS
 from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.grpc.server import Service, start_server
+from tasuki.server.grpc.server import Service
 from tasuki.server.smg.gateway_model import GatewayModel
 
-from tests.harness.daemons import Node, flags
-from tests.harness.front_fixtures import ScriptedEngine
+from tests.harness.api_keys import keys_file, metadata
+from tests.harness.daemons import Node
+from tests.harness.front_fixtures import running_front
+from tests.harness.http_calls import Reply
 from tests.harness.otlp_collector import Collector, SeenSpan, running_collector
-from tests.harness.smg_process import Smg, require_protocol, require_smg, smg
+from tests.harness.refusals import refusal
+from tests.harness.running_nodes import node_pair
+from tests.harness.smg_process import Smg, in_front_of_pair, require_protocol, require_smg, smg
 from tests.harness.waiting import until
 
 require_protocol()
@@ -40,74 +38,40 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e0001"
 TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
 
 
-@contextmanager
-def gateway_front(
-    config: ServerConfig,
-) -> Iterator[tuple[str, list[tuple[m.RequestId, RequestContext]]]]:
-    """The gateway's service over a scripted engine: its address, and who began what."""
-    began: list[tuple[m.RequestId, RequestContext]] = []
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    engine = ScriptedEngine()
-    client = EngineClient(
-        engine.post,
-        loop,
-        limits=config.limits,
-        begin=lambda request, request_context: began.append((request, request_context)),
-    )
-    engine.deliver = lambda message: client.deliver([message])
-    engine.start()
-    servicer = GatewayService(client, client, MODEL, None, 8, config.access.keys)
-    add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)
-    services = [Service(SERVICE, add)]
-    server = asyncio.run_coroutine_threadsafe(
-        start_server("127.0.0.1:0", services, config.access), loop
-    ).result(10)
-    try:
-        yield server.address, began
-    finally:
-        asyncio.run_coroutine_threadsafe(server.drain(0), loop).result(10)
-        engine.stop()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
 def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(
-        "ann ann-has-this-key gateway\nben ben-has-that-key gateway\n", encoding="utf-8"
-    )
-    config = ServerConfig(gateway=True, requests_per_minute=1, api_keys=str(keys))
-    prompt = pb.TokenizedInput(input_ids=[5, 6, 7])
-    with (
-        gateway_front(config) as (address, began),
-        grpc.insecure_channel(address) as channel,
-    ):
-        stub = pb_grpc.TokenSpeedSchedulerStub(channel)
+    ann, ben = "ann-has-this-key", "ben-has-that-key"
+    keys = keys_file(tmp_path, f"ann {ann} gateway\nben {ben} gateway\n")
+    config = ServerConfig(gateway=True, requests_per_minute=1, api_keys=keys)
+    began: list[tuple[m.RequestId, RequestContext]] = []
 
-        def ask(key: str, request_id: str) -> dict[str, str]:
-            """The headers of an answer that has come whole."""
-            metadata = (("authorization", f"Bearer {key}"), ("traceparent", TRACEPARENT))
+    def served(client: EngineClient) -> list[Service]:
+        servicer = GatewayService(client, client, MODEL, None, 8, config.access.keys)
+        add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)
+        return [Service(SERVICE, add)]
+
+    def begin(request: m.RequestId, context: RequestContext) -> None:
+        began.append((request, context))
+
+    with running_front(config=config, services=served, begin=begin) as front:
+        stub = pb_grpc.TokenSpeedSchedulerStub(front.channel)
+        prompt = pb.TokenizedInput(input_ids=[5, 6, 7])
+
+        def ask(key: str, request_id: str) -> str:
+            """The id that an answer tells, once it has come whole."""
             call = stub.Generate(
-                pb.GenerateRequest(request_id=request_id, tokenized=prompt), metadata=metadata
+                pb.GenerateRequest(request_id=request_id, tokenized=prompt),
+                metadata=metadata(key, ("traceparent", TRACEPARENT)),
             )
             assert [message.WhichOneof("response") for message in call] == ["complete"]
-            return dict(call.initial_metadata())
+            return str(dict(call.initial_metadata())["tasuki-request-id"])
 
-        assert ask("ann-has-this-key", "a-1")["tasuki-request-id"] == "a-1"
-        with pytest.raises(grpc.RpcError) as refused:
-            ask("ann-has-this-key", "a-2")
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "ann has used its 1 requests a minute" in refused.value.details()
-        assert dict(refused.value.trailing_metadata())["tasuki-error-kind"] == "rate_limited"
-        given = ask("ben-has-that-key", "")["tasuki-request-id"]
+        assert ask(ann, "a-1") == "a-1"
+        refused = refusal(ask, ann, "a-2")
+        assert refused.typed == (grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
+        assert "ann has used its 1 requests a minute" in refused.message
+        given = ask(ben, "")
         assert given, "a call without an id is told the one that the log has"
-    assert [
-        (name, request_context.caller.name, request_context.traceparent)
-        for name, request_context in began
-    ] == [
+    assert [(name, context.caller.name, context.traceparent) for name, context in began] == [
         ("a-1", "ann", TRACEPARENT),
         (given, "ben", TRACEPARENT),
     ]
@@ -125,23 +89,16 @@ class Fronted:
     def spans(self, name: str) -> list[SeenSpan]:
         return [span for span in self.collector.spans(TRACE) if span.name == name]
 
-    def ask(self, streams: bool = False) -> str:
-        """The id of the answer. Raises HTTPError."""
-        body = {
-            "model": "embedded",
-            "messages": [{"role": "user", "content": "Tell me a story about the runner. " * 20}],
-            "max_tokens": 4,
-            "rid": "asked",
-            "stream": streams,
-        }
-        request = urllib.request.Request(
-            f"{self.gateway.base_url}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json", "traceparent": TRACEPARENT},
+    def ask(self, streams: bool = False) -> Reply:
+        content = "Tell me a story about the runner. " * 20
+        return self.gateway.chat(
+            {"traceparent": TRACEPARENT},
+            model="embedded",
+            messages=[{"role": "user", "content": content}],
+            max_tokens=4,
+            rid="asked",
+            stream=streams,
         )
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            told: str = json.load(reply)["id"]
-        return told
 
 
 @pytest.fixture(scope="module")
@@ -150,28 +107,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
         # The SDK's own setting: it sends every five seconds otherwise.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
-        shared = [*flags(), "--gateway", "--otlp-endpoint", collector.url]
-        limited = ("--requests-per-minute", "1")
-        prefill = Node("prefill", *shared).wait_ready()
-        decode = Node("decode", *shared, *limited, "--prefill", prefill.address).wait_ready()
-        try:
-            with smg(
-                tmp_path_factory.mktemp("smg"),
-                2,
-                "--pd-disaggregation",
-                *("--prefill", f"grpc://{prefill.address}", prefill.address.rpartition(":")[2]),
-                *("--decode", f"grpc://{decode.address}"),
-                *("--enable-trace", "--otlp-traces-endpoint", collector.url.partition("//")[2]),
-            ) as gateway:
+        shared = ("--gateway", "--otlp-endpoint", collector.url)
+        traced = ("--enable-trace", "--otlp-traces-endpoint", collector.url.partition("//")[2])
+        with node_pair(*shared, decode=("--requests-per-minute", "1")) as (prefill, decode):
+            folder, flags = tmp_path_factory.mktemp("smg"), in_front_of_pair(prefill, decode)
+            with smg(folder, 2, *flags, *traced) as gateway:
                 yield Fronted(gateway, prefill, decode, collector)
-        finally:
-            assert [decode.stop(), prefill.stop()] == [0, 0]
 
 
 def test_a_trace_goes_through_the_gateway_to_both_nodes_and_a_limit_to_its_caller(
     pair: Fronted,
 ) -> None:
-    told = pair.ask()
+    told = pair.ask().json["id"]
     assert told.startswith("asked")
     until(
         lambda: bool(pair.spans("request") and pair.spans("room")),
@@ -189,9 +136,7 @@ def test_a_trace_goes_through_the_gateway_to_both_nodes_and_a_limit_to_its_calle
     # The decode node refuses before its stream begins: the prefill node waits for nobody.
     for streams in (False, True):
         begun = time.monotonic()
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            pair.ask(streams)
-        assert refused.value.code == 429
-        assert "1 requests a minute" in json.load(refused.value)["error"]["message"]
+        refused = pair.ask(streams)
+        assert refused.status == 429 and "1 requests a minute" in refused.error["message"]
         pair.prefill.assert_at_rest()
         assert time.monotonic() - begun < PATIENCE_SECONDS, "the room waited for its patience"

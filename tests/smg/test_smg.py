@@ -3,19 +3,19 @@
 import asyncio
 import json
 import shutil
-import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from openai import BadRequestError, OpenAI
-from openai.types.chat import ChatCompletionMessageParam
 from tasuki.cli.embedded import embedded_model
 
 from tests.harness.daemons import Node, flags
-from tests.harness.smg_process import Smg, require_smg, smg
+from tests.harness.http_calls import JSON, connect
+from tests.harness.openai_client import openai, openai_client
+from tests.harness.running_nodes import node_pair, running
+from tests.harness.smg_process import Smg, in_front_of_pair, require_smg, smg
 from tests.harness.waiting import HANG_SECONDS, until
 
 require_smg()
@@ -25,42 +25,27 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E40
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc  # noqa: E402
 
 STORY = "Tell me a story about the runner and the sash. " * 20
-MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": STORY}]
+GREEDY: dict[str, Any] = {
+    "messages": [{"role": "user", "content": STORY}],
+    "max_tokens": 8,
+    "temperature": 0,
+}
 
 
-@contextmanager
-def running(node: Node) -> Iterator[Node]:
-    try:
-        yield node.wait_ready()
-    finally:
-        assert node.stop() == 0
-
-
-def client_of(gateway: Smg) -> OpenAI:
-    return OpenAI(base_url=f"{gateway.base_url}/v1", api_key="none", max_retries=0, timeout=60)
-
-
-def ask(client: OpenAI, model: str) -> tuple[str | None, int, int]:
+def ask(client: "openai.OpenAI", model: str) -> tuple[str | None, int, int]:
     """Text, prompt tokens and cached tokens of a greedy answer."""
-    reply = client.chat.completions.create(
-        model=model, messages=MESSAGES, max_tokens=8, temperature=0
-    )
+    reply = client.chat.completions.create(model=model, **GREEDY)
     assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
     assert reply.usage.completion_tokens == 8
     cached = reply.usage.prompt_tokens_details.cached_tokens
     return reply.choices[0].message.content, reply.usage.prompt_tokens, cached or 0
 
 
-def stream(client: OpenAI, model: str) -> tuple[str, int]:
+def stream(client: "openai.OpenAI", model: str) -> tuple[str, int]:
     """Text and cached tokens of a streamed greedy answer."""
     text, cached = "", None
     for chunk in client.chat.completions.create(
-        model=model,
-        messages=MESSAGES,
-        max_tokens=8,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
+        model=model, stream=True, stream_options={"include_usage": True}, **GREEDY
     ):
         if chunk.choices:
             text += chunk.choices[0].delta.content or ""
@@ -70,23 +55,24 @@ def stream(client: OpenAI, model: str) -> tuple[str, int]:
     return text, cached
 
 
+def repeated(client: "openai.OpenAI", model: str) -> tuple[int, int, int]:
+    """The same answer three times, the last one streamed, of which all but the first find every
+    whole page; the prompt's tokens, and how many of them the repeats found."""
+    text, prompt, cold = ask(client, model)
+    again, _, warm = ask(client, model)
+    streamed, hot = stream(client, model)
+    assert text == again == streamed and text
+    assert (cold, warm) == (0, (prompt - 1) // 64 * 64) and hot == warm
+    return prompt, warm, hot
+
+
 def leave_in_the_middle(gateway: Smg, model: str) -> None:
     """Read the beginning of a long answer, then hang up."""
-    body = {
-        "model": model,
-        "messages": MESSAGES,
-        "max_tokens": 4000,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    request = urllib.request.Request(
-        f"{gateway.base_url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=HANG_SECONDS) as reply:
-        assert reply.read(64)
+    body = {**GREEDY, "model": model, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with closing(connect(gateway.address)) as connection:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
+        reply = connection.getresponse()
+        assert reply.status == 200 and reply.read(64)
 
 
 def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
@@ -103,14 +89,10 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
         with smg(
             tmp_path, 1, "--worker-urls", f"grpc://{node.address}", "--policy", "cache_aware"
         ) as gateway:
-            client = client_of(gateway)
+            client = openai_client(gateway.address)
             until(lambda: gateway.metric("smg_kv_event_subscriptions_total") >= 1, "no events")
-            text, prompt, cold = ask(client, "model")
-            again, _, warm = ask(client, "model")
-            streamed, hot = stream(client, "model")
-            assert text == again == streamed and text
-            assert (cold, warm) == (0, (prompt - 1) // 64 * 64) and hot == warm
-            assert cold + warm + hot == node.stats().tree["usable_tokens"]
+            _, warm, hot = repeated(client, "model")
+            assert warm + hot == node.stats().tree["usable_tokens"]
             # What the gateway was told is what a repeat may use, and no more.
             announced = "smg_kv_event_blocks_total"
             until(lambda: gateway.metric(announced) > 0, "no blocks were announced")
@@ -119,9 +101,9 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
                 assert gateway.metric(bad) == 0
             # What cannot be honoured is refused by name before a stream begins.
             for streams in (False, True):
-                with pytest.raises(BadRequestError, match="frequency_penalty"):
+                with pytest.raises(openai.BadRequestError, match="frequency_penalty"):
                     client.chat.completions.create(
-                        model="model", messages=MESSAGES, frequency_penalty=1, stream=streams
+                        model="model", frequency_penalty=1, stream=streams, **GREEDY
                     )
             leave_in_the_middle(gateway, "model")
             until(lambda: not node.stats().requests, node.story)
@@ -146,26 +128,12 @@ def node_usable(node: Node) -> int:
 
 @pytest.mark.parametrize("apart", [(), ("--handover-bind", "127.0.0.1:0")], ids=["one", "two"])
 def test_a_pair_behind_the_gateway(tmp_path: Path, apart: tuple[str, ...]) -> None:
-    shared = [*flags(), "--gateway"]
-    with ExitStack() as stack:
-        prefill = stack.enter_context(running(Node("prefill", *shared, *apart)))
-        known = prefill.handover_address
-        decode = stack.enter_context(running(Node("decode", *shared, "--prefill", known)))
-        gateway = stack.enter_context(
-            smg(
-                tmp_path,
-                2,
-                "--pd-disaggregation",
-                *("--prefill", f"grpc://{prefill.address}", known.rpartition(":")[2]),
-                *("--decode", f"grpc://{decode.address}"),
-            )
-        )
-        client = client_of(gateway)
-        text, prompt, cold = ask(client, "embedded")
-        again, _, warm = ask(client, "embedded")
-        streamed, hot = stream(client, "embedded")
-        assert text == again == streamed and text
-        assert (cold, warm) == (0, (prompt - 1) // 64 * 64) and hot == warm
+    with (
+        node_pair("--gateway", prefill=apart) as (prefill, decode),
+        smg(tmp_path, 2, *in_front_of_pair(prefill, decode)) as gateway,
+    ):
+        client = openai_client(gateway.address)
+        prompt, warm, hot = repeated(client, "embedded")
         # The prefill node computed every prompt, and its state came over.
         assert prefill.stats().tree["usable_tokens"] == warm + hot
         assert prefill.stats().tree["prompt_tokens"] == 3 * prompt

@@ -1,21 +1,19 @@
 """A node of a pair is killed behind the unmodified smg gateway: its client is told, the other node
 comes to rest, and the next request works once the node is back."""
 
-import json
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from tasuki.cli.launcher import Daemon
 from tasuki.transfer.failpoints import VARIABLE, Place
-from tasuki.transfer.transports.nixl.transport import installed_package
 
 from tests.harness.daemons import Node, flags, has_met, kept_address
 from tests.harness.forked_daemon import ForkedDaemon
-from tests.harness.smg_process import Smg, require_smg, smg
+from tests.harness.running_nodes import CHUNKS, require_nixl, running
+from tests.harness.smg_process import Smg, in_front_of_pair, require_smg, smg
 from tests.harness.waiting import until
 
 require_smg()
@@ -41,38 +39,28 @@ class Heard:
 
 
 def ask(gateway: Smg, streams: bool) -> Heard:
-    body = {
-        "model": "embedded",
-        "messages": [{"role": "user", "content": STORY}],
-        "max_tokens": NEW_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": streams,
-    }
-    request = urllib.request.Request(
-        f"{gateway.base_url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+    reply = gateway.chat(
+        model="embedded",
+        messages=[{"role": "user", "content": STORY}],
+        max_tokens=NEW_TOKENS,
+        temperature=0,
+        ignore_eos=True,
+        stream=streams,
     )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return read_stream(reply.read()) if streams else read_whole(reply.read())
-    except urllib.error.HTTPError as refused:
-        error = json.load(refused)["error"]
-        return Heard(refused.code, "", None, f"{error['type']}: {error['message']}")
+    if reply.status != 200:
+        error = reply.error
+        return Heard(reply.status, "", None, f"{error['type']}: {error['message']}")
+    return read_stream(reply.events) if streams else read_whole(reply.json)
 
 
-def read_whole(body: bytes) -> Heard:
-    (choice,) = json.loads(body)["choices"]
+def read_whole(answer: Any) -> Heard:
+    (choice,) = answer["choices"]
     return Heard(200, choice["message"]["content"], choice["finish_reason"])
 
 
-def read_stream(body: bytes) -> Heard:
-    *lines, last = [line for line in body.decode().splitlines() if line]
-    assert last == "data: [DONE]", body
+def read_stream(chunks: list[Any]) -> Heard:
     text, finished, error = "", None, ""
-    for line in lines:
-        chunk = json.loads(line.removeprefix("data: "))
+    for chunk in chunks:
         if "error" in chunk:
             error = f"{chunk['error']['type']}: {chunk['error']['message']}"
         for choice in chunk.get("choices", ()):
@@ -149,31 +137,24 @@ class Fronted:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
-    if installed_package() is None:
-        pytest.skip("NIXL is not installed")
-    shared = [*flags(), "--gateway", "--prefill-chunk-tokens", "64"]
+    require_nixl()
+    folder, shared = tmp_path_factory.mktemp("smg"), [*flags(), "--gateway", *CHUNKS]
     prefill_lives, decode_lives = Lives(), Lives()
-    prefill = Node("prefill", *shared, bind=kept_address(), launch=prefill_lives).wait_ready()
-    decode = Node(
-        *("decode", *shared, "--prefill", prefill.address),
-        bind=kept_address(),
-        launch=decode_lives,
-    ).wait_ready()
-    try:
-        with smg(
-            tmp_path_factory.mktemp("smg"),
-            2,
-            "--pd-disaggregation",
-            *("--prefill", f"grpc://{prefill.address}", prefill.address.rpartition(":")[2]),
-            *("--decode", f"grpc://{decode.address}"),
-            *WATCHFUL,
-        ) as gateway:
-            first = ask(gateway, streams=False)
-            assert first.finished == "length" and first.text
-            assert decode.landed() > 0
-            yield Fronted(gateway, prefill, decode, prefill_lives, decode_lives, first.text)
-    finally:
-        assert [decode.stop(), prefill.stop()] == [0, 0]
+    with (
+        running(Node("prefill", *shared, bind=kept_address(), launch=prefill_lives)) as prefill,
+        running(
+            Node(
+                *("decode", *shared, "--prefill", prefill.address),
+                bind=kept_address(),
+                launch=decode_lives,
+            )
+        ) as decode,
+        smg(folder, 2, *in_front_of_pair(prefill, decode), *WATCHFUL) as gateway,
+    ):
+        first = ask(gateway, streams=False)
+        assert first.finished == "length" and first.text
+        assert decode.landed() > 0
+        yield Fronted(gateway, prefill, decode, prefill_lives, decode_lives, first.text)
 
 
 def test_a_prefill_node_that_dies_in_the_middle_is_an_error_with_a_type(pair: Fronted) -> None:

@@ -1,18 +1,21 @@
 """Tenants behind the unmodified smg gateway: it hears of the blocks that its own calls can use, and
 sends a prompt to the node that has it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
-from openai import OpenAI
 from tasuki.server.auth.tenant import TENANT_KEY, salt_of
 
+from tests.harness.api_keys import keys_file, metadata
 from tests.harness.bearing_proxy import bearing_proxy
 from tests.harness.daemons import Node, flags
+from tests.harness.openai_client import openai, openai_client
+from tests.harness.refusals import INVALID, refusal
+from tests.harness.running_nodes import HTTP, fused_node, running
 from tests.harness.smg_process import Smg, require_smg, smg
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -31,12 +34,12 @@ HITS = "smg_kv_event_blocks_total"
 class Fleet:
     """Two nodes, and a gateway in front of them whose calls bear its key and a tenant's name."""
 
-    nodes: tuple[Node, Node]
+    nodes: tuple[Node, ...]
     gateway: Smg
-    client: OpenAI
+    client: "openai.OpenAI"
 
 
-def asked(client: OpenAI, opening: str) -> int:
+def asked(client: "openai.OpenAI", opening: str) -> int:
     """Cached tokens of a prompt that begins so."""
     reply = client.chat.completions.create(
         model="embedded",
@@ -48,8 +51,8 @@ def asked(client: OpenAI, opening: str) -> int:
     return reply.usage.prompt_tokens_details.cached_tokens or 0
 
 
-def directly(node: Node, key: str) -> OpenAI:
-    return OpenAI(base_url=f"http://{node.http_address}/v1", api_key=key, max_retries=0, timeout=60)
+def directly(node: Node, key: str) -> "openai.OpenAI":
+    return openai_client(node.http_address, key)
 
 
 def prompts(node: Node) -> int:
@@ -59,21 +62,17 @@ def prompts(node: Node) -> int:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[str, ...]:
-    file = tmp_path / "keys"
-    file.write_text(KEYS, encoding="utf-8")
-    return ("--api-keys", str(file), "--api-key", "owner-key")
+    return ("--api-keys", keys_file(tmp_path, KEYS), "--api-key", "owner-key")
 
 
 @pytest.fixture
 def fleet(tmp_path: Path, keys: tuple[str, ...]) -> Iterator[Fleet]:
-    shared = [*flags(), "--gateway", "--http-bind", "127.0.0.1:0", *keys]
+    shared = ("--gateway", *HTTP, *keys)
     with ExitStack() as stack:
-        nodes = Node("serve", *shared), Node("serve", *shared)
-        for node in nodes:
-            stack.callback(node.stop)
-            node.wait_ready()
+        started = [Node("serve", *flags(), *shared) for _ in range(2)]
+        nodes = tuple(stack.enter_context(running(node)) for node in started)
         # What smg cannot send itself, something between it and the nodes must add.
-        added = (("authorization", "Bearer gate-key"), (TENANT_KEY, "ann"))
+        added = metadata("gate-key", (TENANT_KEY, "ann"))
         proxies = [stack.enter_context(bearing_proxy(node.address, *added)) for node in nodes]
         gateway = stack.enter_context(
             smg(
@@ -84,10 +83,7 @@ def fleet(tmp_path: Path, keys: tuple[str, ...]) -> Iterator[Fleet]:
             )
         )
         until(lambda: gateway.metric("smg_kv_event_subscriptions_total") >= 2, "no events")
-        client = OpenAI(
-            base_url=f"{gateway.base_url}/v1", api_key="none", max_retries=0, timeout=60
-        )
-        yield Fleet(nodes, gateway, client)
+        yield Fleet(nodes, gateway, openai_client(gateway.address))
 
 
 def test_a_tenant_s_prompt_goes_to_the_node_that_has_it(fleet: Fleet) -> None:
@@ -122,8 +118,7 @@ def test_another_tenant_s_prompts_are_neither_announced_nor_used(fleet: Fleet) -
 def test_a_subscriber_is_told_of_its_own_namespace_or_of_all_by_their_ids(
     keys: tuple[str, ...],
 ) -> None:
-    node = Node("serve", *flags(), "--gateway", "--http-bind", "127.0.0.1:0", *keys).wait_ready()
-    try:
+    with fused_node("--gateway", *HTTP, *keys) as node:
         for key in ("ann-key", "ben-key", "owner-key"):
             asked(directly(node, key), OPENINGS[0])
         with grpc.insecure_channel(node.address) as channel:
@@ -131,11 +126,10 @@ def test_a_subscriber_is_told_of_its_own_namespace_or_of_all_by_their_ids(
 
             def told(*tenant: str) -> dict[str, int]:
                 """Blocks of the first batch, by the namespace that they name."""
-                bearer = (("authorization", "Bearer gate-key"),)
-                named = tuple((TENANT_KEY, name) for name in tenant)
+                named = ((TENANT_KEY, name) for name in tenant)
                 call = stub.SubscribeKvEvents(
                     common_pb2.SubscribeKvEventsRequest(),
-                    metadata=(*bearer, *named),
+                    metadata=metadata("gate-key", *named),
                     timeout=HANG_SECONDS,
                 )
                 found: dict[str, int] = {}
@@ -152,13 +146,5 @@ def test_a_subscriber_is_told_of_its_own_namespace_or_of_all_by_their_ids(
             assert told() == told("nobody") == {}
             everybody = {namespace_of(salt_of(who, b"")).hex() for who in ("ann", "ben", None)}
             assert told("*") == dict.fromkeys(everybody, one)
-            _refused(lambda: told("ann", "ben"), grpc.StatusCode.INVALID_ARGUMENT)
-            _refused(lambda: told("not a name"), grpc.StatusCode.INVALID_ARGUMENT)
-    finally:
-        assert node.stop() == 0
-
-
-def _refused(call: Callable[[], object], status: grpc.StatusCode) -> None:
-    with pytest.raises(grpc.RpcError) as refused:
-        call()
-    assert refused.value.code() is status, refused.value.details()
+            assert refusal(told, "ann", "ben").status is INVALID
+            assert refusal(told, "not a name").status is INVALID

@@ -9,6 +9,8 @@ from tasuki.proto import handover_pb2
 from tasuki.transfer.fencing.evidence import LeaseExpired
 from tasuki.transfer.sending.write_leases import WriteLeases
 
+from tests.harness.manual_clock import ManualClock
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("transfer", "engine", "prefill_node", "decode_node", "pycache", "model")
 SOURCES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
@@ -57,17 +59,17 @@ def test_a_lease_ends_for_the_writer_before_the_owner_frees_whatever_their_clock
 ) -> None:
     """Two hosts whose clocks differ by `skew` seconds: the writer counts from its question, the
     owner from the answer it gave later."""
-    lease, retry, now = 2.0, 1.0, [1e6]
-    leases = WriteLeases(lease, lambda: now[0])
+    lease, retry, writer = 2.0, 1.0, ManualClock(1e6)
+    leases = WriteLeases(lease, writer)
     leases.add("peer", [])
-    asked = now[0]
-    now[0] += 0.3
-    answered = now[0] + skew
+    asked = writer.now
+    writer.now += 0.3
+    answered = writer.now + skew
     leases.renew("peer", asked)
-    expired = LeaseExpired(lambda: answered, lease + retry, lambda: now[0] + skew)
+    expired = LeaseExpired(lambda: answered, lease + retry, lambda: writer.now + skew)
     history = []
     for _ in range(60):
-        now[0] += 0.1
+        writer.now += 0.1
         history.append((leases.writable("peer") is not None, expired.holds()))
     assert history[0] == (True, False) and history[-1] == (False, True)
     assert (True, True) not in history, "freed while the writer could post"

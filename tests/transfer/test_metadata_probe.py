@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,9 +32,8 @@ def address() -> Iterator[NixlAddress]:
 
 @pytest.fixture
 def probe() -> Iterator[MetadataProbe]:
-    made = MetadataProbe()
-    yield made
-    made.close()
+    with closing(MetadataProbe()) as made:
+        yield made
 
 
 def helper(probe: MetadataProbe) -> int:
@@ -76,28 +76,22 @@ def test_a_process_that_was_killed_is_replaced_and_leaves_no_zombie(
 def test_a_process_that_does_not_answer_refuses_the_peer_and_is_replaced(
     address: NixlAddress,
 ) -> None:
-    probe = MetadataProbe(ProbeLimits(deadline=0.2, start=0.3))
-    try:
+    with closing(MetadataProbe(ProbeLimits(deadline=0.2, start=0.3))) as probe:
         probe.start()
         stopped = helper(probe)
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(MetadataUnusable, match="did not answer in time"):
             probe.try_out(address, [])
         assert not Path(f"/proc/{stopped}").exists()
-    finally:
-        probe.close()
 
 
 def test_more_than_its_share_of_the_machine_is_not_spent(address: NixlAddress) -> None:
-    probe = MetadataProbe(ProbeLimits(share=1e-6, burst=1e-3))
-    try:
+    with closing(MetadataProbe(ProbeLimits(share=1e-6, burst=1e-3))) as probe:
         probe.try_out(address, [])
         bad = replace(address, blob=address.blob[:-1])
         with pytest.raises(MetadataUnusable, match="too many new peers"):
             probe.try_out(bad, [])
         assert probe.try_out(address, []), "who is known is not held up by who is not"
-    finally:
-        probe.close()
 
 
 def test_after_close_nobody_new_is_tried(probe: MetadataProbe, address: NixlAddress) -> None:

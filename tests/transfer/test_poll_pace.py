@@ -2,19 +2,13 @@
 
 from tasuki.transfer.transports.poll_backoff import PollBackoff
 
+from tests.harness.manual_clock import ManualClock
+
 MOST = 0.0005
 
 
-class ProcessorClock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 def test_waits_double_up_to_the_most_while_nothing_moves() -> None:
-    pace = PollBackoff(ProcessorClock())
+    pace = PollBackoff(ManualClock())
     waits = []
     for _ in range(6):
         pace.begin()
@@ -24,13 +18,13 @@ def test_waits_double_up_to_the_most_while_nothing_moves() -> None:
 
 
 def test_bytes_that_move_and_news_end_the_waiting() -> None:
-    clock = ProcessorClock()
+    clock = ManualClock()
     pace = PollBackoff(clock)
     first = pace.wait_seconds(MOST)
     pace.begin()
     assert pace.wait_seconds(MOST) > first
     pace.begin()
-    clock.seconds += 0.001
+    clock.now += 0.001
     assert pace.wait_seconds(MOST) == 0.0
     pace.begin()
     assert pace.wait_seconds(MOST) == first
@@ -40,17 +34,17 @@ def test_bytes_that_move_and_news_end_the_waiting() -> None:
 
 
 def test_a_transport_that_is_worth_asking_sooner_is_asked_sooner() -> None:
-    pace = PollBackoff(ProcessorClock())
+    pace = PollBackoff(ManualClock())
     for _ in range(3):
         pace.begin()
         assert pace.wait_seconds(0.00001) == 0.00001
 
 
 def test_many_calls_without_bytes_are_no_movement() -> None:
-    clock = ProcessorClock()
+    clock = ManualClock()
     pace = PollBackoff(clock)
-    clock.seconds += 0.0001
+    clock.now += 0.0001
     assert pace.wait_seconds(MOST, calls=8) > 0
     pace.begin()
-    clock.seconds += 0.0001
+    clock.now += 0.0001
     assert pace.wait_seconds(MOST, calls=1) == 0

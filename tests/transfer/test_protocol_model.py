@@ -61,29 +61,39 @@ def always(claim: str) -> tuple[list[str], list[str]]:
     return [], ["-a", "-N", claim]
 
 
+def name(value: Path | str | tuple[list[str], list[str]]) -> str:
+    """Of a parameter, in a test's id."""
+    match value:
+        case Path():
+            return value.stem
+        case str():
+            return value
+        case compile_flags, run_flags:
+            return "".join(compile_flags + run_flags)
+
+
 @needs_spin
 @pytest.mark.parametrize(
-    ("model", "how"),
+    ("model", "define", "how"),
     [
-        (HANDOVER, SAFETY),
-        (HANDOVER, ENDS),
-        (HANDOVER, always("nothing_before_done")),
-        (HANDOVER, always("ready_at_most_once")),
-        (PULL, SAFETY),
-        (PULL, ENDS),
-        (PULL, always("nothing_before_done")),
-        (RETRY, SAFETY),
-        (RETRY, ENDS),
+        (HANDOVER, "", SAFETY),
+        (HANDOVER, "", ENDS),
+        (HANDOVER, "", always("nothing_before_done")),
+        (HANDOVER, "", always("ready_at_most_once")),
+        # With an early step.
+        (HANDOVER, "EARLY", SAFETY),
+        (PULL, "", SAFETY),
+        (PULL, "", ENDS),
+        (PULL, "", always("nothing_before_done")),
+        (RETRY, "", SAFETY),
+        (RETRY, "", ENDS),
     ],
-    ids=lambda value: value.stem if isinstance(value, Path) else "".join(value[0] + value[1]),
+    ids=name,
 )
-def test_the_model_holds(tmp_path: Path, model: Path, how: tuple[list[str], list[str]]) -> None:
-    assert verify(tmp_path, model, "", *how) == 0
-
-
-@needs_spin
-def test_the_model_holds_with_an_early_step(tmp_path: Path) -> None:
-    assert verify(tmp_path, HANDOVER, "EARLY", *SAFETY) == 0
+def test_the_model_holds(
+    tmp_path: Path, model: Path, define: str, how: tuple[list[str], list[str]]
+) -> None:
+    assert verify(tmp_path, model, define, *how) == 0
 
 
 @needs_spin
@@ -105,7 +115,7 @@ def test_the_model_holds_with_an_early_step(tmp_path: Path) -> None:
         (RETRY, "TOKEN_TWICE", SAFETY),
         (RETRY, "STALE_DONE", SAFETY),
     ],
-    ids=lambda value: value.stem if isinstance(value, Path) else str(value)[:14],
+    ids=name,
 )
 def test_what_is_left_out_is_missed(
     tmp_path: Path, model: Path, mutation: str, how: tuple[list[str], list[str]]

@@ -1,7 +1,6 @@
 """The timeline of a hand-over: what it says is in order, bounded, and the same after the wire."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tasuki.engine import messages as m
@@ -22,20 +21,17 @@ from tasuki.transfer.windows.send_report import SendReport, WindowDigest, Window
 from tasuki.transfer.windows.window import WindowHeader
 
 from tests.harness.handover_nodes import nodes
-from tests.harness.loopback_pair import loopback_pair
-from tests.transfer.test_transfer_path import ROOM, hand_over
+from tests.harness.loopback_pair import ROOM, loopback_pair
 
 PHASES = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 
 
-class Clock:
-    """Says the times it was given, in turn."""
-
-    def __init__(self, times: Sequence[float]) -> None:
-        self._times = iter(times)
-
-    def __call__(self) -> float:
-        return next(self._times)
+def marked(start: float, **marks: float) -> PhaseClock:
+    """A clock that starts then, with each phase marked at its time."""
+    clock = PhaseClock(iter([start, *marks.values()]).__next__)
+    for name in marks:
+        clock.mark(Phase[name])
+    return clock
 
 
 def report(windows: int) -> SendReport:
@@ -56,13 +52,11 @@ def report(windows: int) -> SendReport:
 
 
 def example(windows: int = 5) -> HandoverTimeline:
-    clock = PhaseClock(Clock([100.0, 101.0, 102.0]))
-    clock.mark(Phase.ACCEPTED)
-    clock.mark(Phase.READY)
+    clock = marked(100.0, ACCEPTED=101.0, READY=102.0)
     landings = [LandedWindow(i, 200.0 + i, 200.5 + i) for i in range(windows)]
     return HandoverTimeline(
         sender_track(report(windows), clock),
-        receiver_track(landings, [BarrierWait(2, 203.0, 204.0)], PhaseClock(Clock([200.0]))),
+        receiver_track(landings, [BarrierWait(2, 203.0, 204.0)], marked(200.0)),
     )
 
 
@@ -71,19 +65,15 @@ def test_tracks_count_from_their_own_sides_start() -> None:
     marks = (PhaseMark(Phase.ACCEPTED, 1.0), PhaseMark(Phase.READY, 2.0))
     assert timeline.sender.phases == marks
     third = timeline.sender.windows[2]
-    assert (third.layers_finished, third.begun_at, third.posted_at, third.flushed_at) == (
-        (2.0,),
-        2.25,
-        2.5,
-        3.0,
-    )
+    assert third.layers_finished == (2.0,)
+    assert (third.begun_at, third.posted_at, third.flushed_at) == (2.25, 2.5, 3.0)
     assert (third.first_layer, third.end_layer, third.bytes) == (2, 3, 8)
     assert timeline.receiver.windows[3] == LandedWindow(3, 3.0, 3.5)
     assert timeline.receiver.waits == (BarrierWait(2, 3.0, 4.0),)
 
 
 def test_a_phase_is_marked_once() -> None:
-    clock = PhaseClock(Clock([0.0, 1.0, 2.0]))
+    clock = PhaseClock(iter([0.0, 1.0, 2.0]).__next__)
     clock.mark(Phase.READY)
     clock.mark(Phase.READY)
     assert clock.marks == (PhaseMark(Phase.READY, 1.0),)
@@ -103,12 +93,12 @@ def test_the_wire_changes_nothing_and_the_last_windows_are_kept() -> None:
 
 def test_the_barrier_records_who_waited_and_nobody_else() -> None:
     with loopback_pair() as pair:
-        hand_over(pair)
-        pair.ends.wait(ROOM)
+        pair.hand_over()
+        pair.sent()
         phases = PhaseClock()
-        assert pair.receiver.wait_layer(ROOM, 0, 5)
+        assert pair.layer_opens(ROOM, 0, 5)
         before = pair.receiver.track(ROOM, phases)
-        assert not pair.receiver.wait_layer(ROOM + 1, 0, 0.01)
+        assert not pair.layer_opens(ROOM + 1, 0, 0.01)
         assert pair.receiver.track(ROOM, phases).waits == before.waits
         assert pair.receiver.track(ROOM + 1, phases).windows == ()
 

@@ -1,4 +1,5 @@
-"""The whole sending and receiving path over loopback: equal bytes, and what each fault leads to."""
+"""The whole sending and receiving path over loopback, exact and encoded: what lands is what the
+wire's precision makes of what was sent, and what each fault leads to."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from tasuki.transfer.errors import (
     PeerUnknown,
     WindowsMissing,
 )
-from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
+from tasuki.transfer.precision.precision import Precision, WirePrecision
+from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.sending.outgoing_room import RoomBroke
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.destination import Destination
@@ -26,104 +29,118 @@ from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import (
     FULL,
     GDN,
+    GENERATION,
     POISON,
+    ROOM,
     Pair,
+    cells_in_use,
     destination,
     loopback_pair,
     plans,
     random_ids,
     small_layout,
 )
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import until
 
-ROOM, GENERATION = 7, 3
+EXACT = WirePrecision()
+LOSSY = [
+    WirePrecision(kv, state)
+    for kv in Precision
+    for state in Precision
+    if WirePrecision(kv, state) != EXACT
+]
+each_wire = pytest.mark.parametrize(
+    ("precision", "kept_back"),
+    [
+        (EXACT, 0),
+        (WirePrecision(Precision.FP8, Precision.FP8), 1),
+        (WirePrecision(state=Precision.FP8), 1),
+    ],
+    ids=["exact", "fp8", "fp8 state"],
+)
 
 
-def hand_over(pair: Pair, pages: int = 5, chunk: int = 2, first: int = 0) -> Destination:
-    """Run one room through; the destination that was granted."""
-    generator = np.random.default_rng(1)
-    layout, slabs = pair.source.layout, pair.source.slabs
-    granted = destination(layout, slabs, pages - first, generator, first)
-    local, slot = random_ids(layout, slabs, pages, generator)
-    pair.receiver.expect(ROOM, GENERATION, granted)
-    pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-    pair.run(ROOM, plans(local, slot, chunk))
-    return granted
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=55, deadline=None)
 @given(
+    precision=st.one_of(st.just(EXACT), st.sampled_from(LOSSY)),
     kinds=st.lists(st.sampled_from([FULL, GDN]), min_size=2, max_size=7).filter(
         lambda kinds: FULL in kinds and GDN in kinds
     ),
     pages=st.integers(1, 9),
     held=st.integers(0, 9),
     chunk=st.integers(1, 5),
-    layers_per_window=st.integers(1, 4),
+    layers_per_window=st.integers(1, 7),
+    kept_back=st.integers(1, 3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_bytes_are_equal_and_nothing_else_is_touched(
-    kinds: list, pages: int, held: int, chunk: int, layers_per_window: int, seed: int
+def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
+    precision: WirePrecision,
+    kinds: list,
+    pages: int,
+    held: int,
+    chunk: int,
+    layers_per_window: int,
+    kept_back: int,
+    seed: int,
 ) -> None:
     layout = small_layout(tuple(kinds))
-    generator = np.random.default_rng(seed)
+    units = WireUnits.of(layout, precision)
+    # As WireSettings has it: two of the largest unit.
+    staged = max(kept_back, -(-2 * units.largest_encoded // layout.slab_bytes))
     slabs = 2 + -(-pages // layout.pages_per_slab)
     held = min(held, pages)
     with loopback_pair(
-        layout, slabs, settings=SenderSettings(layers_per_window=layers_per_window), seed=seed
+        layout,
+        slabs,
+        settings=SenderSettings(layers_per_window=layers_per_window),
+        seed=seed,
+        precision=precision,
+        kept_back=0 if precision.exact else staged,
     ) as pair:
-        granted = destination(layout, slabs, pages - held, generator, held)
-        local, slot = random_ids(layout, slabs, pages, generator)
-        pair.receiver.expect(ROOM, GENERATION, granted)
-        pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-        pair.run(ROOM, plans(local, slot, chunk))
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomSent), end
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
+        before = pair.source.memory[: slabs * layout.slab_bytes].copy()
+        opened = pair.open(pages, held=held, seed=seed)
+        pair.compute(opened, chunk)
+        report = pair.verified().report
 
-        expected = np.full_like(pair.target.memory, POISON)
-        for index, page in enumerate(granted.pages):
-            assert pair.target.page_bytes(page) == pair.source.page_bytes(local[held + index])
-            for layer, kind in enumerate(kinds):
-                if kind is FULL:
-                    span = layout.page_span(layer, page)
-                    expected[span.offset : span.offset + span.length] = 0
-        assert pair.target.slot_bytes(granted.slot) == pair.source.slot_bytes(slot)
+        pair.assert_landed(opened)
+        assert np.array_equal(pair.source.memory[: slabs * layout.slab_bytes], before)
+        touched = np.zeros(len(pair.target.memory), dtype=np.bool_)
         for layer, kind in enumerate(kinds):
-            if kind is GDN:
-                span = layout.state_span(layer, granted.slot)
-                expected[span.offset : span.offset + span.length] = 0
-        untouched = expected == POISON
-        assert (pair.target.memory[untouched] == POISON).all()
-        sent = (pages - held) * layout.page_bytes + layout.slot_bytes
-        assert end.report.bytes == sent
-        assert end.report.pages == pages - held
-        assert end.report.windows == -(-pages // chunk) * -(-len(kinds) // layers_per_window)
+            spans = (
+                [layout.page_span(layer, page) for page in opened.granted.pages]
+                if kind is FULL
+                else [layout.state_span(layer, opened.granted.slot)]
+            )
+            for span in spans:
+                touched[span.offset : span.offset + span.length] = True
+        assert (pair.target.memory[~touched] == POISON).all()
+        blocks, states = (pages - held) * kinds.count(FULL), kinds.count(GDN)
+        assert report.bytes == blocks * units.block_bytes + states * units.state_layer_bytes
+        assert report.pages == pages - held
+        if precision.exact:
+            assert report.windows == -(-pages // chunk) * -(-len(kinds) // layers_per_window)
+        else:
+            plain = blocks * layout.block_bytes + layout.slot_bytes
+            assert report.bytes < plain or precision.state is Precision.EXACT
+            assert cells_in_use(pair.source) == 0
 
 
 def test_a_window_leaves_only_after_its_layer_and_the_barrier_sees_it() -> None:
     with loopback_pair() as pair:
-        layout = pair.source.layout
-        generator = np.random.default_rng(0)
-        granted = destination(layout, 8, 2, generator)
-        local, slot = random_ids(layout, 8, 2, generator)
-        pair.receiver.expect(ROOM, GENERATION, granted)
-        pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-        pair.sender.plan_forward(ROOM, plans(local, slot, 2)[0](pair.steps.value))
-        for layer in range(len(layout.layer_kinds)):
-            assert not pair.receiver.wait_layer(ROOM, layer, 0.02)
+        opened = pair.open(2)
+        pair.sender.plan_forward(ROOM, plans(opened.pages, opened.slot, 2)[0](pair.steps.value))
+        for layer in range(len(pair.source.layout.layer_kinds)):
+            assert not pair.layer_opens(ROOM, layer, 0.02)
             assert pair.receiver.windows_landed(ROOM) == layer
-            pair.steps.tick()
-            assert pair.receiver.wait_layer(ROOM, layer, 5)
-        assert isinstance(pair.ends.wait(ROOM), RoomSent)
+            pair.tick(1)
+            assert pair.layer_opens(ROOM, layer, 5)
+        pair.sent()
 
 
 def test_the_report_splits_hidden_from_exposed_time() -> None:
     with loopback_pair() as pair:
-        hand_over(pair)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomSent)
-        report = end.report
+        pair.hand_over()
+        report = pair.sent().report
         assert report.hidden_seconds >= 0 and report.exposed_seconds > 0
         assert [t.sequence for t in report.timeline] == list(range(report.windows))
         assert all(t.finished <= t.begun <= t.flushed for t in report.timeline)
@@ -133,62 +150,78 @@ def only(index: int, fault: Fault) -> Callable[[int], Fault]:
     return lambda posted: fault if posted == index else Fault.NONE
 
 
-def test_a_flipped_bit_is_found() -> None:
-    with loopback_pair(faults=only(3, Fault.FLIP_BIT)) as pair:
-        hand_over(pair)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomSent)
-        with pytest.raises(DigestMismatch, match="window 3 "):
-            pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
-
-
-def test_a_lost_window_never_verifies() -> None:
-    with loopback_pair(faults=only(3, Fault.LOSE)) as pair:
-        hand_over(pair)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomSent)
-        with pytest.raises(WindowsMissing, match="first 3"):
-            pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=0.1)
-        assert not pair.receiver.wait_layer(ROOM, 3, 0)
+@each_wire
+@pytest.mark.parametrize(
+    ("fault", "error", "named", "patience"),
+    [
+        (Fault.FLIP_BIT, DigestMismatch, "window 3 ", 120.0),
+        (Fault.LOSE, WindowsMissing, "first 3", 0.1),
+    ],
+    ids=["a flipped bit", "a lost window"],
+)
+def test_a_window_that_is_not_as_it_was_sent_is_found(
+    fault: Fault,
+    error: type[Exception],
+    named: str,
+    patience: float,
+    precision: WirePrecision,
+    kept_back: int,
+) -> None:
+    with loopback_pair(faults=only(3, fault), precision=precision, kept_back=kept_back) as pair:
+        pair.hand_over()
+        with pytest.raises(error, match=named):
+            pair.verified(timeout=patience)
+        if fault is Fault.LOSE:
+            assert not pair.layer_opens(ROOM, 3, 0)
 
 
 def test_duplicates_are_harmless() -> None:
     with loopback_pair(faults=lambda index: Fault.DUPLICATE) as pair:
-        hand_over(pair)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomSent)
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
-        windows = end.report.windows
+        pair.hand_over()
+        windows = pair.verified().report.windows
         until(lambda: pair.receiver.counters.duplicate == windows, "waited in vain")
 
 
+def assert_broke(pair: Pair, reason: str) -> Drain:
+    """How the room was drained."""
+    end = pair.ends.wait(ROOM)
+    assert isinstance(end, RoomBroke) and reason in end.reason, end
+    return end.drain
+
+
 @pytest.mark.parametrize(
-    ("fault", "drain"),
-    # What broke on its way may have landed in part, or still may: that is no drain.
-    [(Fault.REFUSE, Drain.DRAINED), (Fault.BREAK, Drain.FORCED)],
+    ("fault", "settings", "reason", "drain"),
+    [
+        (Fault.REFUSE, None, "loopback", Drain.DRAINED),
+        # What broke on its way may have landed in part, or still may: that is no drain.
+        (Fault.BREAK, None, "loopback", Drain.FORCED),
+        # It stalls, and its drain takes too long.
+        (Fault.HOLD, SenderSettings(stall_seconds=0.2, drain_seconds=0.1), "flushed", Drain.FORCED),
+    ],
+    ids=["refused", "broken", "stalled"],
 )
-def test_a_failed_post_ends_the_room_with_its_reason(fault: Fault, drain: Drain) -> None:
-    with loopback_pair(faults=only(2, fault)) as pair:
-        hand_over(pair)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and end.drain is drain
-        assert "loopback" in end.reason
+def test_a_failed_post_ends_the_room_with_its_reason(
+    fault: Fault, settings: SenderSettings | None, reason: str, drain: Drain
+) -> None:
+    with loopback_pair(faults=only(2, fault), settings=settings) as pair:
+        pair.hand_over()
+        assert assert_broke(pair, reason) is drain
         assert pair.sender.abort(ROOM).result(1) is drain
 
 
 def test_a_late_write_lands_only_while_the_fence_is_open() -> None:
     """The abort's future is the drain acknowledgement: it must wait for the held write."""
     with loopback_pair(faults=only(3, Fault.HOLD)) as pair:
-        granted = hand_over(pair)
+        first = pair.hand_over().granted.pages[0]
         until(lambda: bool(pair.fabric.held), "waited in vain")
         drained = pair.sender.abort(ROOM)
         time.sleep(0.1)
         assert not drained.done(), "drained while a write was in flight"
         assert pair.sender.abort(ROOM) is drained
         pair.receiver.forget(ROOM)
-        before = pair.target.page_bytes(granted.pages[0])
+        before = pair.target.page_bytes(first)
         pair.fabric.let_go()
-        assert pair.target.page_bytes(granted.pages[0]) != before, "the late write did land"
+        assert pair.target.page_bytes(first) != before, "the late write did land"
         assert drained.result(5) is Drain.DRAINED
         after = pair.target.memory.copy()
         time.sleep(0.05)
@@ -198,45 +231,27 @@ def test_a_late_write_lands_only_while_the_fence_is_open() -> None:
 def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
     quick = SenderSettings(drain_seconds=0.1)
     with loopback_pair(faults=only(0, Fault.HOLD), settings=quick) as pair:
-        hand_over(pair)
+        pair.hand_over()
         until(lambda: bool(pair.fabric.held), "waited in vain")
         assert pair.sender.abort(ROOM).result(5) is Drain.FORCED
         assert pair.sender.abort(ROOM).result(5) is Drain.FORCED, "a retry must not say drained"
 
 
-def test_a_room_that_stalls_breaks_and_is_given_up() -> None:
-    quick = SenderSettings(stall_seconds=0.2, drain_seconds=0.1)
-    with loopback_pair(faults=only(3, Fault.HOLD), settings=quick) as pair:
-        hand_over(pair)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and "flushed" in end.reason
-        assert end.drain is Drain.FORCED
-
-
 def test_posting_stops_when_the_receiver_does_not_renew_and_never_resumes() -> None:
-    short = SenderSettings(lease_seconds=0.15)
-    with loopback_pair(settings=short) as pair:
-        layout = pair.source.layout
-        generator = np.random.default_rng(0)
-        granted = destination(layout, 8, 2, generator)
-        local, slot = random_ids(layout, 8, 2, generator)
-        pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-        pair.sender.plan_forward(ROOM, plans(local, slot, 2)[0](pair.steps.value))
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and "renewed" in end.reason
+    with loopback_pair(settings=SenderSettings(lease_seconds=0.15)) as pair:
+        opened = pair.open(2)
+        pair.sender.plan_forward(ROOM, plans(opened.pages, opened.slot, 2)[0](pair.steps.value))
+        assert_broke(pair, "renewed")
         pair.sender.renew("peer", time.monotonic())
-        for _ in layout.layer_kinds:
-            pair.steps.tick()
+        pair.tick()
         time.sleep(0.05)
         assert (pair.target.memory == POISON).all()
 
 
 def test_a_renewal_counts_from_when_it_was_asked() -> None:
-    short = SenderSettings(lease_seconds=0.2)
-    with loopback_pair(settings=short) as pair:
-        granted = destination(pair.source.layout, 8, 2, np.random.default_rng(0))
+    with loopback_pair(settings=SenderSettings(lease_seconds=0.2)) as pair:
         asked = time.monotonic()
-        pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
+        pair.open(2)
 
         def renewed_and_over() -> bool:
             # Counted from its arrival, each would put the end off for ever.
@@ -254,18 +269,14 @@ def test_a_room_that_is_held_up_does_not_delay_another() -> None:
         taken = {page // layout.blocks_per_slab for page in other.pages} | {other.slot}
         free = [slab for slab in range(8) if slab not in taken]
         ids = tuple(free[0] * layout.blocks_per_slab + k for k in range(2))
-        slow = Destination(0, ids, free[1])
         local, slot = random_ids(layout, 8, 2, np.random.default_rng(0))
-        pair.sender.open(1, GENERATION, "peer", slow, pair.ends)
+        pair.sender.open(1, GENERATION, "peer", Destination(0, ids, free[1]), pair.ends)
         # Only the first four windows of the slow room go out, and are held.
         pair.sender.plan_forward(1, plans(local, slot, 2)[0](pair.steps.value))
-        for _ in range(4):
-            pair.steps.tick()
+        pair.tick(4)
         until(lambda: len(pair.fabric.held) == 4, "waited in vain")
-        hand_over(pair)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomSent)
-        pair.receiver.verify(ROOM, GENERATION, end.report.digests, timeout=HANG_SECONDS)
+        pair.hand_over()
+        pair.verified()
 
 
 @pytest.mark.parametrize(
@@ -287,22 +298,19 @@ def test_an_out_of_bounds_grant_is_refused_before_posting(granted: Destination, 
         assert (pair.target.memory == POISON).all()
 
 
-def test_grants_that_overlap_themselves_are_refused() -> None:
+def test_what_a_sender_cannot_open_is_refused() -> None:
+    """Grants that overlap themselves, unknown peers, a room that is open."""
     with loopback_pair() as pair:
         blocks = pair.source.layout.blocks_per_slab
         for granted in (Destination(0, (blocks, blocks), 0), Destination(0, (blocks,), 1)):
             with pytest.raises(OutOfBounds):
                 pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-
-
-def test_unknown_peers_and_open_rooms_are_refused() -> None:
-    with loopback_pair() as pair:
-        granted = destination(pair.source.layout, 8, 2, np.random.default_rng(0))
+        fine = destination(pair.source.layout, 8, 2, np.random.default_rng(0))
         with pytest.raises(PeerUnknown):
-            pair.sender.open(ROOM, GENERATION, "nobody", granted, pair.ends)
-        pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
+            pair.sender.open(ROOM, GENERATION, "nobody", fine, pair.ends)
+        pair.sender.open(ROOM, GENERATION, "peer", fine, pair.ends)
         with pytest.raises(DuplicateRoom):
-            pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
+            pair.sender.open(ROOM, GENERATION, "peer", fine, pair.ends)
 
 
 @pytest.mark.parametrize(
@@ -318,38 +326,34 @@ def test_a_plan_that_does_not_fit_ends_the_room(
     first: int, pages: int, state: int | None, named: str
 ) -> None:
     with loopback_pair() as pair:
-        layout = pair.source.layout
-        granted = destination(layout, 8, 2, np.random.default_rng(0))
-        pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-        local, _ = random_ids(layout, 8, pages, np.random.default_rng(1))
+        pair.open(2)
+        local, _ = random_ids(pair.source.layout, 8, pages, np.random.default_rng(1))
         pair.sender.plan_forward(ROOM, FinishedLayers(0, first, local, state))
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and named in end.reason
+        assert_broke(pair, named)
 
 
 def test_pages_are_planned_once() -> None:
     with loopback_pair() as pair:
-        layout = pair.source.layout
-        granted = destination(layout, 8, 2, np.random.default_rng(0))
-        pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
-        repeated = plans((layout.blocks_per_slab,), 0, 1)[0](0)
+        pair.open(2)
+        repeated = plans((pair.source.layout.blocks_per_slab,), 0, 1)[0](0)
         pair.sender.plan_forward(ROOM, replace(repeated, state_slot=None))
         pair.sender.plan_forward(ROOM, repeated)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and "each once" in end.reason
+        assert_broke(pair, "each once")
 
 
 def test_notifications_of_no_room_or_an_old_generation_change_nothing() -> None:
     with loopback_pair() as pair:
-        granted = destination(pair.source.layout, 8, 2, np.random.default_rng(0))
-        pair.receiver.expect(ROOM, GENERATION, granted)
+        pair.open(2)
         header = WindowHeader(0, 0, 1, 0, 0, True)
         outside = WindowHeader(1, 0, 99, 0, 0, True)
-        mailbox = pair.fabric.nodes["target"].mailbox
-        mailbox.append(header.pack(ROOM + 1, GENERATION))
-        mailbox.append(header.pack(ROOM, GENERATION - 1))
-        mailbox.append(b"noise")
-        mailbox.append(outside.pack(ROOM, GENERATION))
+        pair.fabric.nodes["target"].mailbox.extend(
+            [
+                header.pack(ROOM + 1, GENERATION),
+                header.pack(ROOM, GENERATION - 1),
+                b"noise",
+                outside.pack(ROOM, GENERATION),
+            ]
+        )
         counters = pair.receiver.counters
         until(lambda: counters.malformed == 2, "waited in vain")
         assert (counters.unknown_room, counters.stale_generation) == (1, 1)
@@ -358,8 +362,7 @@ def test_notifications_of_no_room_or_an_old_generation_change_nothing() -> None:
 
 def test_stop_drains_what_is_open() -> None:
     with loopback_pair() as pair:
-        granted = destination(pair.source.layout, 8, 2, np.random.default_rng(0))
-        pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
+        pair.open(2)
         drained: Future[Drain] = pair.sender.abort(ROOM)
         assert drained.result(5) is Drain.DRAINED
         assert pair.sender.abort(ROOM).result(0) is Drain.DRAINED

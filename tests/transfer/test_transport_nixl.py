@@ -1,120 +1,64 @@
 """NIXL between two processes: bytes, order of notifications, bounds, a peer's death, a clean
 exit."""
 
-import importlib.util
-import multiprocessing as mp
-import os
-import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import numpy as np
 import pytest
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.transports.base import Endpoint, TransferState
-from tasuki.transfer.transports.nixl.transport import NixlTransport, configure_environment
+from tasuki.transfer.transports.nixl.transport import (
+    NixlTransport,
+    configure_environment,
+    installed_package,
+)
 from tasuki.transfer.windows.units import TransferUnits
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("nixl_cu13") is None and importlib.util.find_spec("nixl_cu12") is None,
-    reason="NIXL is not installed",
-)
+from tests.harness.peer_wire import PeerWire, serve
+
+pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
 SIZE = 1 << 22
 
 
 def target(channel: Connection) -> None:
-    """Answers "notes N": the first N notifications; "bytes A B": that part of its memory;
-    "connect METADATA" and "put": whether a write to that peer landed or failed; "close"."""
     transport = NixlTransport("target")
     memory = np.zeros(SIZE, dtype=np.uint8)
     transport.register(memory.ctypes.data, memory.size)
-    channel.send_bytes(transport.metadata())
-    notes: list[bytes] = []
-    while True:
-        # Bytes and endpoints move while notifications are asked for, as a receiver always does.
-        while not channel.poll(0.001):
-            notes += transport.notifications()
-        command, *numbers = channel.recv()
-        if command == "notes":
-            deadline = time.monotonic() + 20
-            while len(notes) < numbers[0] and time.monotonic() < deadline:
-                notes += transport.notifications()
+    back: list[Endpoint] = []
+
+    def put() -> bool:
+        """Whether a write to the peer landed; False where it failed."""
+        try:
+            transfer = transport.post(back[0], np.array([[0, 0, 4096]]), b"back")
+            while transport.poll(transfer) is TransferState.PENDING:
                 time.sleep(0.001)
-            channel.send(notes)
-            notes = []
-        elif command == "bytes":
-            channel.send_bytes(memory[numbers[0] : numbers[1]].tobytes())
-        elif command == "connect":
-            back = transport.connect(numbers[0])
-            channel.send(True)
-        elif command == "put":
-            channel.send(put(transport, back))
-        else:
-            transport.close()
-            return
+        except TransportError:
+            return False
+        return True
+
+    def connect(metadata: bytes) -> None:
+        back.append(transport.connect(metadata))
+
+    serve(channel, transport, {"memory": memory.tobytes, "connect": connect, "put": put})
 
 
-def put(transport: NixlTransport, endpoint: Endpoint) -> bool:
-    """Whether a write landed; False where it failed."""
-    try:
-        transfer = transport.post(endpoint, np.array([[0, 0, 4096]]), b"back")
-        while transport.poll(transfer) is TransferState.PENDING:
-            time.sleep(0.001)
-    except TransportError:
-        return False
-    return True
-
-
-class Wire:
+class Wire(PeerWire):
     def __init__(self, units: TransferUnits | None = None) -> None:
         configure_environment()
-        context = mp.get_context("spawn")
-        self.channel, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=target, args=(theirs,))
-        self.process.start()
-        theirs.close()
-        self.transport = NixlTransport("source")
+        transport = NixlTransport("source")
         self.memory = np.random.default_rng(5).integers(0, 256, SIZE, dtype=np.uint8)
-        self.transport.register(self.memory.ctypes.data, self.memory.size, units)
-        assert self.channel.poll(60)
-        self.endpoint: Endpoint = self.transport.connect(self.channel.recv_bytes())
-
-    def write(self, pieces: list[tuple[int, int, int]], note: bytes) -> None:
-        rows = np.array(pieces, dtype=np.int64).reshape(-1, 3)
-        transfer = self.transport.post(self.endpoint, rows, note)
-        deadline = time.monotonic() + 20
-        try:
-            while self.transport.poll(transfer) is TransferState.PENDING:
-                assert time.monotonic() < deadline, "still pending"
-                time.sleep(0.0005)
-        finally:
-            self.transport.release(transfer)
-
-    def ask(self, *command: object) -> list[bytes]:
-        self.channel.send(command)
-        assert self.channel.poll(30)
-        answer: list[bytes] = self.channel.recv()
-        return answer
-
-    def close(self) -> None:
-        self.transport.close()
-        if self.process.is_alive():
-            self.channel.send(("close",))
-        self.process.join(10)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
-        self.channel.close()
+        transport.register(self.memory.ctypes.data, self.memory.size, units)
+        super().__init__(transport, target)
 
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    made = Wire()
-    yield made
-    made.close()
+    with closing(Wire()) as made:
+        yield made
 
 
 def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
@@ -132,8 +76,7 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
             expected[b : b + length] = wire.memory[a : a + length]
         wire.write(pieces, b"window %d" % number)
         assert wire.ask("notes", 1) == [b"window %d" % number]
-        wire.channel.send(("bytes", 0, SIZE))
-        assert wire.channel.recv_bytes() == expected.tobytes()
+        assert wire.ask("memory") == expected.tobytes()
     wire.write([], b"nothing to send")
     assert wire.ask("notes", 1) == [b"nothing to send"]
 
@@ -141,8 +84,7 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
 def test_what_was_prepared_is_posted_by_index_and_all_else_as_before() -> None:
     block, slab, state = 4096, 10 * 4096, 3 * 4096 + 64
     units = TransferUnits(block, slab, state, states=2)
-    made = Wire(units)
-    try:
+    with closing(Wire(units)) as made:
         expected = np.zeros(SIZE, dtype=np.uint8)
         windows = [
             [(3 * block, 90 * block, 4 * block), (40 * block, 17 * block, block)],
@@ -157,10 +99,7 @@ def test_what_was_prepared_is_posted_by_index_and_all_else_as_before() -> None:
                 expected[b : b + length] = made.memory[a : a + length]
             made.write(pieces, b"window %d" % number)
             assert made.ask("notes", 1) == [b"window %d" % number]
-        made.channel.send(("bytes", 0, SIZE))
-        assert made.channel.recv_bytes() == expected.tobytes()
-    finally:
-        made.close()
+        assert made.ask("memory") == expected.tobytes()
 
 
 def test_bounds_are_checked_on_both_sides_before_posting(wire: Wire) -> None:
@@ -173,9 +112,7 @@ def test_bounds_are_checked_on_both_sides_before_posting(wire: Wire) -> None:
 
 def test_a_killed_peer_is_an_error_or_stays_pending_and_close_still_works(wire: Wire) -> None:
     wire.write([(0, 0, 64)], b"warm")
-    assert wire.process.pid is not None
-    os.kill(wire.process.pid, signal.SIGKILL)
-    wire.process.join(10)
+    wire.kill_child()
     outcome = "never failed"
     for _ in range(40):
         try:
@@ -199,21 +136,10 @@ def test_a_killed_peer_is_an_error_or_stays_pending_and_close_still_works(wire: 
 
 def test_severing_breaks_what_a_peer_writes_over_a_connection_that_we_opened(wire: Wire) -> None:
     """UCX uses one socket for both directions, whoever opened it."""
-    wire.channel.send(("connect", wire.transport.metadata()))
-
-    def answer() -> bool:
-        deadline = time.monotonic() + 20
-        while not wire.channel.poll(0.001):
-            wire.transport.notifications()
-            assert time.monotonic() < deadline
-        return bool(wire.channel.recv())
-
-    assert answer()
-    wire.channel.send(("put",))
-    assert answer(), "there is a way back"
+    wire.ask("connect", wire.transport.metadata())
+    assert wire.ask("put"), "there is a way back"
     wire.transport.sever()
-    wire.channel.send(("put",))
-    assert not answer(), "and now there is none"
+    assert not wire.ask("put"), "and now there is none"
 
 
 def test_a_closed_connection_takes_no_transfers(wire: Wire) -> None:

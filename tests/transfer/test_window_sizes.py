@@ -1,25 +1,85 @@
-"""Windows by the cost of the link: every layer once, small where bytes are slow, few where they are
-not, and rooms that share a link share its bytes."""
+"""Windows by the cost of the link, as its flushes teach it: every layer once, small where bytes are
+slow, few where they are not, and rooms that share a link share its bytes."""
 
 import time
 from typing import cast
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.transfer.sending.fair_queue import FairQueue
 from tasuki.transfer.sending.link import Link, SourceArena
-from tasuki.transfer.sending.link_cost import LinkSpeed
-from tasuki.transfer.sending.outgoing_room import OutgoingRoom, RoomSent
+from tasuki.transfer.sending.link_cost import LinkCost, LinkSpeed
+from tasuki.transfer.sending.outgoing_room import OutgoingRoom
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs
 from tasuki.transfer.transports.base import Endpoint
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.window import FinishedLayers
 
-from tests.harness.loopback_pair import Pair, loopback_pair, plans, random_ids
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.loopback_pair import Pair, loopback_pair
+
+
+def feed(link: LinkCost, sizes: list[int], window_seconds: float, byte_seconds: float) -> None:
+    """Windows one after another over a link of that cost."""
+    now = 0.0
+    for size in sizes:
+        link.posted(size)
+        begun, now = now, now + window_seconds + size * byte_seconds
+        link.flushed(size, begun, now)
+
+
+@given(
+    window_seconds=st.floats(0, 0.01),
+    byte_seconds=st.floats(1e-11, 1e-5),
+    small=st.integers(1, 1 << 20),
+    factor=st.integers(2, 50),
+)
+def test_latency_and_speed_are_told_apart(
+    window_seconds: float, byte_seconds: float, small: int, factor: int
+) -> None:
+    link = LinkCost()
+    assert link.cost is None and link.seconds_for(1) is None
+    feed(link, [small, small * factor] * 20, window_seconds, byte_seconds)
+    assert link.cost is not None and link.cost.spread
+    whole = window_seconds + small * factor * byte_seconds
+    assert link.seconds_for(small * factor) == pytest.approx(whole, rel=0.05)
+    assert link.cost.window_seconds >= 0 and link.cost.byte_seconds > 0
+    assert link.in_flight_bytes == 0
+
+
+def test_windows_of_one_size_tell_their_mean_alone() -> None:
+    link = LinkCost()
+    feed(link, [1000] * 10, 0.5, 0.001)
+    assert link.cost is not None and not link.cost.spread
+    assert link.cost.byte_seconds == pytest.approx(1.5 / 1000)
+
+
+def test_a_window_in_a_queue_pays_from_the_flush_before_it() -> None:
+    link = LinkCost()
+    for _ in range(4):
+        link.posted(100)
+    for now in (1.0, 2.0, 3.0, 4.0):
+        link.flushed(100, 0.0, now)
+    assert link.seconds_for(100) == pytest.approx(1.0)
+
+
+def test_a_link_that_became_slow_is_believed_within_some_windows() -> None:
+    link = LinkCost()
+    feed(link, [1000, 2000] * 20, 0.0, 1e-6)
+    feed(link, [1000, 2000] * 40, 0.0, 1e-3)
+    assert link.cost is not None and link.cost.byte_seconds > 0.8e-3
+
+
+def test_what_failed_is_not_in_flight_and_teaches_nothing() -> None:
+    link = LinkCost()
+    link.posted(10)
+    link.posted(20)
+    link.gone(20)
+    assert link.in_flight_bytes == 10 and link.cost is None
+    link.flushed(10, 0.0, 0.0)
+    assert link.in_flight_bytes == 0 and link.cost is None
+
 
 LAYERS = st.lists(st.one_of(st.just(0), st.integers(1, 10_000)), min_size=1, max_size=64)
 HYBRID = [0, 0, 0, 100] * 8
@@ -130,12 +190,13 @@ def test_an_idle_room_saves_nothing_up() -> None:
     assert 9 <= picked.count(idle.room) <= 11
 
 
-def open_room(pair: Pair, room: int, pages: int, slabs: int) -> None:
-    layout = pair.source.layout
-    ids, slot = random_ids(layout, slabs, pages, np.random.default_rng(room))
-    pair.receiver.expect(room, 1, Destination(0, ids, slot))
-    pair.sender.open(room, 1, "peer", Destination(0, ids, slot), pair.ends)
-    pair.sender.plan_forward(room, FinishedLayers(pair.steps.value, 0, ids, slot))
+def compute_together(pair: Pair, rooms: tuple[int, ...]) -> None:
+    """One forward of them all, two pages each."""
+    for room in rooms:
+        opened = pair.open(2, room, seed=room)
+        finished = FinishedLayers(pair.steps.value, 0, opened.pages, opened.slot)
+        pair.sender.plan_forward(room, finished)
+    pair.tick()
 
 
 def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
@@ -143,31 +204,22 @@ def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
     settings = SenderSettings(stall_seconds=0.1, lease_seconds=60.0)
     with loopback_pair(settings=settings) as pair:
         pair.source.transport.bytes_per_second = 60e3
-        for room in (1, 2, 3, 4):
-            open_room(pair, room, 2, 8)
-        for _ in pair.source.layout.layer_kinds:
-            pair.steps.tick()
+        rooms = (1, 2, 3, 4)
+        compute_together(pair, rooms)
         began = time.monotonic()
-        for room in (1, 2, 3, 4):
-            end = pair.ends.wait(room, timeout=HANG_SECONDS)
-            assert isinstance(end, RoomSent), end
+        for room in rooms:
+            pair.sent(room)
         assert time.monotonic() - began > 5 * settings.stall_seconds
 
 
 def test_rooms_on_one_slow_link_end_together() -> None:
     with loopback_pair(settings=SenderSettings(lease_seconds=60.0)) as pair:
         pair.source.transport.bytes_per_second = 200e3
-        open_room(pair, 1, 2, 8)
-        open_room(pair, 2, 2, 8)
-        for _ in pair.source.layout.layer_kinds:
-            pair.steps.tick()
-        flushes = {}
-        for room in (1, 2):
-            end = pair.ends.wait(room, timeout=HANG_SECONDS)
-            assert isinstance(end, RoomSent)
-            flushes[room] = [timing.flushed for timing in end.report.timeline]
+        compute_together(pair, (1, 2))
         # Each one's windows lie between the other's, so that none has waited for a whole room.
-        first, second = flushes[1], flushes[2]
+        first, second = (
+            [timing.flushed for timing in pair.sent(room).report.timeline] for room in (1, 2)
+        )
         assert first[0] < second[-1] and second[0] < first[len(first) // 2]
 
 
@@ -180,15 +232,8 @@ def test_windows_grow_on_a_fast_link_and_stay_small_on_a_slow_one(rate: float | 
         counts = []
         # Other processes may hold up what would be fast: one room of many that is not is enough.
         for room in range(1, 25 if rate is None else 5):
-            ids, slot = random_ids(layout, 8, 4, np.random.default_rng(room))
-            granted = Destination(0, ids, slot)
-            pair.receiver.expect(room, 1, granted)
-            pair.sender.open(room, 1, "peer", granted, pair.ends)
-            pair.run(room, plans(ids, slot, 2))
-            end = pair.ends.wait(room, timeout=HANG_SECONDS)
-            assert isinstance(end, RoomSent), end
-            pair.receiver.verify(room, 1, end.report.digests, timeout=HANG_SECONDS)
-            counts.append(end.report.windows)
+            pair.compute(pair.open(4, room, seed=room))
+            counts.append(pair.verified(room).report.windows)
         # Two forwards: windows with bytes of each, where every layer is sent alone.
         alone = layout.full_layers + len(layout.layer_kinds)
         assert counts[0] == alone

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Self
 
-from tasuki.transfer.errors import TransferError
 from tasuki.transfer.process_identity import ProcessIdentity, _shares_network, _start_ticks
 
 
@@ -24,10 +23,6 @@ class FenceReason(Enum):
     DRAIN_ACKNOWLEDGED = "the writer acknowledged that it drained"
     WRITER_DEAD = "the writer's process is dead"
     LEASE_EXPIRED = "the writer's lease expired"
-
-
-class FenceTimeout(TransferError):
-    """No evidence yet: the ids stay quarantined."""
 
 
 class Evidence(ABC):
@@ -133,15 +128,3 @@ class Fence:
     def reason(self) -> FenceReason | None:
         """Why the writer can write no more; None while it may."""
         return next((e.reason for e in self._evidence if e.holds()), None)
-
-    def wait(self, timeout: float, interval: float = 0.01) -> FenceReason:
-        """Block until a reason holds. Raises FenceTimeout after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while (reason := self.reason()) is None:
-            if time.monotonic() >= deadline:
-                raise FenceTimeout(
-                    f"after {timeout} s the writer has neither drained nor died nor lost its "
-                    f"lease; what it was granted stays quarantined"
-                )
-            time.sleep(interval)
-        return reason

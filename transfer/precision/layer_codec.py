@@ -33,17 +33,9 @@ class LayerCodec(Protocol):
         """How many units may be decoded at a time, with a small scratch and in a short time."""
 
 
-class RowCodec(Protocol):
-    """What RowFormat does by itself, by whatever means."""
+class RowCodec:
+    """Rows by PyTorch's operators, as RowFormat has them; a subclass may do the same faster."""
 
-    def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor: ...
-
-    def decode(
-        self, form: RowFormat, encoded: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor: ...
-
-
-class TorchRows:
     def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
         return form.encode(values)
 
@@ -63,7 +55,7 @@ class TorchLayerCodec:
         scratch_numbers: int = _SCRATCH_NUMBERS,
     ) -> None:
         layout = units.layout
-        self._rows = rows or TorchRows()
+        self._rows = rows or RowCodec()
         self._scratch_numbers = scratch_numbers
         self._units = units
         self._memory = memory

@@ -1,5 +1,5 @@
 """Rows of numbers as fewer bytes: bf16, or fp8 with a power of two a row. The naive twin of
-kernels/row_codec.py, and what arenas in host memory use.
+row_codec_kernel.py, and what arenas in host memory use.
 
 fp8 is e4m3 (4 bits of exponent, 3 of mantissa, largest value 448). A row's scale is the smallest
 power of two 2^k with max|x| <= 448 * 2^k, kept as the byte k + 127, as OCP's MX formats do.

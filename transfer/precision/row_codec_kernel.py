@@ -1,4 +1,4 @@
-"""fp8 rows on a GPU, equal to `transfer.row_codec` bit for bit (its twin), and a codec of layers.
+"""fp8 rows on a GPU, equal to row_codec.py bit for bit (its twin), and a codec of layers.
 
 A program encodes or decodes some rows of one unit: read once, written once, so the floor is memory
 bandwidth. The format is made of integer operations, not of casts: GPUs before Hopper's generation
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .layer_codec import TorchLayerCodec
+from .layer_codec import RowCodec, TorchLayerCodec
 from .precision import Precision
 from .row_codec import RowFormat
 from .wire_layout import WireUnits
@@ -57,12 +57,12 @@ class GpuLayerCodec:
             self._stream.synchronize()
 
 
-class KernelRows:
+class KernelRows(RowCodec):
     """RowFormat's own for bf16, which is one cast."""
 
     def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
         if form.precision is not Precision.FP8:
-            return form.encode(values)
+            return super().encode(form, values)
         units = len(values)
         encoded = torch.empty(units, form.encoded_bytes, dtype=torch.uint8, device=values.device)
         _launch(_encode_kernel, form, values, encoded)
@@ -70,7 +70,7 @@ class KernelRows:
 
     def decode(self, form: RowFormat, encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if form.precision is not Precision.FP8:
-            return form.decode(encoded, dtype)
+            return super().decode(form, encoded, dtype)
         units = len(encoded)
         values = torch.empty(units, form.rows, form.width, dtype=dtype, device=encoded.device)
         _launch(_decode_kernel, form, encoded, values)

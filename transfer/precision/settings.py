@@ -1,6 +1,11 @@
-"""What an operator sets of the wire: how exact it is, and how much memory encoding may take."""
+"""What an operator sets of the wire: how exact it is, and how much memory encoding may take.
+
+Both nodes of a pair must have the same precision.
+"""
 
 from dataclasses import dataclass, field
+
+from tasuki.utils.config.options import option
 
 from .precision import Precision, WirePrecision
 from .wire_layout import WireError, WireUnits
@@ -44,3 +49,30 @@ class WireSettings:
                 f"back, and {_LEAST_SLABS_LEFT} must be left: give more --arena-mib"
             )
         return kept
+
+
+@dataclass(frozen=True)
+class WireOptions:
+    """What a node's own config begins with. Raises ValueError on what it cannot be."""
+
+    wire_kv: str = option(
+        "exact",
+        "keys and values as they travel: fewer bytes lose digits; both nodes must say the same",
+        PRECISIONS,
+    )
+    wire_state: str = option(
+        "exact",
+        "recurrent state as it travels: fewer bytes lose digits; both nodes must say the same",
+        PRECISIONS,
+    )
+    wire_staging_mib: int = option(
+        64, "of the arena, kept back for windows on their way out where the wire is not exact"
+    )
+
+    def __post_init__(self) -> None:
+        # Raises on what it cannot be.
+        _ = self.wire
+
+    @property
+    def wire(self) -> WireSettings:
+        return WireSettings.named(self.wire_kv, self.wire_state, self.wire_staging_mib)

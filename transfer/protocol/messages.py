@@ -1,5 +1,5 @@
-"""Identities, digests and reports as protobuf; this and timeline_wire.py alone know proto in
-transfer.
+"""Identities, digests and reports as protobuf; this and timeline_messages.py alone know
+proto in transfer.
 
 What is read from a peer is bounded, and what no node of this version sends is refused.
 """
@@ -25,17 +25,11 @@ from .timeline_messages import sender_track_to_wire
 
 
 def node_to_wire(node: NodeIdentity) -> pb.Node:
-    process = node.process
     (arena,) = node.arenas
     return pb.Node(
         name=node.name,
         epoch=node.epoch,
-        process=pb.Process(
-            boot_id=process.boot_id,
-            pid_namespace=process.pid_namespace,
-            pid=process.pid,
-            start_ticks=process.start_ticks,
-        ),
+        process=pb.Process(**vars(node.process)),
         transport=node.transport,
         transport_metadata=arena.transport_metadata,
         slabs=arena.slabs,
@@ -85,19 +79,7 @@ def lease_from_wire(lease_seconds: float) -> float:
 
 
 def windows_to_wire(digests: Sequence[WindowDigest]) -> list[pb.Window]:
-    return [
-        pb.Window(
-            sequence=header.sequence,
-            first_layer=header.first_layer,
-            end_layer=header.end_layer,
-            first_page=header.first_page,
-            pages=header.pages,
-            carries_state=header.carries_state,
-            digest=window.digest,
-        )
-        for window in digests
-        for header in (window.header,)
-    ]
+    return [pb.Window(digest=window.digest, **vars(window.header)) for window in digests]
 
 
 def report_to_wire(report: SendReport, track: SenderTrack) -> TransferReport:

@@ -53,9 +53,11 @@ class Rendezvous(Generic[Parked]):
         del self._waiting[room]
         return partner.what
 
-    def withdraw(self, room: int) -> None:
-        """Idempotent: the room was aborted before the other side came."""
-        self._waiting.pop(room, None)
+    def withdraw(self, room: int, what: Parked) -> None:
+        """It was aborted before the other side came; without effect where it does not wait."""
+        waiting = self._waiting.get(room)
+        if waiting is not None and waiting.what is what:
+            del self._waiting[room]
 
     def expire(self) -> list[Waiting[Parked]]:
         """Take out and return those whose deadline has passed."""

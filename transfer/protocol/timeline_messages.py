@@ -2,7 +2,7 @@
 
 What comes from a peer is cut to what a track may hold, and what makes no sense here, phases of a
 later version or moments that are no numbers, is dropped: a timeline is for people, and none may
-stand in the way of a hand-over.
+stand in the way of a hand-over. Windows and waits have the messages' fields, by the same names.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,18 +38,8 @@ def timeline_to_wire(timeline: HandoverTimeline) -> pb.HandoverTimeline:
         sender=sender_track_to_wire(timeline.sender),
         receiver=pb.ReceiverTrack(
             phases=_phases_to_wire(receiver.phases),
-            windows=[
-                pb.LandedWindow(
-                    sequence=window.sequence,
-                    landed_at=window.landed_at,
-                    verified_at=window.verified_at,
-                )
-                for window in receiver.windows
-            ],
-            waits=[
-                pb.BarrierWait(layer=w.layer, began_at=w.began_at, ended_at=w.ended_at)
-                for w in receiver.waits
-            ],
+            windows=[pb.LandedWindow(**vars(window)) for window in receiver.windows],
+            waits=[pb.BarrierWait(**vars(wait)) for wait in receiver.waits],
         ),
     )
 
@@ -77,21 +67,7 @@ def timeline_from_wire(timeline: pb.HandoverTimeline) -> HandoverTimeline:
 def sender_track_to_wire(track: SenderTrack) -> pb.SenderTrack:
     return pb.SenderTrack(
         phases=_phases_to_wire(track.phases),
-        windows=[
-            pb.SentWindow(
-                sequence=window.sequence,
-                first_layer=window.first_layer,
-                layers_finished=window.layers_finished,
-                first_page=window.first_page,
-                pages=window.pages,
-                carries_state=window.carries_state,
-                bytes=window.bytes,
-                begun_at=window.begun_at,
-                posted_at=window.posted_at,
-                flushed_at=window.flushed_at,
-            )
-            for window in track.windows
-        ],
+        windows=[pb.SentWindow(**vars(window)) for window in track.windows],
     )
 
 

@@ -1,9 +1,9 @@
 """The receiving side: a thread that takes notifications, digests what landed, and wakes who waits
 for it.
 
-Owns the rooms that are expected, the layer barrier and counters. Deals in bytes and layers; not in
-tokens, requests or gRPC. Thread rule: every public method may be called from any thread;
-wait_layer(), verify() and wait_settled() block.
+Owns the rooms that are expected and counters. Deals in bytes and layers; not in tokens, requests or
+gRPC. Thread rule: every public method may be called from any thread; verify() and wait_settled()
+block.
 Invariants:
 1. A notification of an unknown room, a stale generation or a landed window changes nothing but a
    counter.
@@ -24,7 +24,7 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.precision.decoding_sink import WindowSink
-from tasuki.transfer.timeline import BarrierWait, PhaseClock, ReceiverTrack, receiver_track
+from tasuki.transfer.timeline import PhaseClock, ReceiverTrack, receiver_track
 from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import WindowDigest
@@ -120,22 +120,6 @@ class Receiver:
         if incoming is None:
             return None
         return LayerBarrier(incoming, self._changed, self._clock)
-
-    def wait_layer(self, room: int, layer: int, timeout: float) -> bool:
-        """The layer barrier: whether all the room brings of `layer` has landed within `timeout`
-        seconds."""
-        with self._changed:
-            if self._landed(room, layer):
-                return True
-            began = self._clock()
-            landed = self._changed.wait_for(lambda: self._landed(room, layer), timeout)
-            if (incoming := self._rooms.get(room)) is not None:
-                incoming.waits.append(BarrierWait(layer, began, self._clock()))
-            return landed
-
-    def _landed(self, room: int, layer: int) -> bool:
-        incoming = self._rooms.get(room)
-        return incoming is not None and incoming.layer_landed(layer)
 
     def track(self, room: int, phases: PhaseClock) -> ReceiverTrack:
         """What of the room happened until now, counted from the start of `phases`; empty for a room

@@ -21,9 +21,13 @@ Room = TypeVar("Room", bound=Runs)
 
 
 class LiveRooms(Generic[Key, Room]):
-    def __init__(self, kind: str) -> None:
-        """kind: names the tasks and the log lines of rooms that break."""
+    def __init__(
+        self, kind: str, over: Callable[[Room, Exception | None], None] | None = None
+    ) -> None:
+        """kind: names the tasks and the log lines of rooms that break. over: called once when a
+        room has ended, with what it raised."""
         self._kind = kind
+        self._over = over
         self._rooms: dict[Key, Room] = {}
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -37,20 +41,15 @@ class LiveRooms(Generic[Key, Room]):
     def get(self, key: Key) -> Room | None:
         return self._rooms.get(key)
 
-    def start(
-        self, key: Key, room: Room, over: Callable[[Room, Exception | None], None] | None = None
-    ) -> None:
-        """Run the room. over: called once when it has ended, with what it raised. REQUIRES: no
-        other room of this key lives."""
+    def start(self, key: Key, room: Room) -> None:
+        """Run the room. REQUIRES: no other room of this key lives."""
         self._rooms[key] = room
-        work = self._run(key, room, over)
+        work = self._run(key, room)
         task = asyncio.get_running_loop().create_task(work, name=f"{self._kind}-{key}")
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _run(
-        self, key: Key, room: Room, over: Callable[[Room, Exception | None], None] | None
-    ) -> None:
+    async def _run(self, key: Key, room: Room) -> None:
         failure: Exception | None = None
         try:
             await room.run()
@@ -59,8 +58,8 @@ class LiveRooms(Generic[Key, Room]):
             failure = error
         finally:
             del self._rooms[key]
-            if over is not None:
-                over(room, failure)
+            if self._over is not None:
+                self._over(room, failure)
 
     async def end(self, patience: float) -> None:
         """Wait until all are over; cancel what is not after `patience` seconds."""

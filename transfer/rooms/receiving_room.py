@@ -1,43 +1,35 @@
 """A room into whose pages and slot a peer writes: the machine that hand-overs and pulls share.
 
 Owns the room's states, its events, the verification of what landed and the writer's fence. Knows
-no engine and no stream: what one direction adds to the machine is its ReceivingSide. Thread rule:
-the event loop; digests are compared in a thread.
+no engine and no stream: those are a subclass's. Thread rule: the event loop; digests are compared
+in a thread.
 Invariants: a room that was granted ends committed, or lost and then fenced on one of the fence's
-three reasons; nothing is awaited between the room and its next event; what breaks in any of its
-tasks ends it.
+three reasons; what breaks in any of its tasks ends it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Generic, Protocol, TypeVar
 
 from tasuki.transfer import peer_values
-from tasuki.transfer.errors import DigestMismatch, PeerInvalid, TransferError
+from tasuki.transfer.errors import DigestMismatch, TransferError
 from tasuki.transfer.fencing.writer_fence import WriterFence
-from tasuki.transfer.liveness.progress_watch import ProgressWatch
-from tasuki.transfer.protocol.handover_states import (
-    IllegalTransition,
-    Machine,
-    ReceiverEvent,
-    ReceiverState,
-)
+from tasuki.transfer.protocol.handover_states import Machine, ReceiverEvent, ReceiverState
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.timeline import Phase, PhaseClock, ReceiverTrack
+from tasuki.transfer.timeline import Phase, ReceiverTrack
 from tasuki.transfer.windows.send_report import Drain, WindowDigest
 from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
+from .room import Event, Room, Stalled
 from .room_deadlines import PullReceiverDeadlines, ReceiverDeadlines
-from .room_inbox import RoomInbox
 
 log = logging.getLogger(__name__)
 
 _FENCE_AGAIN_SECONDS = 1.0
-_OVER = (ReceiverState.COMMITTED, ReceiverState.QUARANTINED, ReceiverState.ENDED)
 
 
 class LossKind(Enum):
@@ -63,33 +55,9 @@ class Broke:
     error: Exception
 
 
-Event = TypeVar("Event")
+class ReceivingRoom(Room[ReceiverState, ReceiverEvent, Event | Verified | Broke]):
+    OVER = frozenset({ReceiverState.COMMITTED, ReceiverState.QUARANTINED, ReceiverState.ENDED})
 
-
-class ReceivingSide(Protocol[Event]):
-    """What one direction adds. What its methods raise loses the room."""
-
-    def take(self, event: Event) -> None:
-        """One of the direction's own events."""
-
-    def overdue(self) -> Event | None:
-        """What it means that nothing moves; None while that is allowed. Called at each look."""
-
-    def lose(self, reason: str, kind: LossKind) -> None:
-        """The room is lost: call ReceivingRoom.lose, and answer the engine."""
-
-    def commit(self, received: ReceiverTrack) -> None:
-        """All has landed: apply VERIFIED and answer the engine. What is read of the peer is read
-        before that."""
-
-    async def ask_to_drain(self) -> None:
-        """Ask the writer until the fence is answered; cancelled then."""
-
-    def fenced(self) -> None:
-        """The writer can write no more: answer the engine."""
-
-
-class ReceivingRoom(Generic[Event]):
     def __init__(
         self,
         room: int,
@@ -99,62 +67,67 @@ class ReceivingRoom(Generic[Event]):
         landing: float,
         receiver: Receiver,
         fence: WriterFence,
-        side: ReceivingSide[Event],
         name: str,
         named: Mapping[str, str | int],
     ) -> None:
-        """landing: seconds from the sender's end until the last window must have landed. name,
-        named: what log lines begin with and are found by."""
-        self.room = room
-        self.generation = generation
-        self.machine = machine
+        """landing: seconds from the sender's end until the last window must have landed. fence: of
+        what the peer writes here. The rest as in Room."""
+        super().__init__(room, generation, machine, deadlines, deadlines.look, name, named)
         self.fence = fence
-        self.phases = PhaseClock()
-        self.inbox: RoomInbox[Event | Verified | Broke] = RoomInbox(deadlines.look)
-        self.tasks = GuardedTasks(name, lambda error: self.inbox.put(Broke(error)))
-        self._deadlines = deadlines
-        self._watch = ProgressWatch(deadlines.look)
+        self._tasks = GuardedTasks(name, lambda error: self.put(Broke(error)))
         self._landing = landing
         self._receiver = receiver
-        self._side = side
-        self._name = name
-        self._named = named
 
     @property
-    def landed(self) -> int:
-        """Windows, as long as the room is expected."""
-        return self._receiver.windows_landed(self.room)
+    def progress(self) -> int | None:
+        return None if self.is_over else self._receiver.windows_landed(self.room)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the engine has its answer."""
-        return self.machine.state in _OVER
+    @abstractmethod
+    def take(self, event: Event | Stalled) -> None:
+        """One of the subclass's own events, or that nothing moves. What it raises loses the
+        room."""
+
+    @abstractmethod
+    def lose(self, reason: str, kind: LossKind) -> None:
+        """The room is lost: call mark_lost, and answer the engine."""
+
+    @abstractmethod
+    def commit(self, received: ReceiverTrack) -> None:
+        """All has landed: apply VERIFIED and answer the engine. What is read of the peer is read
+        before that."""
+
+    @abstractmethod
+    async def ask_to_drain(self) -> None:
+        """Ask the writer until the fence is answered; cancelled then."""
+
+    @abstractmethod
+    def fenced(self) -> None:
+        """The writer can write no more: answer the engine."""
 
     async def run(self) -> None:
         """From the first event to the commit, to the loss of what was not granted, or to the
         fence."""
         try:
-            await self._live()
+            await self._until_over()
             self._receiver.forget(self.room)
             if self.machine.state is ReceiverState.QUARANTINED:
                 await self._hold_fence()
         finally:
             self._receiver.forget(self.room)
-            await self.tasks.end()
+            await self._tasks.end()
 
-    def stood_still(self, *moves: Hashable) -> float | None:
-        """The seconds that the state allows, where neither it nor what is given has changed for
-        longer; else None."""
-        state = self.machine.state
-        allowed = self._deadlines.of(state)
-        return allowed if self._watch.still((state, *moves)) > allowed else None
+    async def _until_over(self) -> None:
+        try:
+            await self._live()
+        except Exception as error:
+            self._broke(error)
 
     def done(self, generation: int) -> bool:
         """The sender's final status came. False where it is of another grant, and lost."""
         self.machine.apply(ReceiverEvent.DONE)
         if generation != self.generation:
             reason = f"done of generation {generation}, not {self.generation}"
-            self._side.lose(reason, LossKind.STREAM)
+            self.lose(reason, LossKind.STREAM)
             return False
         # It is sent after every window was flushed, which is what a drain would say.
         self.fence.acknowledge(Drain.DRAINED)
@@ -164,45 +137,36 @@ class ReceivingRoom(Generic[Event]):
     def verify(self, read_sent: Callable[[], Sequence[WindowDigest]]) -> None:
         """Compare with what landed, beside the room's events. read_sent: of the final status; may
         raise PeerInvalid."""
-        self.tasks.start(partial(self._verify, read_sent))
+        self._tasks.start(partial(self._verify, read_sent))
 
-    def lose(self, reason: str) -> str:
+    def mark_lost(self, reason: str) -> str:
         """Move, and log why. Returns the reason, fit to be shown: it may be the peer's words."""
         reason = peer_values.text(reason)
         self.machine.apply(ReceiverEvent.LOSE)
-        log.warning("%s is lost: %s", self._name, reason, extra=dict(self._named))
+        log.warning("%s is lost: %s", self.name, reason, extra=self.named)
         return reason
 
-    async def _live(self) -> None:
-        try:
-            while not self.is_over:
-                self._take(await self.inbox.next(self._side.overdue))
-        except Exception as error:
-            self._broke(error)
+    def _move(self, event: Event | Verified | Broke | Stalled) -> None:
+        match event:
+            case Verified(failure=None):
+                self.phases.mark(Phase.VERIFIED)
+                self.commit(self._receiver.track(self.room, self.phases))
+            case Verified(failure=failure):
+                differs = isinstance(failure, DigestMismatch)
+                self.lose(str(failure), LossKind.DIGEST if differs else LossKind.MISSING)
+            case Broke(error=error):
+                self._broke(error)
+            case _:
+                self.take(event)
 
-    def _take(self, event: Event | Verified | Broke) -> None:
-        try:
-            match event:
-                case Verified(failure=None):
-                    self.phases.mark(Phase.VERIFIED)
-                    self._side.commit(self._receiver.track(self.room, self.phases))
-                case Verified(failure=failure):
-                    differs = isinstance(failure, DigestMismatch)
-                    self._side.lose(str(failure), LossKind.DIGEST if differs else LossKind.MISSING)
-                case Broke(error=error):
-                    self._broke(error)
-                case _:
-                    self._side.take(event)
-        except (IllegalTransition, PeerInvalid) as error:
-            self._side.lose(str(error), LossKind.PROTOCOL)
-        except Exception as error:
-            self._broke(error)
+    def _contradicted(self, error: Exception) -> None:
+        self.lose(str(error), LossKind.PROTOCOL)
 
     def _broke(self, error: Exception) -> None:
         """A defect in one room must still end it and fence what it granted."""
-        log.error("%s broke", self._name, exc_info=error)
+        log.error("%s broke", self.name, exc_info=error)
         if not self.is_over:
-            self._side.lose(f"internal error: {error!r}", LossKind.PROTOCOL)
+            self.lose(f"internal error: {error!r}", LossKind.PROTOCOL)
 
     async def _verify(self, read_sent: Callable[[], Sequence[WindowDigest]]) -> None:
         failure: Exception | None = None
@@ -212,17 +176,17 @@ class ReceivingRoom(Generic[Event]):
             )
         except TransferError as error:
             failure = error
-        self.inbox.put(Verified(failure))
+        self.put(Verified(failure))
 
     async def _hold_fence(self) -> None:
         while True:
             try:
-                await self.fence.hold(self._side.ask_to_drain)
+                await self.fence.hold(self.ask_to_drain)
             except Exception:
                 # What was granted stays quarantined until a fence holds; so it is tried again.
-                log.exception("%s: its fence broke", self._name)
+                log.exception("%s: its fence broke", self.name)
                 await asyncio.sleep(_FENCE_AGAIN_SECONDS)
             else:
                 self.machine.apply(ReceiverEvent.FENCED)
-                self._side.fenced()
+                self.fenced()
                 return

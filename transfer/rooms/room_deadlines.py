@@ -6,10 +6,9 @@ awaited has a deadline, so that every room ends.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from math import inf
 from typing import Self
-
-from tasuki.transfer.protocol.handover_states import ReceiverState, SenderState
 
 QUEUE_SECONDS = 60.0
 """What --queue-timeout is where nobody says otherwise."""
@@ -17,17 +16,17 @@ _ENGINE_FIRST = 5.0
 """The engine itself refuses what waited too long, and says why; this is for one that does not."""
 
 
-class _ByState:
+class StateDeadlines:
     """A field that is named as a state, in lower case, bounds that state."""
 
-    def of(self, state: ReceiverState | SenderState) -> float:
+    def of(self, state: Enum) -> float:
         """Seconds; infinite where nobody is awaited."""
         seconds: float = getattr(self, state.name.lower(), inf)
         return seconds
 
 
 @dataclass(frozen=True)
-class ReceiverDeadlines(_ByState):
+class ReceiverDeadlines(StateDeadlines):
     """Of a room on the decode node. reserved: the position in the sender's queue stays the same;
     queue: in that queue in all, the time of a pull left out, and as long again from the grant until
     its first window. accepted: our own engine grants nothing. granted, ready: no window lands, and
@@ -44,7 +43,7 @@ class ReceiverDeadlines(_ByState):
 
 
 @dataclass(frozen=True)
-class SenderDeadlines(_ByState):
+class SenderDeadlines(StateDeadlines):
     """Of a room on the prefill node. parked: longer than the gateway's own deadline. queued: a
     little longer than the engine's, which says why. accepted: a lease is held and its receiver
     grants nothing; longer than the receiver's own, which has the reason. streaming: our engine
@@ -68,7 +67,7 @@ class SenderDeadlines(_ByState):
 
 
 @dataclass(frozen=True)
-class PullReceiverDeadlines(_ByState):
+class PullReceiverDeadlines(StateDeadlines):
     """Of a pull on the prefill node. granted: nothing lands. landing: from its end's message until
     the last window must have landed. verifying: nothing is said of the digests. look: between two
     looks."""
@@ -80,7 +79,7 @@ class PullReceiverDeadlines(_ByState):
 
 
 @dataclass(frozen=True)
-class PullSenderDeadlines(_ByState):
+class PullSenderDeadlines(StateDeadlines):
     """Of a pull on the decode node. pinning: our own engine neither pins nor refuses. streaming:
     nothing is flushed. draining: longer than SenderSettings.drain_seconds; then the drain counts as
     forced. look: between two looks."""

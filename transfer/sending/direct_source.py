@@ -1,5 +1,5 @@
 """From where in the arena a sender's windows leave: the pages and the slot themselves, as here, or
-an encoded copy (staged_outlet.py).
+an encoded copy (encoding_source.py).
 
 Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded window's
 digest() on any one.

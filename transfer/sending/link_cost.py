@@ -41,16 +41,12 @@ class LinkCost:
         self._seconds = 0.0
         self._bytes_bytes = 0.0
         self._bytes_seconds = 0.0
-        self._cost: LinkSpeed | None = None
-
-    @property
-    def cost(self) -> LinkSpeed | None:
+        self.cost: LinkSpeed | None = None
         """None until a window with bytes was flushed."""
-        return self._cost
 
     def seconds_for(self, size: int) -> float | None:
         """How long `size` bytes take with nothing before them; None until something is known."""
-        cost = self._cost
+        cost = self.cost
         return None if cost is None else cost.window_seconds + size * cost.byte_seconds
 
     def patience(self) -> float:
@@ -90,4 +86,4 @@ class LinkCost:
         whole = mean_seconds / mean_bytes
         slope = min(max(covariance / variance, 0.01 * whole), whole) if spread else whole
         latency = max(0.0, mean_seconds - slope * mean_bytes)
-        self._cost = LinkSpeed(latency, slope, mean_bytes, spread)
+        self.cost = LinkSpeed(latency, slope, mean_bytes, spread)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from tasuki.transfer.errors import PlanError
+from tasuki.transfer.errors import WindowPlanError
 from tasuki.transfer.transports.base import Transfer
+from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import (
     Drain,
@@ -87,7 +88,7 @@ class OutgoingRoom:
     aborted: bool = False
     next_sequence: int = 0
     served_until: int = 0
-    """Bytes of virtual time: fair_turns.py."""
+    """Bytes of virtual time: fair_queue.py."""
     _planned_end: int | None = None
     _last_planned: bool = False
     _last_tick: int = 0
@@ -105,19 +106,21 @@ class OutgoingRoom:
         return self.stop_reason is not None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
-        """Take the plan in; the part of it that the receiver lacks. Raises PlanError, then took
-        nothing."""
+        """Take the plan in; the part of it that the receiver lacks. Raises WindowPlanError, then
+        took nothing."""
         if self._last_planned:
-            raise PlanError(f"room {self.room}: a forward was planned after the one with the state")
+            raise WindowPlanError(
+                f"room {self.room}: a forward was planned after the one with the state"
+            )
         end = self._end_after(plan)
         if end > self.destination.end_page:
-            raise PlanError(f"room {self.room}: page {end - 1} was not granted")
+            raise WindowPlanError(f"room {self.room}: page {end - 1} was not granted")
         self._last_planned = plan.state_slot is not None
         if (
             self._last_planned
             and max(end, self.destination.first_page) != self.destination.end_page
         ):
-            raise PlanError(
+            raise WindowPlanError(
                 f"room {self.room}: the last plan ends at page {end}, the grant at "
                 f"{self.destination.end_page}"
             )
@@ -126,17 +129,18 @@ class OutgoingRoom:
         return plan.without_pages_before(self.destination.first_page)
 
     def _end_after(self, plan: FinishedLayers) -> int:
-        """Where the planned pages end with this plan. Raises PlanError on a gap or an overlap."""
+        """Where the planned pages end with this plan. Raises WindowPlanError on a gap or an
+        overlap."""
         lacks = self.destination.first_page
         if not plan.local_pages:
             return lacks if self._planned_end is None else self._planned_end
         if self._planned_end is None and plan.first_logical_page > lacks:
-            raise PlanError(
+            raise WindowPlanError(
                 f"room {self.room}: the first plan starts at page {plan.first_logical_page}, the "
                 f"receiver lacks pages from {lacks}"
             )
         if self._planned_end is not None and plan.first_logical_page != self._planned_end:
-            raise PlanError(
+            raise WindowPlanError(
                 f"room {self.room}: a plan starts at page {plan.first_logical_page}, the one "
                 f"before ended at {self._planned_end}; plan whole pages, each once"
             )
@@ -146,6 +150,13 @@ class OutgoingRoom:
     def progress(self) -> int:
         """Grows when a window is cut or flushed."""
         return self.next_sequence + len(self._timeline)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Planned and not flushed."""
+        sizes = self.link.source.window_source.sizes
+        waiting = sum(window_bytes(sizes, window.header) for window in self.waiting)
+        return waiting + sum(posted.bytes for posted in self.posted)
 
     def append(self, windows: list[Window]) -> None:
         """REQUIRES: windows were cut from accept(plan), numbered from next_sequence."""

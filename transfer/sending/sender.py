@@ -38,7 +38,6 @@ from .direct_source import LoadedWindow
 from .fair_queue import FairQueue
 from .link import Link, SourceArena
 from .outgoing_room import OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
-from .time_left import remaining_seconds
 from .write_leases import WriteLeases
 
 log = logging.getLogger(__name__)
@@ -217,14 +216,20 @@ class Sender:
             return 0 if outgoing is None else outgoing.progress
 
     def remaining_seconds(self, room: int) -> float | None:
-        """How long until all that is planned of the room is flushed (tail.py); 0 for a room that is
-        over, None where nothing is known of its link yet."""
+        """How long until all that is planned of the room is flushed, if its layers were finished
+        now and the rooms on its link share it evenly; 0 for a room that is over, None where nothing
+        is known of its link yet."""
         with self._lock:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
                 return 0.0
-            sizes = outgoing.link.source.window_source.sizes
-            return remaining_seconds(sizes, outgoing, self._rooms.values())
+            link = outgoing.link
+            if link.rate.cost is None:
+                return None
+            own, windows = outgoing.backlog_bytes, len(outgoing.waiting) + len(outgoing.posted)
+            sharing = [other for other in self._rooms.values() if other.link is link]
+            shared = sum(min(own, other.backlog_bytes) for other in sharing)
+            return windows * link.rate.cost.window_seconds + shared * link.rate.cost.byte_seconds
 
     def abort(self, room: int) -> "Future[Drain]":
         """Post nothing more for the room; the future resolves when what was posted has ended.
@@ -435,17 +440,14 @@ class Sender:
             if room.complete:
                 end: RoomEnd = RoomSent(room.room, room.report(room.link.source.steps))
                 drain = Drain.DRAINED
-            elif room.stop_reason is not None and not room.posted:
+            elif room.stop_reason is not None and (
+                not room.posted or self._drained_for_too_long(room)
+            ):
                 drain = Drain.DRAINED
-                if room.write_lost:
+                if room.posted or room.write_lost:
                     drain = Drain.FORCED
                     self._forced.add(room.room)
                 end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
-            elif self._drained_for_too_long(room):
-                drain = Drain.FORCED
-                reason = room.stop_reason or ""
-                end = RoomBroke(room.room, reason, drain, room.endpoint_failed)
-                self._forced.add(room.room)
             else:
                 return False
             del self._rooms[room.room]

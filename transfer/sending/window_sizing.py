@@ -11,7 +11,7 @@ none.
 
 from collections.abc import Callable, Sequence
 
-from tasuki.transfer.errors import PlanError
+from tasuki.transfer.errors import WindowPlanError
 from tasuki.transfer.windows.descriptors import layer_bytes
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 from tasuki.transfer.windows.window import FinishedLayers, Run
@@ -29,9 +29,9 @@ _PROBE = 2.0
 
 
 def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
-    """Raises PlanError unless layers_per_window is at least 1."""
+    """Raises WindowPlanError unless layers_per_window is at least 1."""
     if layers_per_window < 1:
-        raise PlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
+        raise WindowPlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
     return [
         (first, min(first + layers_per_window, layers))
         for first in range(0, layers, layers_per_window)

@@ -1,4 +1,4 @@
-"""Digests of windows on a GPU, equal to `transfer.digest.WindowDigester` bit for bit (its twin).
+"""Digests of windows on a GPU, equal to digest.py's WindowDigester bit for bit (its twin).
 
 A window is rows of whole blocks or states. Four programs sum words x keys of a row (uint64, so
 wrapping and in any order), a second launch mixes each row's sum with the row's identity and adds
@@ -129,7 +129,7 @@ def _mix_kernel(partial, seeds, total, PARTS: tl.constexpr):
 
 @triton.jit
 def _splitmix64(value):
-    """As transfer.digest.splitmix64, on the bits of an int64."""
+    """As digest.splitmix64, on the bits of an int64."""
     mixed = value.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB

@@ -6,7 +6,7 @@ messages are the flags' own and the command line has the last word. Pure but for
 
 import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -19,8 +19,13 @@ Setting = str | int | float | bool
 
 def file_flags(path: str, fields: Sequence[str]) -> list[str]:
     """fields: what may be set. Raises ConfigFileError."""
+    return flags_of(file_settings(path, fields))
+
+
+def flags_of(settings: Mapping[str, Setting]) -> list[str]:
+    """As on a command line."""
     flags: list[str] = []
-    for name, value in file_settings(path, fields).items():
+    for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
         if not isinstance(value, bool):
             flags.append(f"{flag}={value}")

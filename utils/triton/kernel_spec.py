@@ -4,6 +4,7 @@ Owns only the description; scripts/compile_kernels compiles it. Does not import 
 CPU path may import it, and nothing of launch grids or values.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,3 +30,32 @@ class KernelSpec:
     constants: dict[str, object] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+
+    @staticmethod
+    def of(
+        name: str,
+        kernel: Any,
+        constants: Mapping[str, object],
+        num_warps: int,
+        num_stages: int = 3,
+        *,
+        pointers: str = "*bf16",
+        fp32: str = "",
+        i32: str = "",
+        **types: str,
+    ) -> "KernelSpec":
+        """By the names that this project's kernels give their arguments: eps and scale are fp32
+        numbers, what the kernel does not specialise is an i32, other strides are multiples of 16.
+        types: what else is none of `pointers`. fp32, i32: pointers to those, separated by
+        blanks."""
+        given = dict.fromkeys(fp32.split(), "*fp32") | dict.fromkeys(i32.split(), "*i32") | types
+        for param in kernel.params:
+            if param.name in constants or param.name in given:
+                continue
+            if param.do_not_specialize:
+                given[param.name] = "i32"
+            elif param.name.endswith("stride"):
+                given[param.name] = "i32:16"
+            else:
+                given[param.name] = "fp32" if param.name in ("eps", "scale") else pointers
+        return KernelSpec(name, kernel, given, dict(constants), num_warps, num_stages)

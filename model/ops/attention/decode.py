@@ -210,35 +210,19 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model, bfloat16 and float32."""
+    heads = {"KV_HEADS": 4, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
     def spec(name: str, dtype: str, tile: int, stages: int) -> KernelSpec:
-        return KernelSpec(
+        return KernelSpec.of(
             name,
             _kernel,
-            {
-                "q": f"*{dtype}",
-                "kv": f"tensordesc<{dtype}[{tile},256]>",
-                "page_table": "*i32",
-                "page_table_stride": "i32",
-                "context_lens": "*i32",
-                "rows": "*i32",
-                "outputs": "*fp32",
-                "weights": "*fp32",
-                "batch": "i32",
-                "scale": "fp32",
-            },
-            {
-                "KV_HEADS": 4,
-                "GROUP": 4,
-                "GROUP_BLOCK": 16,
-                "HEAD_DIM": 256,
-                "PAGE_TOKENS": 64,
-                "TILE": tile,
-                "BATCH_BLOCK": 32,
-                "DEPENDENT": True,
-            },
+            heads | {"TILE": tile, "BATCH_BLOCK": 32, "DEPENDENT": True},
             _WARPS,
             stages,
+            pointers=f"*{dtype}",
+            fp32="outputs weights",
+            i32="page_table context_lens rows",
+            kv=f"tensordesc<{dtype}[{tile},256]>",
         )
 
     return [

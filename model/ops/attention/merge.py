@@ -234,33 +234,13 @@ def _splits_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
-    signature = {
-        "outputs": "*fp32",
-        "weights": "*fp32",
-        "gate": "*bf16",
-        "gate_stride": "i32:16",
-        "merged": "*bf16",
-    }
-    constants: dict[str, object] = {
-        "HEADS": 16,
-        "HEAD_DIM": 256,
-        "SLICE": _SLICE,
-        "STEP": _STEP,
-        "DEPENDENT": True,
-    }
+    parts = "outputs weights"
+    heads = {"HEADS": 16, "HEAD_DIM": 256, "SLICE": _SLICE, "STEP": _STEP, "DEPENDENT": True}
+    batch = heads | {"PAGE_TOKENS": 64, "BATCH_BLOCK": 32}
+    rows = "context_lens rows"
     return [
-        KernelSpec(
-            "attention_merge_shares",
-            _shares_kernel,
-            signature | {"context_lens": "*i32", "rows": "*i32", "shares": "i32", "batch": "i32"},
-            constants | {"PAGE_TOKENS": 64, "BATCH_BLOCK": 32},
-            _WARPS,
+        KernelSpec.of(
+            "attention_merge_shares", _shares_kernel, batch, _WARPS, fp32=parts, i32=rows
         ),
-        KernelSpec(
-            "attention_merge_splits",
-            _splits_kernel,
-            signature | {"splits": "i32", "tokens": "i32"},
-            constants,
-            _WARPS,
-        ),
+        KernelSpec.of("attention_merge_splits", _splits_kernel, heads, _WARPS, fp32=parts),
     ]

@@ -7,6 +7,8 @@ tiles to fill the device (a short run on a long context) every tile's pages are 
 Twin: `reference.paged_attention`, times sigmoid of the gate.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -202,65 +204,27 @@ def _split_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model, bfloat16 and float32."""
+    heads = {"HEADS": 16, "GROUP": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
-    def constants(rows: int, keys: int) -> dict[str, object]:
-        return {
-            "TILE_ROWS": rows,
-            "HEADS": 16,
-            "GROUP": 4,
-            "HEAD_DIM": 256,
-            "PAGE_TOKENS": 64,
-            "TILE_KEYS": keys,
-        }
+    def spec(
+        name: str, kernel: Any, fp32: str = "", narrow: bool = True, **absent: object
+    ) -> KernelSpec:
+        dtype, rows, keys = ("bf16", 128, 64) if narrow else ("fp32", 16, 16)
+        return KernelSpec.of(
+            name,
+            kernel,
+            heads | {"TILE_ROWS": rows, "TILE_KEYS": keys} | absent,
+            _WARPS if narrow else 4,
+            _STAGES if narrow else 1,
+            pointers=f"*{dtype}",
+            fp32=fp32,
+            i32="page_table tiles",
+            kv=f"tensordesc<{dtype}[{keys},256]>",
+        )
 
-    def inputs(dtype: str, keys: int) -> dict[str, str]:
-        return {
-            "q": f"*{dtype}",
-            "kv": f"tensordesc<{dtype}[{keys},256]>",
-            "page_table": "*i32",
-            "page_table_stride": "i32",
-            "tiles": "*i32",
-            "scale": "fp32",
-        }
-
-    def whole(dtype: str) -> dict[str, str]:
-        return {"gate": f"*{dtype}", "gate_stride": "i32:16", "output": f"*{dtype}"}
-
-    alone: dict[str, object] = {"earlier": None, "sums": None}
-    after = {"earlier": "*bf16", "sums": "*fp32"}
-
-    split = {"tokens": "i32", "outputs": "*fp32", "weights": "*fp32"}
     return [
-        KernelSpec(
-            "attention_prefill",
-            _kernel,
-            inputs("bf16", 64) | whole("bf16"),
-            constants(128, 64) | alone,
-            _WARPS,
-            _STAGES,
-        ),
-        KernelSpec(
-            "attention_prefill_after_context",
-            _kernel,
-            inputs("bf16", 64) | whole("bf16") | after,
-            constants(128, 64),
-            _WARPS,
-            _STAGES,
-        ),
-        KernelSpec(
-            "attention_prefill_fp32",
-            _kernel,
-            inputs("fp32", 16) | whole("fp32"),
-            constants(16, 16) | alone,
-            4,
-            1,
-        ),
-        KernelSpec(
-            "attention_prefill_split",
-            _split_kernel,
-            inputs("bf16", 64) | split,
-            constants(128, 64),
-            _WARPS,
-            _STAGES,
-        ),
+        spec("attention_prefill", _kernel, earlier=None, sums=None),
+        spec("attention_prefill_after_context", _kernel, fp32="sums"),
+        spec("attention_prefill_fp32", _kernel, narrow=False, earlier=None, sums=None),
+        spec("attention_prefill_split", _split_kernel, fp32="outputs weights"),
     ]

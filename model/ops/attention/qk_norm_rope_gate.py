@@ -238,38 +238,15 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
-    pointers = {
-        "projected": "*bf16",
-        "q_norm": "*fp32",
-        "k_norm": "*fp32",
-        "rotary": "*fp32",
-        "positions": "*i32",
-        "owners": "*i32",
-        "page_table": "*i32",
-        "rows": "*i32",
-        "q": "*bf16",
-        "kv": "*bf16",
-    }
-    strides = ("projected_stride", "page_stride", "value_stride", "token_stride")
+    heads = {"QUERY_HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 256, "HALF": 32, "PAGE_TOKENS": 64}
+    blocks = {"Q_BLOCK": 8, "KV_BLOCK": 4, "DIM": 256, "PART": 32, "DEPENDENT": True}
     return [
-        KernelSpec(
+        KernelSpec.of(
             "qk_norm_rope_gate",
             _kernel,
-            pointers
-            | {name: "i32:16" for name in strides}
-            | {"page_table_stride": "i32", "eps": "fp32"},
-            {
-                "QUERY_HEADS": 16,
-                "KV_HEADS": 4,
-                "HEAD_DIM": 256,
-                "HALF": 32,
-                "PAGE_TOKENS": 64,
-                "Q_BLOCK": 8,
-                "KV_BLOCK": 4,
-                "DIM": 256,
-                "PART": 32,
-                "DEPENDENT": True,
-            },
+            heads | blocks,
             _WARPS,
+            fp32="q_norm k_norm rotary",
+            i32="positions owners page_table rows",
         )
     ]

@@ -150,27 +150,7 @@ def _chunk_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B in bfloat16."""
-    return [
-        KernelSpec(
-            name="gdn_chunk",
-            kernel=_chunk_kernel,
-            signature={
-                "ba": "*bf16",
-                "projected_stride": "i32:16",
-                "kq": "*bf16",
-                "decay_rate": "*fp32",
-                "dt_bias": "*fp32",
-                "chunks": "*i32",
-                "mixers": "*bf16",
-                "gates": "*fp32",
-            },
-            constants={
-                "KEY_HEADS": 16,
-                "VALUE_HEADS": 32,
-                "KEY_DIM": 128,
-                "CHUNK": CHUNK,
-                "OPERAND": tl.float16,
-            },
-            num_warps=_WARPS,
-        )
-    ]
+    sizes = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "CHUNK": CHUNK}
+    constants = sizes | {"OPERAND": tl.float16}
+    floats = "decay_rate dt_bias gates"
+    return [KernelSpec.of("gdn_chunk", _chunk_kernel, constants, _WARPS, fp32=floats, i32="chunks")]

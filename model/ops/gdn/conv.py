@@ -187,32 +187,6 @@ def _conv_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B in bfloat16."""
-    return [
-        KernelSpec(
-            name="gdn_conv",
-            kernel=_conv_kernel,
-            signature={
-                "projected": "*bf16",
-                "projected_stride": "i32:16",
-                "conv": "*bf16",
-                "conv_stride": "i32:16",
-                "weight": "*bf16",
-                "chunks": "*i32",
-                "packed": "*bf16",
-                "chunk_count": "i32",
-            },
-            constants={
-                "KEY_HEADS": 16,
-                "VALUE_HEADS": 32,
-                "KEY_DIM": 128,
-                "VALUE_DIM": 128,
-                "DIM": 128,
-                "HEADS": _HEADS,
-                "WIDTH": 4,
-                "TAPS": 4,
-                "TOKENS": _TOKENS,
-                "CHUNK": CHUNK,
-            },
-            num_warps=_WARPS,
-        ),
-    ]
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
+    tiles = {"HEADS": _HEADS, "WIDTH": 4, "TAPS": 4, "TOKENS": _TOKENS, "CHUNK": CHUNK}
+    return [KernelSpec.of("gdn_conv", _conv_kernel, heads | tiles, _WARPS, i32="chunks")]

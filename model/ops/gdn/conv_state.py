@@ -78,19 +78,6 @@ def _columns_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B in bfloat16."""
-    return [
-        KernelSpec(
-            name="gdn_conv_columns",
-            kernel=_columns_kernel,
-            signature={
-                "projected": "*bf16",
-                "projected_stride": "i32:16",
-                "conv": "*bf16",
-                "conv_stride": "i32:16",
-                "sequences": "*i32",
-                "saves": "*i32",
-            },
-            constants={"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS},
-            num_warps=_WARPS,
-        ),
-    ]
+    sizes = {"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS}
+    tables = "sequences saves"
+    return [KernelSpec.of("gdn_conv_columns", _columns_kernel, sizes, _WARPS, i32=tables)]

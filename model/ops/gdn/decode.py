@@ -72,7 +72,7 @@ def gdn_decode(
         VALUE_HEADS=heads,
         KEY_DIM=config.key_dim,
         VALUE_DIM=config.value_dim,
-        LINE=_line(ssm.element_size(), config.key_dim),
+        LINE=min(128 // ssm.element_size(), config.key_dim),
         BLOCK=min(_BLOCK, config.value_dim),
         STAGES=_STAGES,
         AHEAD=state_bytes // (_AHEAD_OF_FEW if batch <= _FEW_ROWS else _AHEAD_OF_MANY),
@@ -80,11 +80,6 @@ def gdn_decode(
         **dependent(projected),
     )
     return output
-
-
-def _line(element_bytes: int, key_dim: int) -> int:
-    """Elements of a 128-byte line of state."""
-    return min(128 // element_bytes, key_dim)
 
 
 @triton.jit
@@ -120,6 +115,7 @@ def _kernel(
     if row >= count:
         wait_for_inputs(DEPENDENT)
         return
+    # Of 128 bytes.
     LINES: tl.constexpr = KEY_DIM // LINE
     BLOCKS: tl.constexpr = VALUE_DIM // BLOCK
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
@@ -167,35 +163,15 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
+    stream = {"LINE": 32, "BLOCK": _BLOCK, "STAGES": _STAGES, "AHEAD": 32768, "DEPENDENT": True}
     return [
-        KernelSpec(
-            name="gdn_decode",
-            kernel=_kernel,
-            signature={
-                "z": "*bf16",
-                "projected_stride": "i32:16",
-                "mixed": "*bf16",
-                "scalars": "*fp32",
-                "norm": "*fp32",
-                "ssm": "*fp32",
-                "ssm_stride": "i32:16",
-                "read_slots": "*i32",
-                "write_slots": "*i32",
-                "rows": "*i32",
-                "output": "*bf16",
-                "eps": "fp32",
-            },
-            constants={
-                "KEY_HEADS": 16,
-                "VALUE_HEADS": 32,
-                "KEY_DIM": 128,
-                "VALUE_DIM": 128,
-                "LINE": 32,
-                "BLOCK": _BLOCK,
-                "STAGES": _STAGES,
-                "AHEAD": 32768,
-                "DEPENDENT": True,
-            },
-            num_warps=_WARPS,
+        KernelSpec.of(
+            "gdn_decode",
+            _kernel,
+            heads | stream,
+            _WARPS,
+            fp32="scalars norm ssm",
+            i32="read_slots write_slots rows",
         )
     ]

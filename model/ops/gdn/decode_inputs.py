@@ -166,31 +166,16 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
-    signature = {
-        "projected": "*bf16",
-        "projected_stride": "i32:16",
-        "weight": "*bf16",
-        "decay_rate": "*fp32",
-        "dt_bias": "*fp32",
-        "conv": "*bf16",
-        "conv_stride": "i32:16",
-        "read_slots": "*i32",
-        "write_slots": "*i32",
-        "rows": "*i32",
-        "mixed": "*bf16",
-        "scalars": "*fp32",
-    }
-    constants: dict[str, object] = {
-        "KEY_HEADS": 16,
-        "VALUE_HEADS": 32,
-        "KEY_DIM": 128,
-        "VALUE_DIM": 128,
-        "DIM": 128,
-        "WIDTH": 4,
-        "TAPS": 4,
-        "DEPENDENT": True,
-    }
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
+    window = {"WIDTH": 4, "TAPS": 4, "DEPENDENT": True}
     return [
-        KernelSpec(name, _kernel, signature, {**constants, "HEADS": share.heads}, share.warps)
+        KernelSpec.of(
+            name,
+            _kernel,
+            heads | window | {"HEADS": share.heads},
+            share.warps,
+            fp32="decay_rate dt_bias scalars",
+            i32="read_slots write_slots rows",
+        )
         for name, share in (("gdn_step_inputs", _MANY), ("gdn_step_inputs_few", _FEW))
     ]

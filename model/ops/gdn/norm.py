@@ -75,20 +75,5 @@ def _norm_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B in bfloat16."""
-    return [
-        KernelSpec(
-            name="gdn_norm",
-            kernel=_norm_kernel,
-            signature={
-                "z": "*bf16",
-                "projected_stride": "i32:16",
-                "o": "*bf16",
-                "norm": "*fp32",
-                "chunks": "*i32",
-                "output": "*bf16",
-                "eps": "fp32",
-            },
-            constants={"VALUE_HEADS": 32, "VALUE_DIM": 128, "CHUNK": CHUNK},
-            num_warps=_WARPS,
-        )
-    ]
+    sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "CHUNK": CHUNK}
+    return [KernelSpec.of("gdn_norm", _norm_kernel, sizes, _WARPS, fp32="norm", i32="chunks")]

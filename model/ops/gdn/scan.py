@@ -134,30 +134,15 @@ def _scan_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B in bfloat16 with float32 state."""
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
-        KernelSpec(
-            name="gdn_scan",
-            kernel=_scan_kernel,
-            signature={
-                "kq": "*bf16",
-                "v": "*bf16",
-                "mixers": "*bf16",
-                "gates": "*fp32",
-                "ssm": "*fp32",
-                "ssm_stride": "i32:16",
-                "sequences": "*i32",
-                "segments": "*i32",
-                "saves": "*i32",
-            },
-            constants={
-                "KEY_HEADS": 16,
-                "VALUE_HEADS": 32,
-                "KEY_DIM": 128,
-                "VALUE_DIM": 128,
-                "COLUMNS": _COLUMNS,
-                "CHUNK": CHUNK,
-            },
-            num_warps=_WARPS,
-            num_stages=_STAGES,
+        KernelSpec.of(
+            "gdn_scan",
+            _scan_kernel,
+            heads | {"COLUMNS": _COLUMNS, "CHUNK": CHUNK},
+            _WARPS,
+            _STAGES,
+            fp32="gates ssm",
+            i32="sequences segments saves",
         )
     ]

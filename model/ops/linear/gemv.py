@@ -14,6 +14,7 @@ program computes the norm again: its inputs are small and stay in the caches. fl
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -242,42 +243,17 @@ def _norm_product_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """The shapes of 9B at batch 1."""
-    plain = {"x": "*bf16", "weight": "*bf16", "output": "*bf16", "rows": "i32"}
-    normed = {
-        "branch": "*bf16",
-        "residual": "*bf16",
-        "norm": "*fp32",
-        "weight": "*bf16",
-        "output": "*bf16",
-        "total": "*bf16",
-        "eps": "fp32",
-        "rows": "i32",
-    }
-    specs = []
-    for name, stream, columns in (("down", _LONG, 12288), ("out_proj", _SHORT, 4096)):
-        constants = _constants(stream, columns)
-        specs.append(
-            KernelSpec(f"gemv_{name}", _product_kernel, plain, constants, num_warps=stream.warps)
-        )
-    for name, stream, swiglu in (("in_proj", _NORMED, False), ("gate_up", _SWIGLU, True)):
-        constants = _constants(stream, 4096) | {"SWIGLU": swiglu}
-        specs.append(
-            KernelSpec(
-                f"gemv_norm_{name}",
-                _norm_product_kernel,
-                normed,
-                constants,
-                num_warps=stream.warps,
-            )
-        )
-    return specs
 
+    def spec(
+        name: str, kernel: Any, stream: Stream, columns: int, fp32: str = "", **more: object
+    ) -> KernelSpec:
+        tile = {"COLUMNS": columns, "ROWS": stream.rows, "BLOCK": _block(stream, columns)}
+        constants = {"BATCH": 1, "DEPENDENT": True} | tile | more
+        return KernelSpec.of(f"gemv_{name}", kernel, constants, stream.warps, fp32=fp32)
 
-def _constants(stream: Stream, columns: int) -> dict[str, object]:
-    return {
-        "BATCH": 1,
-        "COLUMNS": columns,
-        "ROWS": stream.rows,
-        "BLOCK": _block(stream, columns),
-        "DEPENDENT": True,
-    }
+    return [
+        spec("down", _product_kernel, _LONG, 12288),
+        spec("out_proj", _product_kernel, _SHORT, 4096),
+        spec("norm_in_proj", _norm_product_kernel, _NORMED, 4096, "norm", SWIGLU=False),
+        spec("norm_gate_up", _norm_product_kernel, _SWIGLU, 4096, "norm", SWIGLU=True),
+    ]

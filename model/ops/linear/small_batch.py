@@ -103,27 +103,9 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """out_proj and down of 9B."""
-    signature = {
-        "x": "*bf16",
-        "weight": "*bf16",
-        "output": "*bf16",
-        "batch": "i32",
-        "rows": "i32",
-    }
-    constants: dict[str, object] = {
-        "BATCH": MOST_ROWS,
-        "ROWS": _TILE.rows,
-        "BLOCK": _TILE.columns,
-        "STAGES": _TILE.stages,
-        "DEPENDENT": True,
-    }
+    tile = {"BATCH": MOST_ROWS, "ROWS": _TILE.rows, "BLOCK": _TILE.columns, "STAGES": _TILE.stages}
+    constants = tile | {"DEPENDENT": True}
     return [
-        KernelSpec(
-            f"small_batch_{name}",
-            _kernel,
-            signature,
-            constants | {"COLUMNS": columns},
-            num_warps=_TILE.warps,
-        )
+        KernelSpec.of(f"small_batch_{name}", _kernel, constants | {"COLUMNS": columns}, _TILE.warps)
         for name, columns in (("out_proj", 4096), ("down", 12288))
     ]

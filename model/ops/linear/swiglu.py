@@ -53,12 +53,5 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
-    return [
-        KernelSpec(
-            "swiglu",
-            _kernel,
-            {"gate_up": "*bf16", "stride": "i32:16", "output": "*bf16"},
-            {"WIDTH": 12288, "BLOCK": _BLOCK, "DEPENDENT": True},
-            _WARPS,
-        )
-    ]
+    sizes = {"WIDTH": 12288, "BLOCK": _BLOCK, "DEPENDENT": True}
+    return [KernelSpec.of("swiglu", _kernel, sizes, _WARPS)]

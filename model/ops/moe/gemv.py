@@ -235,38 +235,16 @@ def _down(
 
 def compile_specs() -> list[KernelSpec]:
     """35B-A3B."""
-    bf16 = dict[str, str].fromkeys
-    sizes: dict[str, Any] = {"HIDDEN": 2048, "ROWS": _ROWS, "DEPENDENT": True}
-    first = bf16(("x", "router", "shared_gate", "shared_gate_up", "logits", "shared"), "*bf16")
-    second = bf16(("x", "matrices", "acts"), "*bf16")
-    third = bf16(("acts", "matrices", "shared", "shared_matrix", "out"), "*bf16")
+    every = {"HIDDEN": 2048, "ROWS": _ROWS, "DEPENDENT": True}
+    first = every | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": _COLUMNS}
+    second = every | {"INNER": 512, "CHOSEN": 8, "COLUMNS": _COLUMNS}
+    third = second | {"SHARED": 512, "COLUMNS": 512, "SHARED_COLUMNS": 512}
+
+    def spec(name: str, kernel: Any, constants: dict[str, int], i32: str, fp32: str) -> KernelSpec:
+        return KernelSpec.of(f"moe_gemv_{name}", kernel, constants, _WARPS, i32=i32, fp32=fp32)
+
     return [
-        KernelSpec(
-            "moe_gemv_logits_and_shared",
-            _logits_and_shared,
-            first | {"gate": "*fp32", "rows": "*i32", "x_stride": "i32:16"},
-            sizes | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": _COLUMNS},
-            num_warps=_WARPS,
-        ),
-        KernelSpec(
-            "moe_gemv_gate_up",
-            _gate_up,
-            second | {"experts": "*i32", "rows": "*i32", "x_stride": "i32:16"},
-            sizes | {"INNER": 512, "CHOSEN": 8, "COLUMNS": _COLUMNS},
-            num_warps=_WARPS,
-        ),
-        KernelSpec(
-            "moe_gemv_down",
-            _down,
-            third | {"experts": "*i32", "rows": "*i32", "weights": "*fp32", "gate": "*fp32"},
-            sizes
-            | {
-                "INNER": 512,
-                "SHARED": 512,
-                "CHOSEN": 8,
-                "COLUMNS": 512,
-                "SHARED_COLUMNS": 512,
-            },
-            num_warps=_WARPS,
-        ),
+        spec("logits_and_shared", _logits_and_shared, first, "rows", "gate"),
+        spec("gate_up", _gate_up, second, "experts rows", ""),
+        spec("down", _down, third, "experts rows", "weights gate"),
     ]

@@ -101,18 +101,15 @@ def _unpermute(
 
 def compile_specs() -> list[KernelSpec]:
     """35B-A3B and 397B-A17B."""
-    pointers = {"positions": "*i32", "rows": "*i32"}
-    rows = {"x": "*bf16", "pairs": "*bf16", "stride": "i32:16"}
-    sums = {"pairs": "*bf16", "weights": "*fp32", "out": "*bf16"}
-    kernels = (("permute", _permute, rows), ("unpermute", _unpermute, sums))
     return [
-        KernelSpec(
+        KernelSpec.of(
             f"moe_{name}_{hidden}_{chosen}",
             kernel,
-            pointers | types,
             {"HIDDEN": hidden, "PADDED": hidden, "CHOSEN": chosen},
-            num_warps=_WARPS,
+            _WARPS,
+            fp32=fp32,
+            i32="positions rows",
         )
-        for name, kernel, types in kernels
+        for name, kernel, fp32 in (("permute", _permute, ""), ("unpermute", _unpermute, "weights"))
         for hidden, chosen in ((2048, 8), (4096, 10))
     ]

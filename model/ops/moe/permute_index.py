@@ -129,18 +129,13 @@ def _index(
 
 def compile_specs() -> list[KernelSpec]:
     """The published numbers of experts."""
-    pointers = dict.fromkeys(("experts", "rows", "counts"), "*i32")
-    numbers = dict.fromkeys(("pairs", "steps"), "i32")
-    results = {"positions": "*i32", "ends": "*i32", "runs": "i32"}
     specs = []
     for count, chosen in ((256, 8), (512, 10)):
-        sizes: dict[str, object] = {"EXPERTS": count, "PADDED": count, "CHOSEN": chosen}
-        sizes["STEP"] = _STEP
+        sizes = {"EXPERTS": count, "PADDED": count, "CHOSEN": chosen, "STEP": _STEP}
         wide = sizes | {"RUNS_A_STEP": _RUNS_A_STEP}
+        names = f"moe_count_{count}", f"moe_permute_index_{count}"
         specs += [
-            KernelSpec(f"moe_count_{count}", _count, pointers | numbers, sizes, _WARPS // 2),
-            KernelSpec(
-                f"moe_permute_index_{count}", _index, pointers | numbers | results, wide, _WARPS
-            ),
+            KernelSpec.of(names[0], _count, sizes, _WARPS // 2, pointers="*i32"),
+            KernelSpec.of(names[1], _index, wide, _WARPS, pointers="*i32"),
         ]
     return specs

@@ -131,16 +131,14 @@ def _choose(
 
 def compile_specs() -> list[KernelSpec]:
     """256 experts top 8 and 512 top 10, bf16 logits, one token and many; float32 for goldens."""
-    names = ("logits", "rows", "out_weights", "out_experts", "tokens", "stride")
-    types = ("*bf16", "*i32", "*fp32", "*i32", "i32", "i32:16")
-    signature = dict(zip(names, types, strict=True))
     return [
-        KernelSpec(
+        KernelSpec.of(
             f"moe_choose_{experts}_{chosen}_{'bf16' if narrow else 'fp32'}_tile{tile}",
             _choose,
-            signature | {"logits": "*bf16" if narrow else "*fp32"},
             _constants(experts, chosen, tile) | {"NARROW": narrow, "DEPENDENT": True},
-            num_warps=1,
+            1,
+            fp32="out_weights" if narrow else "out_weights logits",
+            i32="rows out_experts",
         )
         for experts, chosen, narrow, tile in (
             (256, 8, True, 1),

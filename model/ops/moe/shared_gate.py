@@ -67,15 +67,13 @@ def _gate_sigmoid_mul_add(
 
 def compile_specs() -> list[KernelSpec]:
     """35B-A3B and 397B-A17B."""
-    pointers = dict.fromkeys(("x", "gate", "shared", "routed", "out"), "*bf16") | {"rows": "*i32"}
-    strides = dict.fromkeys(("x_stride", "shared_stride", "routed_stride"), "i32:16")
     return [
-        KernelSpec(
+        KernelSpec.of(
             f"moe_gate_sigmoid_mul_add_{hidden}",
             _gate_sigmoid_mul_add,
-            pointers | strides,
             {"HIDDEN": hidden, "PADDED": hidden},
-            num_warps=_WARPS,
+            _WARPS,
+            i32="rows",
         )
         for hidden in (2048, 4096)
     ]

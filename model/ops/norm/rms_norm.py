@@ -17,20 +17,7 @@ _WITH_SUM = 8
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[T, hidden] in x's dtype; x [T, hidden], any row stride; weight [hidden] float32, 1 + w."""
-    rows, hidden = x.shape
-    normed = x.new_empty(rows, hidden)
-    _norm_kernel[(rows,)](
-        x,
-        x.stride(0),
-        weight,
-        normed,
-        eps,
-        HIDDEN=hidden,
-        BLOCK=triton.next_power_of_2(hidden),
-        num_warps=_warps(hidden, _ALONE),
-        **dependent(x),
-    )
-    return normed
+    return _launched(x, None, weight, eps, _ALONE)
 
 
 def add_rms_norm(
@@ -41,21 +28,28 @@ def add_rms_norm(
     branch [T, hidden], any row stride; residual [T, hidden] contiguous, of the same dtype; weight
     [hidden] float32, 1 + w.
     """
-    rows, hidden = branch.shape
-    normed = branch.new_empty(rows, hidden)
-    _add_norm_kernel[(rows,)](
-        branch,
-        branch.stride(0),
+    return _launched(branch, residual, weight, eps, _WITH_SUM), residual
+
+
+def _launched(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, elements: int
+) -> Tensor:
+    """elements: a thread."""
+    rows, hidden = x.shape
+    normed = x.new_empty(rows, hidden)
+    _norm_kernel[(rows,)](
+        x,
+        x.stride(0),
         residual,
         weight,
         normed,
         eps,
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
-        num_warps=_warps(hidden, _WITH_SUM),
-        **dependent(branch),
+        num_warps=_warps(hidden, elements),
+        **dependent(x),
     )
-    return normed, residual
+    return normed
 
 
 def _warps(hidden: int, elements: int) -> int:
@@ -65,36 +59,9 @@ def _warps(hidden: int, elements: int) -> int:
 
 
 @triton.jit
-def _scaled(values, weight, eps, HIDDEN: tl.constexpr):
-    mean = tl.sum(values * values, axis=0) / HIDDEN
-    return values * tl.rsqrt(mean + eps) * weight
-
-
-@triton.jit
 def _norm_kernel(
     x,
     x_stride,
-    weight,
-    normed,
-    eps,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < HIDDEN
-    scale = tl.load(weight + columns, mask=inside, other=0.0)
-    wait_for_inputs(DEPENDENT)
-    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    result = _scaled(values, scale, eps, HIDDEN)
-    tl.store(normed + row * HIDDEN + columns, result.to(normed.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _add_norm_kernel(
-    branch,
-    branch_stride,
     residual,
     weight,
     normed,
@@ -103,32 +70,28 @@ def _add_norm_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
+    """Of x, or of x + residual, which overwrites the residual."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
     scale = tl.load(weight + columns, mask=inside, other=0.0)
     wait_for_inputs(DEPENDENT)
-    added = tl.load(branch + row * branch_stride + columns, mask=inside, other=0.0)
-    before = tl.load(residual + row * HIDDEN + columns, mask=inside, other=0.0)
-    total = (added.to(tl.float32) + before.to(tl.float32)).to(residual.dtype.element_ty)
-    tl.store(residual + row * HIDDEN + columns, total, mask=inside)
-    result = _scaled(total.to(tl.float32), scale, eps, HIDDEN)
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        before = tl.load(residual + row * HIDDEN + columns, mask=inside, other=0.0)
+        total = (values + before.to(tl.float32)).to(residual.dtype.element_ty)
+        tl.store(residual + row * HIDDEN + columns, total, mask=inside)
+        values = total.to(tl.float32)
+    mean = tl.sum(values * values, axis=0) / HIDDEN
+    result = values * tl.rsqrt(mean + eps) * scale
     tl.store(normed + row * HIDDEN + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
-    constants: dict[str, object] = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
-    norm = {"x": "*bf16", "x_stride": "i32:16", "weight": "*fp32", "normed": "*bf16", "eps": "fp32"}
-    add = {
-        "branch": "*bf16",
-        "branch_stride": "i32:16",
-        "residual": "*bf16",
-        "weight": "*fp32",
-        "normed": "*bf16",
-        "eps": "fp32",
-    }
+    sizes = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
+    alone, summed = _warps(4096, _ALONE), _warps(4096, _WITH_SUM)
     return [
-        KernelSpec("rms_norm", _norm_kernel, norm, constants, _warps(4096, _ALONE)),
-        KernelSpec("add_rms_norm", _add_norm_kernel, add, constants, _warps(4096, _WITH_SUM)),
+        KernelSpec.of("rms_norm", _norm_kernel, sizes | {"residual": None}, alone, fp32="weight"),
+        KernelSpec.of("add_rms_norm", _norm_kernel, sizes, summed, fp32="weight"),
     ]

@@ -9,7 +9,6 @@ unwritten. A row with logits that are no numbers draws token 0, with a logprob t
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -61,18 +60,10 @@ class Draws:
         )
 
 
-def sample(logits: Tensor, draws: Draws, rows: Tensor) -> None:
-    """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored."""
-    _launch(logits, None, draws, rows)
-
-
-def sample_kept(logits: Tensor, cut: Cut, draws: Draws, rows: Tensor) -> None:
-    """As `sample`, but only among the tokens that the cut of these logits (sampling_cut.py) keeps;
-    logprobs stay those of the whole distribution."""
-    _launch(logits, cut, draws, rows)
-
-
-def _launch(logits: Tensor, cut: Cut | None, draws: Draws, rows: Tensor) -> None:
+def sample(logits: Tensor, draws: Draws, rows: Tensor, cut: Cut | None = None) -> None:
+    """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored: with
+    a cut of these logits (top_k_top_p.py) only the tokens that it keeps are drawn; logprobs stay
+    those of the whole distribution."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
     best = torch.empty(3, batch, runs, dtype=torch.float32, device=logits.device)
@@ -232,34 +223,33 @@ def _join_runs(
 
 def compile_specs() -> list[KernelSpec]:
     """The published vocabulary, with and without a cut."""
-    runs = triton.cdiv(248320, RUN)
-    cuts = dict.fromkeys(("cut_keys", "cut_left", "cut_equals"), "*i32")
-    pointers = {"temperature": "*fp32", "keys": "*i32", "positions": "*i32", "rows": "*i32"}
-    results = {"best": "*fp32", "mass": "*fp32", "token": "*i32"}
-    sizes = {"vocab": "i32:16", "stride": "i32:16", "plane": "i32"}
-    outputs = {"out_token": "*i32", "out_logprob": "*fp32", "out_margin": "*fp32"}
-    constants: dict[str, Any] = {"RUN": RUN, "RUNS": triton.next_power_of_2(runs)}
-    plain: dict[str, Any] = {"CUT": False} | dict.fromkeys(cuts)
-    specs = []
-    for dtype, narrow in (("fp32", False), ("bf16", True)):
-        signature = {"logits": f"*{dtype}"} | pointers | results | sizes
-        by_dtype = constants | {"NARROW": narrow}
-        specs += [
-            KernelSpec(
-                f"sampling_best_of_run_{dtype}",
-                _best_of_run,
-                signature,
-                by_dtype | plain,
-                num_warps=RUN_WARPS,
-            ),
-            KernelSpec(
-                f"sampling_best_of_run_cut_{dtype}",
-                _best_of_run,
-                signature | cuts,
-                by_dtype | {"CUT": True},
-                num_warps=RUN_WARPS,
-            ),
-        ]
-    joined = results | {"rows": "*i32"} | outputs | {"runs": "i32", "plane": "i32"}
-    width: dict[str, Any] = {"RUNS": triton.next_power_of_2(runs)}
-    return [*specs, KernelSpec("sampling_join_runs", _join_runs, joined, width, num_warps=1)]
+    width = {"RUNS": triton.next_power_of_2(triton.cdiv(248320, RUN))}
+    cuts = "cut_keys cut_left cut_equals"
+
+    def best_of_run(name: str, dtype: str, cut: bool) -> KernelSpec:
+        constants = {"CUT": cut, "NARROW": dtype == "bf16", "RUN": RUN} | width
+        return KernelSpec.of(
+            f"sampling_{name}_{dtype}",
+            _best_of_run,
+            constants if cut else constants | dict.fromkeys(cuts.split()),
+            RUN_WARPS,
+            fp32="temperature best mass",
+            i32="keys positions rows token" + (f" {cuts}" if cut else ""),
+            logits=f"*{dtype}",
+            vocab="i32:16",
+        )
+
+    joined = KernelSpec.of(
+        "sampling_join_runs",
+        _join_runs,
+        width,
+        1,
+        fp32="best mass out_logprob out_margin",
+        i32="token rows out_token",
+    )
+    best = [
+        best_of_run(name, dtype, cut)
+        for dtype in ("fp32", "bf16")
+        for name, cut in (("best_of_run", False), ("best_of_run_cut", True))
+    ]
+    return [*best, joined]

@@ -28,7 +28,7 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
     """Of every row; top_k 0 and top_p 1 keep every token, equal logits go in the order of ids."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
-    digits = _digits(logits)
+    digits = 4 if logits.dtype is torch.bfloat16 else 8
     integers, floats = draws.token.new_empty, draws.logprob.new_empty
     # What a launch leaves for the next has a plane a digit: nothing is overwritten in between.
     sums = floats(2 * digits, batch, runs, 16)
@@ -56,10 +56,6 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
         _weigh_digit[(runs, batch)](*arguments, number, STEP=_STEP, **options)
     _settle[(runs, batch)](*arguments, result.keys, result.left, result.equals, **options)
     return result
-
-
-def _digits(logits: Tensor) -> int:
-    return 4 if logits.dtype is torch.bfloat16 else 8
 
 
 @triton.jit
@@ -294,31 +290,26 @@ def _settle(
 def compile_specs() -> list[KernelSpec]:
     """The published vocabulary, both kinds of logits."""
     runs = triton.next_power_of_2(triton.cdiv(248320, RUN))
-    floats = dict.fromkeys(("temperature", "top_p", "sums", "above", "of_runs"), "*fp32")
-    integers = dict.fromkeys(("top_k", "found", "of_top_k"), "*i32")
-    sizes = {"vocab": "i32:16", "stride": "i32:16", "runs": "i32"}
-    results = dict.fromkeys(("out_keys", "out_left", "out_equals"), "*i32")
-    specs = []
-    for dtype, digits in (("fp32", 8), ("bf16", 4)):
-        signature = {"logits": f"*{dtype}"} | floats | integers | sizes
-        constants: dict[str, Any] = {"DIGITS": digits, "RUN": RUN, "RUNS": runs, "DEPENDENT": True}
-        for name, kernel in (("count", _count_digit), ("weigh", _weigh_digit)):
-            specs.append(
-                KernelSpec(
-                    f"sampling_{name}_digit_{dtype}",
-                    kernel,
-                    signature | {"number": "i32"},
-                    constants | {"STEP": _STEP},
-                    num_warps=RUN_WARPS,
-                )
-            )
-        specs.append(
-            KernelSpec(
-                f"sampling_settle_{dtype}",
-                _settle,
-                signature | results,
-                constants,
-                num_warps=RUN_WARPS,
-            )
+
+    def spec(name: str, kernel: Any, dtype: str, results: str = "", **more: int) -> KernelSpec:
+        digits = 4 if dtype == "bf16" else 8
+        return KernelSpec.of(
+            f"sampling_{name}_{dtype}",
+            kernel,
+            {"DIGITS": digits, "RUN": RUN, "RUNS": runs, "DEPENDENT": True} | more,
+            RUN_WARPS,
+            fp32="temperature top_p sums above of_runs",
+            i32=f"top_k found of_top_k {results}",
+            logits=f"*{dtype}",
+            vocab="i32:16",
         )
-    return specs
+
+    return [
+        item
+        for dtype in ("fp32", "bf16")
+        for item in (
+            spec("count_digit", _count_digit, dtype, STEP=_STEP),
+            spec("weigh_digit", _weigh_digit, dtype, STEP=_STEP),
+            spec("settle", _settle, dtype, "out_keys out_left out_equals"),
+        )
+    ]

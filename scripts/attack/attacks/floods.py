@@ -10,13 +10,13 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 
 from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
-from scripts.attack.grpc_call import ask, bearer, judge, methods
+from scripts.attack.grpc_call import ask, bearer, judge, service
 from scripts.attack.http_call import raw
 from scripts.attack.world import ANN, BOB, MOST_SESSIONS, OWNER
 from tests.harness.daemons import random_prompt
 
 _STORM = 100
-_OF_SESSIONS = {method.name: method for method in methods(pb) if method.service.endswith("Session")}
+_OF_SESSIONS = service(pb, "Session")
 
 
 def session_flood(attempt: Attempt) -> None:

@@ -11,7 +11,7 @@ from tasuki.proto import handover_pb2, inference_pb2
 from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
 from scripts.attack.drawing import examples, messages
-from scripts.attack.grpc_call import ENDS_A_NODE, Method, ask, bearer, judge, methods
+from scripts.attack.grpc_call import ENDS_A_NODE, Method, ask, begin, judge, methods
 from scripts.attack.world import KEYS, OWNER
 
 _LENGTH = 4
@@ -70,15 +70,8 @@ def _ask(
     if not endless:
         ask(channel, method, sent, key, attempt.tally)
         return
-    call = getattr(channel, method.arity)(
-        method.path,
-        request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
-        response_deserializer=method.response.FromString,
-    )
-    asked: Any = iter(sent) if method.arity.startswith("stream") else sent[0]
-    stream = call(asked, timeout=0.5, metadata=bearer(key))
     try:
-        for _ in stream:
+        for _ in begin(channel, method, sent, key, 0.5):
             pass
         attempt.tally.note("OK")
     except grpc.RpcError as error:

@@ -40,16 +40,11 @@ _LENGTHS = ("max_tokens", "max_completion_tokens")
 def http_fuzz(attempt: Attempt) -> None:
     rng, world = attempt.rng, attempt.world
     for _ in attempt.rounds():
-        odd = examples(odd_json | st.just(...), rng, 24)
-        calls = [_call(rng, value) for value in odd]
-        at_once(
-            4,
-            [
-                partial(ask, rng.choice(world.nodes).http_address, call, attempt.tally)
-                for call in calls
-            ],
-            attempt.until,
-        )
+        calls = [
+            partial(ask, rng.choice(world.nodes).http_address, _call(rng, odd), attempt.tally)
+            for odd in examples(odd_json | st.just(...), rng, 24)
+        ]
+        at_once(4, calls, attempt.until)
 
 
 def _call(rng: random.Random, odd: Any) -> HttpCall:

@@ -108,7 +108,7 @@ def rogue_prefill(attempt: Attempt) -> None:
     server.start()
     flags = (*attempt.world.flags, "--prefill", f"127.0.0.1:{port}")
     victim = Node("decode", *flags).wait_ready()
-    prompt, tokens = attempt.world.right[-1]
+    question = attempt.world.right[-1]
     try:
         for number, _ in enumerate(attempt.rounds()):
             for ask in range(_ASKS):
@@ -116,9 +116,9 @@ def rogue_prefill(attempt: Attempt) -> None:
                     return
                 _wait_until_met(victim)
                 salt = f"{number}/{ask}".encode()
-                answer = asked(victim, prompt, salt, len(tokens)).result()
+                answer = asked(victim, question.prompt, salt).result()
                 attempt.tally.note(f"answered, prefilled {answer.usage.prefilled_on}")
-                if tuple(answer.token_ids) != tokens:
+                if answer.token_ids != question.tokens:
                     attempt.tally.finding(f"another answer with a rogue prefill node: {salt!r}")
         victim.assert_at_rest(60.0)
     except Exception as error:

@@ -8,7 +8,7 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 
 from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
-from scripts.attack.grpc_call import CALL_SECONDS, ENDS_A_NODE, ask, bearer, methods
+from scripts.attack.grpc_call import CALL_SECONDS, ENDS_A_NODE, ask, bearer, methods, service
 from scripts.attack.http_call import HttpCall
 from scripts.attack.http_call import ask as ask_http
 from scripts.attack.world import ANN, BOB, KEYS, OWNER, STRANGERS
@@ -60,7 +60,7 @@ def forged_keys(attempt: Attempt) -> None:
 def scope_walk(attempt: Attempt) -> None:
     """What is the operator's is refused to every other key, and changes nothing."""
     tally, world = attempt.tally, attempt.world
-    admin = [method for method in methods(pb) if method.service.endswith("CacheAdmin")]
+    admin = service(pb, "CacheAdmin").values()
     for _ in attempt.rounds():
         for node in world.nodes:
             with world.channel(node) as channel:
@@ -92,9 +92,7 @@ def scope_walk(attempt: Attempt) -> None:
 def foreign_requests(attempt: Attempt) -> None:
     """One tenant's request and session under another tenant's key."""
     tally, world = attempt.tally, attempt.world
-    by_path = {method.path: method for method in methods(pb)}
-    abort = by_path["/tasuki.v1.Inference/Abort"]
-    sessions = {name: by_path[f"/tasuki.v1.Session/{name}"] for name in _OF_A_SESSION}
+    abort, sessions = service(pb, "Inference")["Abort"], service(pb, "Session")
     turn = 0
     with world.channel(world.decode) as channel:
         for _ in attempt.rounds():
@@ -129,6 +127,3 @@ def foreign_requests(attempt: Attempt) -> None:
                     tally.finding(f"a stranger's {verb} of a session was answered")
             close = sessions["Close"]
             ask(channel, close, [close.request(session_id=name)], ANN, tally)
-
-
-_OF_A_SESSION = ("Open", "Append", "Generate", "Fork", "Close")

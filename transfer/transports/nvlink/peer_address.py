@@ -21,7 +21,7 @@ _HIGHEST_PID = 1 << 22
 @dataclass(frozen=True)
 class PeerAddress:
     """gpu: its UUID, since processes count GPUs differently. arena, size: the memory to write to;
-    gate: see peer_gate."""
+    gate: see write_gate.py."""
 
     process: ProcessIdentity
     gpu: str

@@ -1,0 +1,49 @@
+"""A second process of a bench, and what it sends over its pipe."""
+
+import multiprocessing as mp
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from tasuki.bench.errors import BenchError
+
+_END_SECONDS = 120.0
+
+
+class Spawned(NamedTuple):
+    """name: in errors."""
+
+    name: str
+    channel: Connection
+    pid: int
+
+    def received(self, seconds: float) -> Any:
+        """What it sends next. Raises BenchError where nothing comes in time, or it has ended."""
+        if not self.channel.poll(seconds):
+            raise BenchError(f"{self.name} sends nothing for {seconds:.0f} s")
+        try:
+            return self.channel.recv()
+        except EOFError as error:
+            raise BenchError(f"{self.name} has ended: see its error above") from error
+
+
+@contextmanager
+def spawned(name: str, main: Callable[..., None], *arguments: Any) -> Iterator[Spawned]:
+    """main: gets the other end of the pipe before the arguments; where the block is left by an
+    error, or main does not return soon after it, the process is killed."""
+    context = mp.get_context("spawn")
+    channel, theirs = context.Pipe()
+    process = context.Process(target=main, args=(theirs, *arguments))
+    process.start()
+    # Else the process's end is not noticed here.
+    theirs.close()
+    assert process.pid is not None
+    try:
+        yield Spawned(name, channel, process.pid)
+        process.join(_END_SECONDS)
+    finally:
+        if process.is_alive():
+            process.kill()
+        process.join()
+        channel.close()

@@ -1,0 +1,20 @@
+"""Numbers of /metrics, as Prometheus reads them."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.harness.http_calls import fetched
+
+
+def samples(text: bytes) -> dict[str, float]:
+    """`name{label=value,...}` to number."""
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+def scraped(address: str) -> dict[str, float]:
+    """Of the node whose HTTP server is at HOST:PORT."""
+    return samples(fetched(address, "/metrics"))

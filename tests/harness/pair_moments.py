@@ -1,0 +1,49 @@
+"""Moments of a hand-over between the nodes of a pair, at which a test disturbs it. number: which of
+the pair's questions is asked."""
+
+from tasuki.client.answer import AnswerStream
+from tasuki.engine.messages import Usage
+
+from tests.harness.daemons import NEW_TOKENS, Pair
+from tests.harness.waiting import until
+
+LAYERS = 8
+
+
+def read(stream: AnswerStream, tokens: int) -> None:
+    """Until so many tokens have reached the client."""
+    pieces = iter(stream)
+    while tokens > 0:
+        tokens -= len(next(pieces).token_ids)
+
+
+def in_first_chunk(pair: Pair, number: int) -> AnswerStream:
+    stream = pair.ask(number)
+    until(lambda: pair.prefill.requests("Prefilling") == 1, pair.prefill.story)
+    return stream
+
+
+def queued_behind(pair: Pair, number: int, new_tokens: int = NEW_TOKENS) -> AnswerStream:
+    """REQUIRES: another prompt is computed."""
+    stream = pair.ask(number, new_tokens)
+    until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
+    return stream
+
+
+def in_transfer(
+    pair: Pair, number: int, windows: int = 5 * LAYERS, new_tokens: int = NEW_TOKENS
+) -> AnswerStream:
+    """In the middle of its hand-over: more windows than that have landed."""
+    before = pair.decode.landed()
+    stream = pair.ask(number, new_tokens)
+    until(lambda: pair.decode.landed() > before + windows, pair.decode.story)
+    assert pair.decode.requests("Receiving") == 1
+    return stream
+
+
+def handed_over(pair: Pair, number: int) -> Usage:
+    """A prompt goes the whole way."""
+    usage = pair.right(number, pair.ask(number)).usage
+    assert usage.prefilled_on == "prefill" and not usage.local_fallback
+    assert usage.transfer is not None and usage.transfer.bytes > 0
+    return usage

@@ -1,0 +1,91 @@
+"""This process sends and a child receives, over a transport that the test file chooses."""
+
+import multiprocessing as mp
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import numpy as np
+from tasuki.transfer.transports.base import TransferState, Transport
+
+from tests.harness.waiting import HANG_SECONDS
+
+Answers = dict[str, Callable[..., object]]
+
+
+def serve(channel: Connection, transport: Transport, answers: Answers) -> None:
+    """The child: tells its metadata, then answers ("notes", N) with the first N notifications, and
+    what `answers` names with what it returns, until ("close",)."""
+    channel.send_bytes(transport.metadata())
+    notes: list[bytes] = []
+    while True:
+        # Bytes and endpoints move while notifications are asked for, as a receiver always does.
+        while not channel.poll(0.001):
+            notes += transport.notifications()
+        command, *arguments = channel.recv()
+        if command == "close":
+            transport.close()
+            return
+        if command == "notes":
+            deadline = time.monotonic() + 20
+            while len(notes) < arguments[0] and time.monotonic() < deadline:
+                notes += transport.notifications()
+                time.sleep(0.001)
+            channel.send(notes)
+            notes = []
+        else:
+            channel.send(answers[command](*arguments))
+
+
+class PeerWire:
+    """transport: registered. child: ends in serve()."""
+
+    def __init__(self, transport: Transport, child: Callable[[Connection], None]) -> None:
+        self.transport = transport
+        self.context = mp.get_context("spawn")
+        self.channel, theirs = self.context.Pipe()
+        self.process: BaseProcess = self.context.Process(target=child, args=(theirs,))
+        self.process.start()
+        theirs.close()
+        assert self.channel.poll(HANG_SECONDS)
+        self.metadata = self.channel.recv_bytes()
+        self.endpoint = transport.connect(self.metadata)
+
+    def write(self, pieces: object, note: bytes) -> None:
+        """Until it has landed. pieces: rows of (local, remote, length)."""
+        rows = np.array(pieces, dtype=np.int64).reshape(-1, 3)
+        transfer = self.transport.post(self.endpoint, rows, note)
+        deadline = time.monotonic() + 20
+        try:
+            while self.transport.poll(transfer) is TransferState.PENDING:
+                assert time.monotonic() < deadline, "still pending"
+                time.sleep(0.0005)
+        finally:
+            self.transport.release(transfer)
+
+    def ask(self, *command: object) -> object:
+        """What the child answers; what it writes here may land meanwhile."""
+        self.channel.send(command)
+        deadline = time.monotonic() + HANG_SECONDS
+        while not self.channel.poll(0.001):
+            self.transport.notifications()
+            assert time.monotonic() < deadline, "no answer"
+        return self.channel.recv()
+
+    def kill_child(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(20)
+
+    def close(self) -> None:
+        self.transport.close()
+        if self.process.is_alive():
+            self.channel.send(("close",))
+        self.process.join(20)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+        self.channel.close()

@@ -1,0 +1,66 @@
+"""Daemons for as long as a block runs, each of which must end with status 0."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from tasuki.cli.launcher import Daemon
+from tasuki.client.errors import LaunchError
+from tasuki.transfer.transports.nixl.transport import installed_package
+
+from tests.harness.daemons import Node, flags, has_met
+from tests.harness.waiting import until
+
+HTTP = ("--http-bind", "127.0.0.1:0")
+CHUNKS = ("--prefill-chunk-tokens", "64")
+NO_NIXL = "NIXL is not installed"
+
+needs_nixl = pytest.mark.skipif(installed_package() is None, reason=NO_NIXL)
+
+
+def require_nixl() -> None:
+    """Skips a fixture's tests where two nodes cannot hand over."""
+    if installed_package() is None:
+        pytest.skip(NO_NIXL)
+
+
+@contextmanager
+def running(node: Node) -> Iterator[Node]:
+    try:
+        yield node.wait_ready()
+    finally:
+        assert node.stop() == 0
+
+
+@contextmanager
+def fused_node(*more: str, arena_mib: int = 64) -> Iterator[Node]:
+    """`tasuki serve` with the embedded model. more: flags."""
+    with running(Node("serve", *flags(arena_mib=arena_mib), *more)) as node:
+        yield node
+
+
+@contextmanager
+def node_pair(
+    *shared: str, prefill: Sequence[str] = (), decode: Sequence[str] = (), arena_mib: int = 64
+) -> Iterator[tuple[Node, Node]]:
+    """A prefill and a decode node that have met. shared, prefill, decode: flags of both, of one."""
+    require_nixl()
+    common = (*flags(arena_mib=arena_mib), *shared)
+    with ExitStack() as stack:
+        first = stack.enter_context(running(Node("prefill", *common, *prefill)))
+        known = ("--prefill", first.handover_address)
+        second = stack.enter_context(running(Node("decode", *common, *known, *decode)))
+        until(lambda: has_met(second), second.story)
+        yield first, second
+
+
+def refused_start(command: str, *more: str, bind: str = "127.0.0.1:0") -> tuple[str, ...]:
+    """The end of what a daemon writes that must not start. more: flags."""
+    daemon = Daemon(command, more, bind)
+    try:
+        with pytest.raises(LaunchError, match="ended with status 1"):
+            daemon.wait_ready()
+    finally:
+        assert daemon.stop() == 1
+    assert "Traceback" not in "\n".join(daemon.last_words)
+    return daemon.last_words

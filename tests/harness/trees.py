@@ -1,0 +1,109 @@
+"""Trees over small arenas, and the requests that tests play on them."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
+from tasuki.pycache.copies import run_copies
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+Tokens = NDArray[np.int32]
+END = CheckpointKind.TURN_END
+
+
+def tree_of(slabs: int = 16, **config: object) -> PrefixCache:
+    """Three pages a slab, and room that no page fills."""
+    shape: dict[str, object] = {"blocks_per_slab": 8, "pages_per_slab": 3}
+    return PrefixCache(TreeConfig(slabs=slabs, **(shape | config)))  # type: ignore[arg-type]
+
+
+def text(length: int, seed: int = 0) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
+
+
+def joined(*parts: Tokens | int) -> Tokens:
+    """One prompt of runs and single tokens."""
+    return np.concatenate([np.atleast_1d(part) for part in parts]).astype(np.int32)
+
+
+def take(
+    tree: PrefixCache,
+    tokens: Tokens,
+    capacity: int | None = None,
+    slots: int = 1,
+    salt: bytes = b"",
+) -> Allocation:
+    allocation = tree.allocate(
+        tokens, salt=salt, capacity_tokens=capacity or len(tokens), working_slots=slots
+    )
+    assert allocation is not None
+    return allocation
+
+
+def take_receive(
+    tree: PrefixCache, tokens: Tokens, capacity: int | None = None, slots: int = 1
+) -> Allocation:
+    allocation = tree.allocate_to_receive(
+        tokens, capacity_tokens=capacity or len(tokens), working_slots=slots
+    )
+    assert allocation is not None
+    return allocation
+
+
+def keep(
+    tree: PrefixCache,
+    tokens: Tokens,
+    *ends: int,
+    salt: bytes = b"",
+    kind: CheckpointKind = END,
+) -> Allocation:
+    """A whole request that leaves a state at each of `ends`, by default at its own; released. The
+    last is the one that it worked in."""
+    allocation = take(tree, tokens, salt=salt)
+    *inside, last = ends or (len(tokens),)
+    for end in inside:
+        slot = tree.take_checkpoint_slot(allocation)
+        assert slot is not None
+        tree.insert(allocation, end, slot, kind)
+    tree.insert(allocation, last, allocation.working_slots[0], kind)
+    tree.release(allocation)
+    tree.check_integrity()
+    return allocation
+
+
+def keep_kv(tree: PrefixCache, tokens: Tokens) -> None:
+    """A request that leaves its whole pages and no state."""
+    allocation = take(tree, tokens)
+    tree.insert(allocation, len(tokens) // 64 * 64, None, END)
+    tree.release(allocation)
+    tree.check_integrity()
+
+
+def usable(tree: PrefixCache, tokens: Tokens) -> int:
+    """Of a prompt that goes on behind these tokens."""
+    return tree.match(joined(tokens, 5)).usable_tokens
+
+
+def take_from(cache: HybridPrefixCache, tokens: Tokens, slots: int = 1) -> Allocation:
+    """Its copies wait."""
+    allocation = cache.allocate(
+        tokens, salt=b"", capacity_tokens=len(tokens), working_slots=slots, cursor=None
+    )
+    assert allocation is not None
+    return allocation
+
+
+def slot_bytes(cache: HybridPrefixCache, slot: int) -> torch.Tensor:
+    """As float32."""
+    layout = cache.arena.layout
+    start = slot * layout.slab_bytes
+    return cache.arena.bytes[start : start + layout.slot_bytes].view(torch.float32)
+
+
+def keep_value(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:
+    """A request whose state is full of that value."""
+    allocation = take_from(cache, tokens)
+    run_copies(cache.arena, cache.take_copies())
+    slot_bytes(cache, allocation.working_slots[0]).fill_(value)
+    cache.insert(allocation, len(tokens), allocation.working_slots[0], END)
+    cache.release(allocation)

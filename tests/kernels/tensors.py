@@ -1,0 +1,46 @@
+"""What kernel tests share: random tensors, numbers on a device, comparison by values' size."""
+
+from typing import Any
+
+import torch
+from tasuki.model.config import ModelConfig
+from torch import Tensor
+
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+def noise(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def count(rows: int, device: torch.device) -> Tensor:
+    """How many rows of a batch exist, as kernels read it."""
+    return torch.tensor([rows], dtype=torch.int32, device=device)
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Relative to the largest value; NaN equals NaN."""
+    actual, expected = actual.cpu().float(), expected.float()
+    scale = expected.nan_to_num().abs().max().item()
+    torch.testing.assert_close(
+        actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True
+    )
+
+
+def small_config(layers: list[str], **fields: Any) -> ModelConfig:
+    """The fields that an operator reads, over a model that has little else."""
+    shape = {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 8,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": len(layers),
+        "layer_types": layers,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 1,
+        "eos_token_id": 0,
+    }
+    return ModelConfig.from_dict(shape | fields)

@@ -1,0 +1,209 @@
+"""Attention equals the CPU path's: runs over cached pages, split or whole or with early keys that
+are attended elsewhere, and a decode step, however its pages are shared out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
+from tasuki.model.ops.attention.long_context import (
+    ContextBlock,
+    ContextBlocks,
+    block_rows,
+    cudnn_attention,
+    served_keys,
+)
+from tasuki.model.ops.attention.prefill import paged_attention_prefill
+from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
+from tasuki.model.ops.attention.reference import naive_attention
+from torch import Tensor
+
+from .attention import Heads, attention_case
+from .tensors import close
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+
+# (tokens, context before them) of each sequence.
+RUNS = {
+    "cold": [(34, 0)],
+    "cached": [(3, 61), (18, 130)],
+    "mixed": [(1, 64), (20, 0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype", "splits", "tolerance"),
+    [
+        (Heads(2, 1, 64), torch.float32, 1, 2e-6),
+        (Heads(2, 1, 64), torch.float32, 3, 2e-6),
+        (Heads(2, 1, 256), torch.bfloat16, 1, 1.5e-2),
+        (Heads(1, 1, 64), torch.bfloat16, 3, 1.5e-2),
+    ],
+    ids=["fp32", "fp32-split", "bf16", "bf16-split"],
+)
+@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS.keys())
+def test_runs_equal_the_cpu_path(
+    heads: Heads,
+    dtype: torch.dtype,
+    splits: int,
+    tolerance: float,
+    runs: list[tuple[int, int]],
+    device: torch.device,
+) -> None:
+    lengths, contexts = zip(*runs, strict=True)
+    case = attention_case(heads, lengths, contexts, dtype, device)
+    projected = case.projected()
+    expected, kv = case.oracle(projected, len(runs))
+    places = case.places(sum(lengths))
+    q = case.queries(projected, places)
+    tiles = replace(PrefillTiles.of(lengths, contexts, case.config, dtype, device), splits=splits)
+    output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
+    close(output, expected, tolerance)
+    close(case.kv, kv, tolerance)
+
+
+def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
+    device: torch.device,
+) -> None:
+    config = Heads(4, 2, 64).config()
+    tiles = PrefillTiles.of([300, 5], [10, 900], config, torch.bfloat16, device)
+    assert tiles.tiles.tolist() == [
+        [300, 5, 1, 900, 0],
+        [256, 44, 0, 266, 0],
+        [128, 128, 0, 138, 0],
+        [0, 128, 0, 10, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block", "tolerance"),
+    # The earlier part is rounded once more, and the interpreter cuts where hardware rounds.
+    [(torch.float32, 16, 2e-6), (torch.bfloat16, 128, 3e-2)],
+    ids=["fp32", "bf16"],
+)
+def test_blocks_and_what_they_leave_equal_the_cpu_path(
+    dtype: torch.dtype, block: int, tolerance: float, device: torch.device
+) -> None:
+    lengths, contexts = (9, block + 4), (70, 130)
+    case = attention_case(Heads(2, 1, 64), lengths, contexts, dtype, device)
+    projected = case.projected()
+    expected, _ = case.oracle(projected, 2)
+    places = case.places(sum(lengths))
+    q = case.queries(projected, places)
+    blocks = (
+        ContextBlock(row=9, rows=block, sequence=1, keys=128),
+        ContextBlock(row=9 + block, rows=4, sequence=1, keys=64),
+    )
+    context = ContextBlocks(blocks, block, naive_attention)
+    tiles = PrefillTiles.after(context, lengths, contexts, dtype, device)
+    output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
+    close(output, expected, tolerance)
+
+
+def test_runs_are_cut_into_blocks_that_see_many_keys() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        raise AssertionError("planning attends to nothing")
+
+    context = ContextBlocks.of([2500, 700, 512, 3000], [8000, 17000, 9000, 6200], 1024, attend)
+    assert context.blocks == (
+        ContextBlock(row=1024, rows=1024, sequence=0, keys=8192),
+        ContextBlock(row=2500, rows=700, sequence=1, keys=16384),
+        ContextBlock(row=3712 + 2048, rows=952, sequence=3, keys=8192),
+    )
+    served = context.served(512)
+    assert [served.get(row, 0) for row in (0, 1024, 1536, 2048)] == [0, 8192, 8192, 0]
+
+
+def test_keys_come_in_few_sizes_that_leave_little() -> None:
+    sizes = {served_keys(before) for before in range(0, 262144, 64)}
+    assert len(sizes) < 40
+    assert all(size % 2048 == 0 for size in sizes)
+    for before in (8192, 15000, 50000, 262143):
+        assert before - served_keys(before) < max(2048, before / 8)
+    assert served_keys(8191) == 0
+
+
+def test_blocks_fill_the_device() -> None:
+    assert block_rows(query_heads=16, processors=132) == 1024
+    assert block_rows(query_heads=24, processors=132) == 1408
+    assert block_rows(query_heads=64, processors=132) == 256
+    assert block_rows(query_heads=300, processors=132) == 128
+
+
+def test_cudnn_equals_the_naive_twin(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("cuDNN needs a GPU")
+    torch.manual_seed(5)
+
+    def normal(rows: int, heads: int) -> Tensor:
+        return torch.randn(rows, heads, 256, device=device).to(torch.bfloat16)
+
+    q, k, v = normal(256, 8), normal(4096, 2), normal(4096, 2)
+    output, sums = cudnn_attention(q, k, v)
+    expected, expected_sums = naive_attention(q, k, v)
+    close(output, expected.cpu(), 1.5e-2)
+    close(sums, expected_sums.cpu(), 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype", "tolerance"),
+    [
+        (Heads(2, 1, 64), torch.float32, 2e-6),
+        (Heads(6, 2, 128), torch.bfloat16, 1e-2),
+        (Heads(4, 2, 256), torch.bfloat16, 1e-2),
+        (Heads(17, 1, 64, rotary=0.375), torch.bfloat16, 1e-2),
+    ],
+    ids=["fp32", "group-3", "head-256", "group-17"],
+)
+@pytest.mark.parametrize("shares", [1, 3, 8])
+def test_step_equals_the_cpu_path(
+    heads: Heads, dtype: torch.dtype, tolerance: float, shares: int, device: torch.device
+) -> None:
+    # Lengths around a page's end; the last sequence is padding, and its pages hold NaN.
+    case = attention_case(heads, [1] * 5, [0, 63, 64, 200, 5], dtype, device)
+    live = 4
+    projected = case.projected()
+    expected, kv = case.oracle(projected, live)
+    config = case.config
+    workspace = DecodeWorkspace.sized(config, 5, device, shares)
+    for partial in (workspace.outputs, workspace.weights):
+        partial.fill_(torch.nan)
+    places = case.places(live)
+    output = paged_attention_decode(
+        case.queries(projected, places, 256),
+        projected,
+        config,
+        case.kv,
+        places.page_table,
+        places.positions + 1,
+        places.rows,
+        workspace,
+    )
+    close(output[:live], expected, tolerance)
+    close(case.kv, kv, tolerance)
+    assert output[live:].isnan().all()
+
+
+def test_workspace_holds_as_many_parts_as_programs_and_sequences_meet(
+    device: torch.device,
+) -> None:
+    config = Heads(8, 2, 64).config()
+    workspace = DecodeWorkspace.of(config, 4, device)
+    assert workspace.shares >= 1
+    assert workspace.outputs.shape == (workspace.shares + 4, 8, 64)
+
+
+def test_pages_that_are_not_dense_are_refused(device: torch.device) -> None:
+    case = attention_case(Heads(2, 2, 64), [1], [3], torch.float32, device)
+    places = case.places(1)
+    with pytest.raises(ValueError, match="pages must be dense"):
+        paged_attention_decode(
+            torch.zeros(1, 2, 64, device=device),
+            case.projected(),
+            case.config,
+            case.kv[:, :, :, :1],
+            places.page_table,
+            places.positions + 1,
+            places.rows,
+            DecodeWorkspace.sized(case.config, 1, device, 1),
+        )

@@ -1,0 +1,164 @@
+"""Gated delta rule: packed prompts, cut anywhere, and the rows of a decode step give the CPU path's
+outputs and states."""
+
+import pytest
+import torch
+from tasuki.model.batch import SequenceSlice
+from tasuki.model.ops.gdn import decode_inputs as gdn_step_inputs
+from tasuki.model.ops.gdn.decode import gdn_decode
+from tasuki.model.ops.gdn.prefill import gdn_prefill
+from tasuki.model.ops.gdn.prefill_plan import plan_gdn_prefill
+
+from .gdn import GdnCase, Heads, gdn_case, oracle
+from .tensors import close, count
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+
+
+def check_forward(
+    case: GdnCase, slices: list[SequenceSlice], projected: torch.Tensor, tolerance: float
+) -> None:
+    lengths = [len(item.token_ids) for item in slices]
+    saves = [
+        (sequence, position - item.start, slot)
+        for sequence, item in enumerate(slices)
+        for position, slot in (
+            *item.checkpoints,
+            (item.start + len(item.token_ids), item.write_slot),
+        )
+    ]
+    read_slots = [item.read_slot for item in slices]
+    plan = plan_gdn_prefill(lengths, read_slots, saves, case.conv.device)
+    expected = oracle(case, projected, slices)
+    output = gdn_prefill(projected, case.weights, case.config, case.conv, case.ssm, plan)
+    expected.check(output, case, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("heads", "activations", "state", "tolerance"),
+    [
+        (Heads(1, 3, 32, 32), torch.float32, torch.float32, 1e-5),
+        (Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 2e-2),
+        (Heads(1, 2, 64, 64, width=3), torch.bfloat16, torch.bfloat16, 2e-2),
+    ],
+    ids=["fp32", "bf16", "bf16-state"],
+)
+def test_forward_equals_the_cpu_path(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    device: torch.device,
+) -> None:
+    case = gdn_case(heads, slots=12, activations=activations, state=state, device=device)
+    case.fill([0, 1, 2, 3])
+    slices = [
+        # In place, with checkpoints nearer the start than the convolution is wide.
+        SequenceSlice([1] * 2, 10, [0], 0, 0, [(11, 4), (12, 5)]),
+        # One token; a slot to another; cut at odd places, and at the end twice.
+        SequenceSlice([1], 3, [0], 1, 1),
+        SequenceSlice([1] * 100, 64, [0] * 3, 2, 6, [(65, 7), (128, 8), (131, 9), (164, 10)]),
+        SequenceSlice([1] * 65, 0, [0, 0], 3, 3),
+    ]
+    check_forward(case, slices, case.projected(2 + 1 + 100 + 65), tolerance)
+
+
+def test_keys_that_repeat_keep_the_solve_exact(device: torch.device) -> None:
+    """Equal keys, beta near one and little decay are the worst case of the triangular solve."""
+    case = gdn_case(Heads(1, 1, 32, 32), 2, torch.float32, torch.float32, device)
+    case.fill([0])
+    case.weights.decay_rate.fill_(-1e-3)
+    wide = case.projected(64)
+    wide[:, :96] = wide[:1, :96]
+    wide[:, -2] = 8.0
+    check_forward(case, [SequenceSlice([1] * 64, 0, [0], 0, 1)], wide, 1e-4)
+
+
+def test_no_sequence_saves_past_its_end() -> None:
+    with pytest.raises(ValueError, match="after 5 tokens of sequence 1, which has 4"):
+        plan_gdn_prefill([8, 4], [0, 1], [(0, 8, 0), (1, 5, 1)], "cpu")
+
+
+def test_tables_begin_aligned_and_hold_every_cut() -> None:
+    plan = plan_gdn_prefill([70, 1], [4, 5], [(0, 70, 4), (0, 3, 6), (1, 1, 7)], "cpu")
+    assert plan.chunks.tolist() == [[0, 3, 0, 4], [3, 64, 0, 4], [67, 3, 0, 4], [70, 1, 70, 5]]
+    assert plan.segments.tolist() == [[0, 1, 0, 1], [1, 3, 1, 2], [3, 4, 2, 3]]
+    assert plan.sequences.tolist() == [[0, 4, 0, 2, 0, 2], [70, 5, 2, 3, 2, 3]]
+    assert plan.saves.tolist() == [[3, 6], [70, 4], [1, 7]]
+    tables = (plan.sequences, plan.segments, plan.chunks, plan.saves)
+    assert [table.data_ptr() % 16 for table in tables] == [plan.sequences.data_ptr() % 16] * 4
+
+
+def int32(values: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize(
+    ("heads", "activations", "state", "tolerance"),
+    [
+        (Heads(1, 2, 64, 64), torch.float32, torch.float32, 2e-6),
+        (Heads(2, 6, 32, 32), torch.float32, torch.float32, 2e-6),
+        (Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 1e-2),
+        (Heads(1, 2, 32, 64, width=3), torch.bfloat16, torch.bfloat16, 1e-2),
+    ],
+    ids=["fp32", "ratio-3", "bf16", "bf16-state"],
+)
+@pytest.mark.parametrize(
+    ("write_slots", "few_rows"),
+    [([5, 1, 2], 32), ([0, 4, 3], 0)],
+    ids=["slot to slot, few", "in place, many"],
+)
+def test_step_equals_the_cpu_path(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    write_slots: list[int],
+    few_rows: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gdn_step_inputs, "_FEW_ROWS", few_rows)
+    case = gdn_case(heads, slots=7, activations=activations, state=state, device=device)
+    read_slots = [0, 4, 3]
+    case.fill(read_slots)
+    for _ in range(2):
+        projected = case.projected(tokens=4)
+        expected = oracle(
+            case,
+            projected[:3],
+            [
+                SequenceSlice([1], 5, [0], read, write)
+                for read, write in zip(read_slots, write_slots, strict=True)
+            ],
+        )
+        # The fourth row is padding, and its slots name memory that must not be touched.
+        output = gdn_decode(
+            projected,
+            case.weights,
+            case.config,
+            case.conv,
+            case.ssm,
+            int32([*read_slots, 6], device),
+            int32([*write_slots, 6], device),
+            count(3, device),
+        )
+        expected.check(output[:3], case, tolerance)
+        read_slots, write_slots = write_slots, read_slots
+
+
+def test_rates_near_zero_keep_their_precision(device: torch.device) -> None:
+    """A small softplus is the argument itself, not what is left of it beside 1."""
+    case = gdn_case(Heads(1, 2, 64, 64), 1, torch.float32, torch.float32, device)
+    case.fill([0])
+    case.weights.decay_rate.fill_(-16.0)
+    case.weights.dt_bias.fill_(-10.0)
+    projected = torch.zeros_like(case.projected(tokens=1))
+    before = case.ssm[0].double().clone()
+    slot = int32([0], device)
+    case.conv.zero_()
+    for _ in range(16):
+        one = count(1, device)
+        gdn_decode(projected, case.weights, case.config, case.conv, case.ssm, slot, slot, one)
+    rate = torch.nn.functional.softplus(torch.tensor(-10.0, dtype=torch.float64)).item()
+    close(case.ssm[0], (before * torch.exp(torch.tensor(-16 * 16 * rate))).float().cpu(), 5e-6)
