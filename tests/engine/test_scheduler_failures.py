@@ -9,7 +9,6 @@ from typing import cast
 import numpy as np
 import pytest
 from tasuki.engine import messages as m
-from tasuki.engine.admission import Admission
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.base import Handover
 from tasuki.engine.request import Prefilling, Progress, Request
@@ -279,14 +278,15 @@ def test_a_refusal_holds_until_what_it_depends_on_has_changed() -> None:
             self.rejected.append(error.kind)
 
     cache, side = Cache(), Side()
-    admission = Admission(cast(HybridPrefixCache, cache), cast(Handover, side))
+    engine = tiny_engine().engine
+    engine._cache, engine._handover = cast(HybridPrefixCache, cache), cast(Handover, side)
     request = Planned().request(10)
     for changed, asked in ((None, 1), (None, 1), ("room", 2), (None, 2), ("peers", 3), (None, 3)):
         cache.room_version += changed == "room"
         side.prefill_available = side.prefill_available or changed == "peers"
-        assert not admission.admit(request) and side.asked == asked
+        assert not engine._admit(request) and side.asked == asked
     cache.room_version += 1
     side.answer = True
-    assert admission.admit(request) and request.refused_at is None
+    assert engine._admit(request) and request.refused_at is None
     side.answer = None
-    assert not admission.admit(request) and side.rejected == [m.ErrorKind.TOO_LONG]
+    assert not engine._admit(request) and side.rejected == [m.ErrorKind.TOO_LONG]
