@@ -21,9 +21,8 @@ _NODES_CHECKED_AT_ONCE = 256
 
 _POOL = ("free", "working", "tree", "granted", "quarantined", "total", "pinned")
 _TREE = (
-    *("nodes", "ghost_nodes", "checkpoints", "leases", "cursors"),
-    *("evicted_pages", "evicted_checkpoints"),
-    *("leased_requests", "prompt_tokens", "usable_tokens"),
+    *("nodes", "ghost_nodes", "checkpoints", "cursors", "evicted_pages", "evicted_checkpoints"),
+    *("prompt_tokens", "usable_tokens"),
 )
 
 
@@ -101,7 +100,11 @@ class CacheQueries:
                     "slots": stats.slabs_of_slots,
                     "total": stats.slabs_total,
                 },
-                tree=_counts(stats, _TREE),
+                tree={
+                    **_counts(stats, _TREE),
+                    "leases": stats.allocations,
+                    "leased_requests": stats.allocated_requests,
+                },
                 lost=stats.lost.as_dict(),
                 requests=dict(Counter(request.state.phase for request in requests)),
                 integrity=self._integrity,

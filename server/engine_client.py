@@ -317,7 +317,11 @@ class EngineClient:
         if isinstance(message, Reply):
             self._answer(message)
             return
-        self._observe(message)
+        try:
+            self._observe(message)
+        except Exception:
+            # Who waits for the answer gets it, whether it was counted or not.
+            log.exception("what observes messages broke: %s", type(message).__name__)
         if isinstance(message, m.Evicted):
             self.ended.evicted(message)
         if not isinstance(message, (m.TokenOut, m.Finished, m.Rejected)):

@@ -6,8 +6,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from tasuki.cli.launcher import Daemon
-from tasuki.client.errors import LaunchError
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.dialling import Dialling
 from tasuki.decode_node.node import dialling
@@ -18,6 +16,7 @@ from tasuki.server.discovery.membership import MembershipError
 from tests.harness.certificates import Authority
 from tests.harness.daemons import Node, flags
 from tests.harness.handover_nodes import nodes
+from tests.harness.running_nodes import refused_start
 from tests.harness.waiting import HANG_SECONDS, until
 
 ELSEWHERE = (
@@ -55,11 +54,8 @@ def test_a_target_in_the_settings_is_refused_at_the_start(tmp_path: Path) -> Non
 
 
 def test_a_daemon_with_such_a_target_does_not_start() -> None:
-    daemon = Daemon("decode", [*flags(arena_mib=16), "--prefill", "192.0.2.1:7001"])
-    with pytest.raises(LaunchError, match="plain text"):
-        daemon.wait_ready()
-    daemon.stop()
-    assert "Traceback" not in "\n".join(daemon.last_words)
+    lines = refused_start("decode", *flags(arena_mib=16), "--prefill", "192.0.2.1:7001")
+    assert any("plain text" in line for line in lines)
 
 
 def test_a_target_that_is_learnt_of_is_refused_by_name_and_told_of_once(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 two daemons that say the same, or do not."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -17,8 +16,7 @@ from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.handover.test_pair import running
-from tests.harness.daemons import Node, asked, flags, random_prompt
+from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import TINY, submit, tiny_parts
 from tests.harness.forked_daemon import ForkedDaemon
@@ -88,12 +86,10 @@ def test_a_session_of_fp8_travels_there_and_back_again() -> None:
     units = WireUnits.of(layout, WirePrecision(Precision.FP8, Precision.FP8))
     page = layout.full_layers * units.block_bytes
     states = layout.gdn_layers * units.state_layer_bytes
-    with ExitStack() as stack:
-        prefill = stack.enter_context(running(Node("prefill", *flags(), *fp8, launch=ForkedDaemon)))
+    with fleet(ForkedDaemon) as start:
+        prefill = start("prefill", *flags(), *fp8)
         to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
-        decode = stack.enter_context(
-            running(Node("decode", *flags(), *to, *fp8, launch=ForkedDaemon))
-        )
+        decode = start("decode", *flags(), *to, *fp8)
         log = random_prompt(300, seed=1)
         for number in range(4):
             usage = (answer := asked(decode, log, b"salt").result()).usage
@@ -112,16 +108,11 @@ def test_a_session_of_fp8_travels_there_and_back_again() -> None:
 
 @needs_nixl
 def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
-    model = flags(embedded_model())
-    with ExitStack() as stack:
-        prefill = stack.enter_context(
-            running(Node("prefill", *model, "--wire-state", "bf16", launch=ForkedDaemon))
-        )
-        common = (*model, "--local-prefill-tokens", "0")
-        to = ("--prefill", prefill.address)
-        decode = stack.enter_context(
-            running(Node("decode", *common, *to, "--wire-state", "bf16", launch=ForkedDaemon))
-        )
+    bf16 = ("--wire-state", "bf16")
+    with fleet(ForkedDaemon) as start:
+        prefill = start("prefill", *flags(), *bf16)
+        to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
+        decode = start("decode", *flags(), *to, *bf16)
         got = answers(decode, TEXTS)
         assert all(answer.usage.prefilled_on == "prefill" for answer in got)
         prefill.assert_at_rest()
@@ -129,7 +120,7 @@ def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
         decode.stop()
 
         # The same prefill node does not take a node that says nothing of it.
-        other = stack.enter_context(running(Node("decode", *common, *to, launch=ForkedDaemon)))
+        other = start("decode", *flags(), *to)
         until(lambda: bool(other.stats().prefill_nodes[0].differences), "not refused")
         (node,) = other.stats().prefill_nodes
         assert node.state == pb.PREFILL_NODE_STATE_REFUSED

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from tasuki.server.discovery.etcd import Etcd, EtcdError
 from tasuki.server.discovery.etcd_membership import EtcdMembership
 from tasuki.server.discovery.registration import Registration
 
-from tests.harness.daemons import Node, asked, flags, random_prompt
+from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
 from tests.harness.etcd_process import EtcdProcess, running_etcd
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -86,12 +86,10 @@ def test_members_register_leave_and_survive_a_silent_etcd(tmp_path: Path) -> Non
 
 
 def test_two_by_two_nodes_find_each_other_and_one_leaves_under_load(etcd: EtcdProcess) -> None:
-    with ExitStack() as stack:
+    with fleet() as start:
 
         def started(command: str, name: str) -> Node:
-            node = Node(command, *flags(), "--name", name, "--etcd", etcd.url).wait_ready()
-            stack.callback(node.stop)
-            return node
+            return start(command, *flags(), "--name", name, "--etcd", etcd.url)
 
         first = started("prefill", "p1")
         decodes = [started("decode", name) for name in ("d1", "d2")]

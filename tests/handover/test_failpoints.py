@@ -25,7 +25,6 @@ from tasuki.transfer.failpoints import (
     reach,
 )
 
-from tests.handover.test_handover_services import quiet
 from tests.harness.handover_nodes import Inbound, Nodes, grant_of, nodes, wanted
 from tests.harness.waiting import HANG_SECONDS
 
@@ -144,7 +143,7 @@ def test_a_defect_at_any_place_ends_its_room_alone(
             assert done or place not in NEVER_LOST
             if lost and granted:
                 await both.decode.wait(m.WriterFenced, ROOM)
-            await quiet(both)
+            await both.quiet()
             reserved, ended = (both.prefill.of(x, ROOM) for x in (m.PrefillReserve, m.PrefillEnd))
             assert len(reserved) == len(ended)
             await reconnected(both)
@@ -164,6 +163,6 @@ def test_slow_is_not_dead_at_any_place(place: Place, monkeypatch: pytest.MonkeyP
             await both.connected()
             await hand_over(both, ROOM)
             assert both.decode.of(m.RemoteDone, ROOM), both.decode.messages
-            await quiet(both)
+            await both.quiet()
 
     asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -16,7 +16,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, Question, asked, flags, questions
+from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
 from tests.harness.standing_daemon import SECONDS, StandingDaemon, be_busy_now, sleep_now
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -38,20 +38,14 @@ def pair(
 ) -> Iterator[tuple[Node, Node]]:
     """A prefill node, of one prompt at a time in small chunks, and a decode node."""
     small = ("--prefill-chunk-tokens", "64")
-    with ExitStack() as stack:
-
-        def started(command: str, *more: str) -> Node:
-            node = Node(command, *flags(), *small, *more, launch=launch)
-            stack.callback(node.stop)
-            return node.wait_ready()
-
-        prefill = started("prefill", "--max-batch", "1", "--layers-per-window", "1", *prefill_flags)
-        decode = started("decode", "--prefill", prefill.handover_address)
+    with fleet(launch) as start:
+        slow = ("--max-batch", "1", *COUNTED_WINDOWS, *prefill_flags)
+        prefill = start("prefill", *flags(), *small, *slow)
+        decode = start("decode", *flags(), *small, "--prefill", prefill.handover_address)
         until(lambda: state(decode) == CONNECTED, "not connected")
         yield prefill, decode
         for node in (prefill, decode):
             node.assert_at_rest()
-        assert [decode.stop(), prefill.stop()] == [0, 0]
 
 
 def state(decode: Node) -> int:

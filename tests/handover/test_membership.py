@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tasuki.decode_node.config import DecodeConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
 
-from tests.harness.daemons import Node, asked, flags, random_prompt
+from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
 from tests.harness.waiting import HANG_SECONDS, until
 
 
@@ -62,25 +61,19 @@ def test_a_list_and_a_file_exclude_each_other() -> None:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., Node]]:
-    with ExitStack() as stack:
-
-        def start(command: str, *more: str) -> Node:
-            node = Node(command, *flags(), *more).wait_ready()
-            stack.callback(node.stop)
-            return node
-
-        yield start
+def start() -> Iterator[Callable[..., Node]]:
+    with fleet() as starting:
+        yield starting
 
 
 def test_nodes_come_and_go_and_no_request_notices(
-    started: Callable[..., Node], tmp_path: Path
+    start: Callable[..., Node], tmp_path: Path
 ) -> None:
     slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1")
-    first, second = (started("prefill", "--name", name, *slow) for name in ("p1", "p2"))
+    first, second = (start("prefill", *flags(), "--name", name, *slow) for name in ("p1", "p2"))
     peers = tmp_path / "peers"
     peers.write_text(first.address)
-    decode = started("decode", "--prefill-file", str(peers))
+    decode = start("decode", *flags(), "--prefill-file", str(peers))
 
     def ask(length: int) -> AnswerStream:
         return asked(decode, random_prompt(length, 1), str(length).encode(), new_tokens=4)

@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,30 +15,18 @@ from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 
-from tests.harness.daemons import Node, flags
+from tests.harness.daemons import Node, flags, fleet
 from tests.harness.goldens import MODELS, reference_dir
 from tests.harness.random_checkpoint import write_random_model
-
-
-@contextmanager
-def running(node: Node) -> Iterator[Node]:
-    try:
-        yield node.wait_ready()
-    finally:
-        assert node.stop() == 0
 
 
 @contextmanager
 def pair(model: Path, arena_mib: int, *decode_flags: str) -> Iterator[tuple[Node, Node]]:
     """A prefill and a decode node; at the end neither holds anything."""
     shared = flags(model, arena_mib=arena_mib)
-    with ExitStack() as stack:
-        prefill = stack.enter_context(
-            running(Node("prefill", *shared, "--prefill-chunk-tokens", "128"))
-        )
-        decode = stack.enter_context(
-            running(Node("decode", *shared, "--prefill", prefill.address, *decode_flags))
-        )
+    with fleet() as start:
+        prefill = start("prefill", *shared, "--prefill-chunk-tokens", "128")
+        decode = start("decode", *shared, "--prefill", prefill.address, *decode_flags)
         yield prefill, decode
         prefill.assert_at_rest()
         decode.assert_at_rest()
@@ -121,7 +109,8 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_200_mixed_requests_give_equal_tokens_fused_and_disaggregated(random_model: Path) -> None:
-    with running(Node("serve", *flags(random_model, arena_mib=96))) as oracle:
+    with fleet() as start:
+        oracle = start("serve", *flags(random_model, arena_mib=96))
         with ThreadPoolExecutor(6) as pool:
             expected = [*pool.map(lambda n: conversation(n, oracle.client), range(50))]
         oracle.assert_at_rest()

@@ -12,7 +12,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
 
 from scripts.sweep.world import Victim, decode_flags, state, victim_flags
-from tests.harness.daemons import NEW_TOKENS, Node, asked, flags
+from tests.harness.daemons import NEW_TOKENS, Node, asked, flags, fleet
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import until
 
@@ -29,9 +29,8 @@ NEVER_IN_PREFILL, NEVER_IN_DECODE = "receiver.before_reserve", "sender.on_grant"
 
 @pytest.fixture(scope="module")
 def fused() -> Iterator[Node]:
-    node = Node("serve", *flags(arena_mib=96), launch=ForkedDaemon).wait_ready()
-    yield node
-    assert node.stop() == 0
+    with fleet(ForkedDaemon) as start:
+        yield start("serve", *flags(arena_mib=96))
 
 
 @pytest.fixture(scope="module")

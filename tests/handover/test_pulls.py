@@ -67,36 +67,42 @@ def copy(source: Lone, pages: tuple[int, ...], slot: int, target: Lone, grant: m
         ours.ssm[layer][grant.slot] = theirs.ssm[layer][slot]
 
 
-def answered(node: Lone, prompt: np.ndarray, tokens: int = 5) -> np.ndarray:
-    """The prompt and its answer, whose turn end the node's tree then holds."""
-    node.post(submit("turn", prompt, tokens))
+def give(node: Lone, *messages: m.Inbox) -> None:
+    """Post, and run until nothing can."""
+    for message in messages:
+        node.post(message)
     node.run()
-    return np.concatenate([prompt, np.asarray(node.tokens("turn"), dtype=np.int32)])
 
 
-def next_turn(node: Lone, log: np.ndarray, more: int = 100) -> m.HandoverWanted:
-    """The ticket of a turn that goes to a prefill node."""
-    node.post(m.PeersChanged(True))
-    node.post(submit("next", np.concatenate([log, prompt_of(more, 7)]), 4))
-    node.run()
+def next_turn(node: Lone, more: int = 100) -> m.HandoverWanted:
+    """A prompt is answered, so that its turn end is in the tree; the next turn goes to a prefill
+    node, with this ticket."""
+    prompt = prompt_of(150)
+    give(node, submit("turn", prompt, 5))
+    log = [*prompt, *node.tokens("turn"), *prompt_of(more, 7)]
+    give(node, m.PeersChanged(True), submit("next", log, 4))
     (wanted,) = said(node, m.HandoverWanted)
     return wanted
 
 
-def test_a_pull_makes_the_answer_usable_at_its_exact_token(decode: Lone, prefill: Lone) -> None:
-    wanted = next_turn(decode, answered(decode, prompt_of(150)))
-    offered = wanted.ticket.offered
-    assert offered == 154 and offered % PAGE_TOKENS
-    prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
-    prefill.run()
+def pulled(decode: Lone, prefill: Lone, wanted: m.HandoverWanted) -> m.PullGrant:
+    """What the ticket offers is asked for, pinned, copied and committed."""
+    give(prefill, m.PrefillReserve(wanted.ticket, wanted.prompt))
     (pull,) = said(prefill, m.PullWanted)
     grant = pull.grant
-    assert (grant.tokens, grant.first_page, len(grant.pages)) == (offered, 0, 3)
     decode.post(m.PullAsked(grant.room, grant.tokens, grant.first_page))
     (pinned,) = said(decode, m.PullPinned)
     copy(decode, pinned.source.pages, pinned.source.slot, prefill, grant)
-    prefill.post(m.PullCommitted(grant.room, m.PullReport(offered, 1, 0.1)))
-    prefill.run()
+    give(prefill, m.PullCommitted(grant.room, REPORT))
+    return grant
+
+
+def test_a_pull_makes_the_answer_usable_at_its_exact_token(decode: Lone, prefill: Lone) -> None:
+    wanted = next_turn(decode)
+    offered = wanted.ticket.offered
+    assert offered == 154 and offered % PAGE_TOKENS
+    grant = pulled(decode, prefill, wanted)
+    assert (grant.tokens, grant.first_page, len(grant.pages)) == (offered, 0, 3)
     assert said(prefill, m.PrefillAccepted)
     stats = prefill.stats()
     assert stats.integrity == "ok" and stats.pages["granted"] == 0
@@ -111,31 +117,19 @@ def test_a_pull_makes_the_answer_usable_at_its_exact_token(decode: Lone, prefill
 def test_the_tokens_after_a_pull_are_those_of_one_process(
     decode: Lone, prefill: Lone, tmp_path: object
 ) -> None:
-    log = answered(decode, prompt_of(150))
-    wanted = next_turn(decode, log)
-    prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
-    prefill.run()
-    grant = said(prefill, m.PullWanted)[0].grant
-    decode.post(m.PullAsked(grant.room, grant.tokens, grant.first_page))
-    source = said(decode, m.PullPinned)[0].source
-    copy(decode, source.pages, source.slot, prefill, grant)
-    prefill.post(m.PullCommitted(grant.room, REPORT))
-    prefill.run()
-    prefill.post(m.PrefillStart(m.Grant(grant.room, 1, 0, (), 0)))
-    prefill.run()
+    wanted = next_turn(decode)
+    grant = pulled(decode, prefill, wanted)
+    give(prefill, m.PrefillStart(m.Grant(grant.room, 1, 0, (), 0)))
     (token,) = said(prefill, m.PrefillToken)
     assert token.hit.usable_tokens == grant.tokens and token.pulled == REPORT
     fused = Lone(engine_config(tmp_path), parts=tiny_parts())
-    fused.post(submit("whole", wanted.prompt, 1))
-    fused.run()
+    give(fused, submit("whole", wanted.prompt, 1))
     assert [token.token] == fused.tokens("whole")
 
 
 def test_a_lost_pull_is_quarantined_and_the_prompt_is_computed(prefill: Lone) -> None:
-    prefill.post(reserve(prompt_of(300), 200))
-    prefill.run()
-    prefill.post(m.PullLost(ROOM))
-    prefill.run()
+    give(prefill, reserve(prompt_of(300), 200))
+    give(prefill, m.PullLost(ROOM))
     assert said(prefill, m.PrefillAccepted), "computed without it"
     stats = prefill.stats()
     assert stats.pages["quarantined"] == 4 and stats.slots["quarantined"] == 1
@@ -147,8 +141,7 @@ def test_a_lost_pull_is_quarantined_and_the_prompt_is_computed(prefill: Lone) ->
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_room_that_ends_leaves_its_pull_to_end_by_itself(prefill: Lone, lost: bool) -> None:
-    prefill.post(reserve(prompt_of(300), 200))
-    prefill.run()
+    give(prefill, reserve(prompt_of(300), 200))
     prefill.post(m.PrefillEnd(ROOM))
     stats = prefill.stats()
     assert stats.requests == {} and stats.pages["granted"] == 4
@@ -156,8 +149,7 @@ def test_a_room_that_ends_leaves_its_pull_to_end_by_itself(prefill: Lone, lost: 
         prefill.post(m.PullLost(ROOM))
         prefill.post(m.PullFenced(ROOM))
     else:
-        prefill.post(m.PullCommitted(ROOM, REPORT))
-    prefill.run()
+        give(prefill, m.PullCommitted(ROOM, REPORT))
     prefill.assert_at_rest()
     assert prefill.stats().pages["tree"] == (0 if lost else 4)
 
@@ -167,13 +159,11 @@ def test_a_number_whose_pull_is_not_over_is_not_pulled_for_again(prefill: Lone, 
     """Else a peer that names its rooms alike would leave what the first was granted held for ever,
     or have one pull's pages published by the other's word."""
     first, second = prompt_of(300, 1), prompt_of(300, 2)
-    prefill.post(reserve(first, 200))
-    prefill.run()
+    give(prefill, reserve(first, 200))
     prefill.post(m.PrefillEnd(ROOM))
     if lost:
         prefill.post(m.PullLost(ROOM))
-    prefill.post(reserve(second, 200))
-    prefill.run()
+    give(prefill, reserve(second, 200))
     assert len(said(prefill, m.PullWanted)) == 1
     assert len(said(prefill, m.PrefillAccepted)) == 1, "it is computed instead"
     if not lost:
@@ -184,19 +174,17 @@ def test_a_number_whose_pull_is_not_over_is_not_pulled_for_again(prefill: Lone, 
     prefill.post(m.PrefillEnd(ROOM))
     prefill.assert_at_rest()
     # The number is good again.
-    prefill.post(reserve(prompt_of(300, 3), 200))
-    prefill.run()
+    give(prefill, reserve(prompt_of(300, 3), 200))
     assert len(said(prefill, m.PullWanted)) == 2
 
 
 def test_too_little_to_gain_is_not_pulled(prefill: Lone) -> None:
-    prefill.post(reserve(prompt_of(300), 31))
-    prefill.run()
+    give(prefill, reserve(prompt_of(300), 31))
     assert said(prefill, m.PrefillAccepted) and not said(prefill, m.PullWanted)
 
 
 def test_an_offer_is_pinned_until_it_was_sent(decode: Lone) -> None:
-    wanted = next_turn(decode, answered(decode, prompt_of(150)))
+    wanted = next_turn(decode)
     ticket = wanted.ticket
     decode.post(m.PullAsked(ticket.room, ticket.offered, 1))
     (pinned,) = said(decode, m.PullPinned)
@@ -207,13 +195,12 @@ def test_an_offer_is_pinned_until_it_was_sent(decode: Lone) -> None:
     assert stats.integrity == "ok" and stats.tree["leases"] == 1 and stats.slots["tree"] == 1
     assert (decode.parts.arena.bytes == before).all()
     decode.post(m.HandoverFailed(ticket.room, "cut"))
-    decode.post(m.PullEnd(ticket.room))
-    decode.run()
+    give(decode, m.PullEnd(ticket.room))
     decode.assert_at_rest()
 
 
 def test_what_was_evicted_or_is_another_rooms_is_refused(decode: Lone) -> None:
-    wanted = next_turn(decode, answered(decode, prompt_of(150)))
+    wanted = next_turn(decode)
     ticket = wanted.ticket
     decode.post(m.PullAsked(m.RoomId(1), ticket.offered, 0))
     decode.post(m.PullAsked(ticket.room, ticket.offered - 1, 0))
@@ -249,8 +236,7 @@ def test_measured_rates_decide_and_are_told(
 ) -> None:
     teach(decode, here, there)
     decode.post(m.PeersChanged(True))
-    decode.post(submit("asked", prompt_of(400 if stays else 40), 2))
-    decode.run()
+    give(decode, submit("asked", prompt_of(400 if stays else 40), 2))
     assert bool(said(decode, m.HandoverWanted)) is not stays
     if not stays:
         decode.post(m.Abort(m.RequestId("asked")))
@@ -264,8 +250,7 @@ def test_a_fixed_route_is_not_moved_by_rates(tmp_path: object) -> None:
     node = Lone(config, Role.DECODE, tiny_parts())
     teach(node, here=1e-9, there=1.0)
     node.post(m.PeersChanged(True))
-    node.post(submit("asked", prompt_of(400), 2))
-    node.run()
+    give(node, submit("asked", prompt_of(400), 2))
     assert said(node, m.HandoverWanted)
     node.post(m.Abort(m.RequestId("asked")))
     assert node.finished("asked").usage.route == m.RouteReport("there", {})
@@ -275,6 +260,5 @@ def test_a_pull_that_takes_longer_than_the_forward_is_not_begun(prefill: Lone) -
     teach(prefill, here=1e-6, there=1.0)
     for size in range(1, LEAST + 1):
         costs_of(prefill).pulled.add(size, 1.0)
-    prefill.post(reserve(prompt_of(300), 200))
-    prefill.run()
+    give(prefill, reserve(prompt_of(300), 200))
     assert said(prefill, m.PrefillAccepted) and not said(prefill, m.PullWanted)

@@ -1,9 +1,12 @@
-"""From which moment a prefill node believes that it may write: the ask's, never the answer's."""
+"""From which moment a prefill node believes that it may write: the ask's, never the answer's; and
+what it knows of those that renew."""
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
@@ -11,16 +14,16 @@ import pytest
 from tasuki.prefill_node import decode_connections
 from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.errors import TransportError
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity
 from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.sending.connect import connect_within
 from tasuki.transfer.sending.link import Link, SourceArena
-from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.sending.write_leases import WriteLeases
 from tasuki.transfer.transports.base import Endpoint
 
-from tests.harness.loopback_pair import loopback_pair
 from tests.harness.waiting import HANG_SECONDS
 
 LEASE = 1.0
@@ -35,101 +38,162 @@ class Somewhere(Endpoint):
 LINK = Link(cast(SourceArena, None), Somewhere(), 1)
 
 
-class Answers:
-    """A receiver's renewals, said when the test says them."""
+@dataclass
+class Sender:
+    """As much of one as connections use; remembers what was asked of it."""
+
+    renewed: list[float] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    slow: float = 0.0
+
+    def connect(self, peer: str, arenas: object, asked_at: float | None = None) -> None:
+        time.sleep(self.slow)
+        self.names.add(peer)
+
+    def disconnect(self, peer: str) -> None:
+        self.names.discard(peer)
+
+    def renew(self, peer: str, asked_at: float) -> None:
+        self.renewed.append(asked_at)
+
+    def has_endpoint(self, peer: str) -> bool:
+        return peer in self.names
+
+
+def node_of(name: str, epoch: bytes = b"epoch") -> NodeIdentity:
+    return NodeIdentity(
+        name, epoch, ProcessIdentity("", 0, 0, 0), "loopback", (ArenaAddress(b"", 1),)
+    )
+
+
+class Connections(ReceiverConnections):
+    """With a list of what was lost."""
+
+    def __init__(self, sender: Sender, beat_seconds: float, silence_seconds: float) -> None:
+        self.lost: list[str] = []
+        super().__init__(
+            b"epoch",
+            sender,  # type: ignore[arg-type]
+            beat_seconds,
+            silence_seconds,
+            self.lost.append,
+            lambda drained: None,
+            retry_seconds=0.0,
+            settle_seconds=0.0,
+            progress=lambda: NodeProgress(1.5, 0.5),
+        )
+
+
+class Renewals:
+    """A receiver's, sent when the test sends them."""
 
     def __init__(self) -> None:
-        self._said: asyncio.Queue[pb.Renewal] = asyncio.Queue()
+        self._sent: asyncio.Queue[pb.Renewal] = asyncio.Queue()
 
-    def say(self, sequence: int) -> None:
-        self._said.put_nowait(pb.Renewal(sequence=sequence))
+    def send(self, sequence: int, progress: pb.Progress | None = None) -> None:
+        self._sent.put_nowait(pb.Renewal(sequence=sequence, progress=progress))
 
     async def __aiter__(self) -> AsyncIterator[pb.Renewal]:
         while True:
-            yield await self._said.get()
+            yield await self._sent.get()
 
 
-def test_a_renewal_counts_from_when_its_beat_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() -> None:
+    """From when it came, a lease would outlive what its owner believes of it, and so a write."""
+
     async def scenario() -> None:
-        with loopback_pair() as pair:
-            renewed: list[float] = []
-            renew = pair.sender.renew
-
-            def seen(name: str, asked: float) -> None:
-                renewed.append(asked)
-                renew(name, asked)
-
-            monkeypatch.setattr(pair.sender, "renew", seen)
-            connections = ReceiverConnections(
-                epoch=b"epoch",
-                sender=pair.sender,
-                beat_seconds=30.0,
-                silence_seconds=30.0,
-                on_lost=lambda name: None,
-                on_drained=lambda drained: None,
-                retry_seconds=0.0,
-                settle_seconds=0.0,
-            )
-            node = NodeIdentity.new("decode", "loopback", pair.target.transport, pair.target.slabs)
-            name = await connections.add(node, lease_seconds=LEASE)
-            assert connections.writer(name) is not None and connections.writer("gone") is None
-            answers = Answers()
-            beats = connections.beats(name, aiter(answers))
-            beat = await anext(beats)
-            sent = time.monotonic()
-            # The answer comes late, and is read later still.
-            await asyncio.sleep(0.05)
-            answers.say(beat.sequence)
-            # One that nobody asked for renews nothing.
-            answers.say(beat.sequence + 1)
-            answers.say(beat.sequence)
-            async with asyncio.timeout(HANG_SECONDS):
-                while not renewed:
-                    await asyncio.sleep(0.001)
-            await asyncio.sleep(0.01)
-            assert len(renewed) == 1 and renewed[0] <= sent
-            await beats.aclose()
+        sender = Sender()
+        ours = Connections(sender, beat_seconds=30.0, silence_seconds=30.0)
+        name = await ours.add(node_of("decode"), LEASE)
+        assert ours.writer(name) is not None and ours.writer("gone") is None
+        renewals = Renewals()
+        before = time.monotonic()
+        beats = ours.beats(name, aiter(renewals))
+        beat = await anext(beats)
+        sent = time.monotonic()
+        assert (beat.progress.engine_seconds, beat.progress.front_seconds) == (1.5, 0.5)
+        # The answer comes late, and is read later still.
+        await asyncio.sleep(0.05)
+        renewals.send(beat.sequence)
+        # One that nobody asked for renews nothing, nor does one that was counted.
+        renewals.send(beat.sequence + 1)
+        renewals.send(beat.sequence)
+        async with asyncio.timeout(HANG_SECONDS):
+            while not sender.renewed:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        (renewed,) = sender.renewed
+        assert before <= renewed <= sent
+        await beats.aclose()
+        assert name not in ours and not sender.names
 
     asyncio.run(scenario())
 
 
 def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None:
     async def scenario() -> None:
-        with loopback_pair() as pair:
-            lost: list[str] = []
-            broken: list[object] = []
-            loop = asyncio.get_running_loop()
-            loop.set_exception_handler(lambda _, context: broken.append(context))
-            connections = ReceiverConnections(
-                epoch=b"epoch",
-                sender=pair.sender,
-                beat_seconds=0.02,
-                silence_seconds=0.2,
-                on_lost=lost.append,
-                on_drained=lambda drained: None,
-                retry_seconds=0.0,
-                settle_seconds=0.0,
-            )
-            beating, silent = [
-                await connections.add(
-                    NodeIdentity.new(name, "loopback", pair.target.transport, pair.target.slabs),
-                    lease_seconds=LEASE,
-                )
-                for name in ("beating", "silent")
-            ]
-            answers = Answers()
-            beats = connections.beats(beating, aiter(answers))
-            async with asyncio.timeout(HANG_SECONDS):
-                async for beat in beats:
-                    answers.say(beat.sequence)
-                    if silent not in connections:
-                        break
-            assert lost == [silent] and beating in connections
+        broken: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: broken.append(context))
+        ours = Connections(Sender(), beat_seconds=0.02, silence_seconds=0.2)
+        beating, silent = [
+            await ours.add(node_of(name, name.encode()), LEASE) for name in ("beating", "silent")
+        ]
+        renewals = Renewals()
+        beats = ours.beats(beating, aiter(renewals))
+        async with asyncio.timeout(HANG_SECONDS):
+            async for beat in beats:
+                renewals.send(beat.sequence)
+                if silent not in ours:
+                    break
+        assert ours.lost == [silent] and beating in ours
+        await beats.aclose()
+        assert ours.lost == [silent, beating]
+        # Whatever still looks after the two finds them gone.
+        await asyncio.sleep(0.1)
+        assert not broken
+
+    asyncio.run(scenario())
+
+
+def test_peers_are_told_once_a_name_by_what_is_worst() -> None:
+    async def scenario() -> None:
+        ours = Connections(Sender(), beat_seconds=0.05, silence_seconds=5.0)
+        alive = []
+        for number, (engine, front) in enumerate([(1.0, 0.0), (0.0, 2.0), (math.nan, 9.0)]):
+            name = await ours.add(node_of("decode" * 40, bytes([number])), 2.0)
+            renewals = Renewals()
+            beats = ours.beats(name, aiter(renewals))
+            alive.append(beats)
+            await anext(beats)
+            renewals.send(0, pb.Progress(engine_seconds=engine, front_seconds=front))
+            await anext(beats)
+            await anext(beats)
+        (name, told), *more = ours.peers().items()
+        assert told == NodeProgress(1.0, 2.0) and not more
+        assert len(name) == 64
+        for beats in alive:
             await beats.aclose()
-            assert lost == [silent, beating]
-            # Whatever still looks after the two finds them gone.
-            await asyncio.sleep(0.1)
-            assert not broken
+        assert not ours.peers()
+
+    asyncio.run(scenario())
+
+
+def test_an_endpoint_that_comes_too_late_is_let_go_of() -> None:
+    async def scenario() -> None:
+        sender, node = Sender(slow=0.3), node_of("decode-0")
+        with pytest.raises(TransportError, match="no endpoint to node decode-0"):
+            await connect_within(0.05, sender, "late", node)  # type: ignore[arg-type]
+        leaver = asyncio.create_task(
+            connect_within(5.0, sender, "left", node)  # type: ignore[arg-type]
+        )
+        await asyncio.sleep(0.05)
+        leaver.cancel()
+        await asyncio.wait({leaver})
+        await asyncio.sleep(0.6)
+        assert not sender.names
+        await connect_within(5.0, sender, "in time", node)  # type: ignore[arg-type]
+        assert sender.names == {"in time"}
 
     asyncio.run(scenario())
 
@@ -218,7 +282,7 @@ def receivers(
 ) -> ReceiverConnections:
     return ReceiverConnections(
         epoch=b"epoch",
-        sender=cast(Sender, endpoints),
+        sender=endpoints,  # type: ignore[arg-type]
         beat_seconds=beat_seconds,
         silence_seconds=silence_seconds,
         on_lost=on_lost,
@@ -320,7 +384,7 @@ def test_a_receiver_that_answers_no_beats_is_lost_after_its_silence() -> None:
         connections = receivers(Endpoints(0.0), lost.append, 0.02, silence_seconds=0.2)
         name = await connections.add(receiver("one"), LEASE)
         beats = 0
-        async for _ in connections.beats(name, aiter(Answers())):
+        async for _ in connections.beats(name, aiter(Renewals())):
             beats += 1
         assert 1 < beats < 50 and lost == [name]
 
@@ -338,7 +402,7 @@ def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
         connections = receivers(Endpoints(0.0), lambda name: None)
         name = await connections.add(receiver("one"), LEASE)
         now[0] = 105.0
-        beats = connections.beats(name, aiter(Answers()))
+        beats = connections.beats(name, aiter(Renewals()))
         await anext(beats)
         writer = connections.writer(name)
         assert writer is not None

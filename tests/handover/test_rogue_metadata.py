@@ -15,18 +15,17 @@ import numpy as np
 import pytest
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc, inference_pb2
-from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
 from tasuki.transfer.transports.nixl.address import NixlAddress
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 
-from tests.harness.daemons import Node, asked, flags, questions
+from tests.harness.daemons import Node, asked, flags, fleet, questions
+from tests.harness.rogue_receiver import SLABS, contract_of, node_of
 from tests.harness.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
 MUTATIONS = 142
 SEED = 20261122
-SLABS = 4
 ABORTING = (0x28, 0x2F)
 """Of the byte with the version of UCX's address, those that abort who reads it."""
 
@@ -69,35 +68,13 @@ def forger() -> Iterator[Forger]:
     made.close()
 
 
-def contract_of(prefill: Node) -> dict[str, str]:
-    """Its own, as its refusal tells it."""
-    with grpc.insecure_channel(prefill.address) as channel:
-        stub = handover_pb2_grpc.HandoverStub(channel)
-        refused = stub.Connect(pb.ConnectRequest(), timeout=HANG_SECONDS).refused
-    contract = {item.field: item.ours for item in refused.differences}
-    del contract["transport"]
-    return contract
-
-
-def node_of(metadata: bytes, slabs: int = 0) -> pb.Node:
-    return pb.Node(
-        name="forger",
-        epoch=secrets.token_bytes(EPOCH_BYTES),
-        transport="nixl",
-        transport_metadata=metadata,
-        transport_checksum=metadata_checksum(metadata),
-        slabs=slabs,
-    )
-
-
 class Connecting:
     """Connects to a prefill node by hand."""
 
     def __init__(self, prefill: Node) -> None:
-        self._prefill = prefill
-        self.contract = contract_of(prefill)
         self._channel = grpc.insecure_channel(prefill.address)
         self._stub = handover_pb2_grpc.HandoverStub(self._channel)
+        self.contract = contract_of(self._stub)
 
     def differences(self, contract: dict[str, str]) -> list[pb.Difference]:
         """What a contract is refused for."""
@@ -126,10 +103,9 @@ class Connecting:
 
 @pytest.fixture(scope="module")
 def prefill() -> Iterator[Node]:
-    node = Node("prefill", *flags(arena_mib=16), "--transport", "nixl").wait_ready()
-    yield node
-    node.assert_at_rest()
-    assert node.stop() == 0
+    with fleet() as start:
+        yield (node := start("prefill", *flags(arena_mib=16), "--transport", "nixl"))
+        node.assert_at_rest()
 
 
 @pytest.fixture
@@ -226,7 +202,9 @@ class RogueSender(handover_pb2_grpc.HandoverServicer):
         metadata = self._metadata[min(self.asked, len(self._metadata) - 1)]
         self.asked += 1
         connected = pb.Connected(
-            node=node_of(metadata), connection_id=f"rogue-{self.asked}", lease_seconds=0.2
+            node=node_of(metadata),
+            connection_id=f"rogue-{self.asked}",
+            lease_seconds=0.2,
         )
         return pb.ConnectResponse(connected=connected)
 
@@ -250,11 +228,10 @@ def test_a_rogue_prefill_nodes_addresses_leave_a_decode_node_alive(forger: Forge
     forged = [flipped(forger.address(), value).pack() for value in ABORTING]
     forged += [mutated(forger.address(), rng) for _ in range(3)]
     (question,) = questions((200,))
-    honest = Node("prefill", *flags(), "--transport", "nixl").wait_ready()
-    with rogue_sender(forged) as (rogue, address):
-        decode = Node(
-            "decode", *flags(), "--transport", "nixl", "--prefill", f"{address},{honest.address}"
-        ).wait_ready()
+    nixl = (*flags(), "--transport", "nixl")
+    with rogue_sender(forged) as (rogue, address), fleet() as start:
+        honest = start("prefill", *nixl)
+        decode = start("decode", *nixl, "--prefill", f"{address},{honest.address}")
         until(lambda: rogue.asked > len(ABORTING), "not asked again after it was refused")
         state = {node.address: node.state for node in decode.stats().prefill_nodes}
         assert state[honest.address] == inference_pb2.PREFILL_NODE_STATE_CONNECTED
@@ -262,4 +239,3 @@ def test_a_rogue_prefill_nodes_addresses_leave_a_decode_node_alive(forger: Forge
         assert answer.token_ids == question.tokens
         assert answer.usage.prefilled_on == "prefill"
         decode.assert_at_rest()
-        assert [decode.stop(), honest.stop()] == [0, 0]

@@ -1,114 +1,32 @@
 """A receiver that breaks the rules of the hand-over, at a real prefill daemon: each breach is a
 typed status or ends its room with a reason, and the daemon goes on, holding nothing."""
 
-import secrets
 from collections.abc import Iterator
 from queue import SimpleQueue
-from threading import Thread
 
 import grpc
-import numpy as np
 import pytest
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.proto import handover_pb2, handover_pb2_grpc
-from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
-from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
+from tasuki.proto import handover_pb2
+from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.daemons import Node, flags, fleet
+from tests.harness.rogue_receiver import Rogue
 from tests.harness.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
 INVALID, FAILED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 GARBAGE = b"\xff\xff\xff"
-SLABS = 4
-ENDS = ("done", "failed", "refused", "aborted")
 
 
 @pytest.fixture(scope="module")
 def prefill() -> Iterator[Node]:
-    node = Node("prefill", *flags(arena_mib=16), "--transport", "nixl").wait_ready()
-    yield node
-    node.assert_at_rest()
-    assert node.stop() == 0
-
-
-class Rogue:
-    """Speaks to a prefill node by hand, with an arena of SLABS slabs of its own."""
-
-    def __init__(self, prefill: Node, layout: CacheLayout) -> None:
-        self._memory = np.zeros(SLABS * layout.slab_bytes, dtype=np.uint8)
-        self._transport = NixlTransport("rogue")
-        self._transport.register(self._memory.ctypes.data, self._memory.size)
-        self.metadata = self._transport.metadata()
-        self._channel = grpc.insecure_channel(prefill.address)
-        self.stub = handover_pb2_grpc.HandoverStub(self._channel)
-        # A refusal names every field and the other side's value.
-        refusal = self.stub.Connect(handover_pb2.ConnectRequest()).refused
-        self.contract = {item.field: item.ours for item in refusal.differences}
-        del self.contract["transport"]
-        self._rooms = 0
-        self._connection = self.connect(self.metadata).connected.connection_id
-        self._beating = Thread(target=self._beat)
-        self._beating.start()
-
-    def _beat(self) -> None:
-        """Answer beats, as a receiver must that wants to stay connected."""
-        answers: SimpleQueue[handover_pb2.Renewal | None] = SimpleQueue()
-        self._heart = self.stub.Heartbeat(iter(answers.get, None))
-        answers.put(handover_pb2.Renewal(connection_id=self._connection))
-        try:
-            for beat in self._heart:
-                answers.put(handover_pb2.Renewal(sequence=beat.sequence))
-        except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.CANCELLED
-        finally:
-            answers.put(None)
-
-    def connect(self, metadata: bytes, slabs: int = SLABS) -> handover_pb2.ConnectResponse:
-        node = handover_pb2.Node(
-            name="rogue",
-            # A process each: a connection ends those that its process had before.
-            epoch=secrets.token_bytes(EPOCH_BYTES),
-            transport="nixl",
-            transport_metadata=metadata,
-            transport_checksum=metadata_checksum(metadata),
-            slabs=slabs,
-        )
-        request = handover_pb2.ConnectRequest(node=node, contract=self.contract)
-        return self.stub.Connect(request, timeout=HANG_SECONDS)
-
-    def reserve(self, **ticket: object) -> handover_pb2.ReceiverMessage:
-        self._rooms += 1
-        reserve = handover_pb2.Reserve(
-            connection_id=self._connection,
-            ticket=handover_pb2.Ticket(
-                **{
-                    "room": self._rooms,
-                    "generation": 7,
-                    "sampling": handover_pb2.Sampling(max_new_tokens=1, top_p=1.0),
-                    # Salted, so that nothing comes from the cache.
-                    "salt": str(self._rooms).encode(),
-                    **ticket,
-                }
-            ),
-            prompt=np.array(random_prompt(130, 0), dtype="<i4").tobytes(),
-        )
-        return handover_pb2.ReceiverMessage(reserve=reserve)
-
-    def is_over(self, told: list[handover_pb2.SenderMessage]) -> bool:
-        """Whether the room is over; its bytes land only while their receiver looks."""
-        self._transport.notifications()
-        return told[-1].WhichOneof("message") in ENDS
-
-    def close(self) -> None:
-        self._heart.cancel()
-        self._beating.join()
-        self._channel.close()
-        self._transport.close()
+    with fleet() as start:
+        yield (node := start("prefill", *flags(arena_mib=16), "--transport", "nixl"))
+        node.assert_at_rest()
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,24 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import grpc
 import pytest
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
 
-from tests.harness.handover_nodes import GENERATION, LIMITS, SLABS, Inbound, grant_of, wanted
+from tests.harness.handover_nodes import (
+    GENERATION,
+    SLABS,
+    Inbound,
+    grant_of,
+    receiving,
+    serving,
+    wanted,
+)
 from tests.harness.loopback_pair import Pair, loopback_pair
 from tests.harness.waiting import HANG_SECONDS
 
@@ -84,29 +90,14 @@ async def receiver(
 ) -> AsyncIterator[tuple[HandoverClient, Inbound, Pair]]:
     with loopback_pair(slabs=SLABS) as pair:
         node = NodeIdentity.new("rogue", "loopback", pair.source.transport, SLABS)
-        server = grpc.aio.server()
         rogue = RogueSender(node, script, hangs_up)
-        handover_pb2_grpc.add_HandoverServicer_to_server(rogue, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
         inbound = Inbound()
-        client = HandoverClient(
-            inbound.post,
-            pair.receiver,
-            pair.back_sender,
-            pair.target.transport,
-            Contract("weights", pair.target.layout),
-            NodeIdentity.new("decode", "loopback", pair.target.transport, SLABS),
-            FixedMembership([f"127.0.0.1:{port}"]),
-            asyncio.get_running_loop(),
-            LIMITS,
-        )
-        await client.start()
-        try:
+        contract = Contract("weights", pair.target.layout)
+        async with (
+            serving(rogue) as (_, port),
+            receiving(pair, port, inbound.post, contract) as client,
+        ):
             yield client, inbound, pair
-        finally:
-            await client.stop()
-            await server.stop(0)
 
 
 BREACHES: dict[str, tuple[tuple[Says, ...], bool]] = {

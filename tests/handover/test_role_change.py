@@ -8,7 +8,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
 from tasuki.cli.role import change_role
 from tasuki.cli.role import main as role_command
 from tasuki.client.answer import Answer
@@ -28,7 +27,7 @@ from tasuki.server.role_change import TUNING, RoleChange
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.config.config_file import ConfigFileError
 
-from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, random_prompt
+from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, fleet, question_of
 from tests.harness.etcd_process import running_etcd
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -54,6 +53,7 @@ FIXED = frozenset(
 """Keys, certificates, addresses, peers, the model: never by a call."""
 
 ONCE = RetryPolicy(attempts=1)
+HALF = NEW_TOKENS // 2
 # Another node may answer: this one drains, is away, or is no front door now.
 ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
 
@@ -108,43 +108,30 @@ def change(node: Node, role: str, **settings: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
-    with running_etcd(tmp_path) as etcd:
+    with running_etcd(tmp_path) as etcd, fleet() as start:
         shared = [*flags(), "--etcd", etcd.url, "--local-prefill-tokens", "64"]
-        one = Node("prefill", *shared, "--name", "one").wait_ready()
-        other = Node("decode", *shared, "--name", "other").wait_ready()
-        try:
-            asked_for = tuple(answered(other, length) for length in (150, 300))
-            callers = Callers((one.address, other.address), asked_for)
-            with ThreadPoolExecutor(3) as pool:
-                running = [pool.submit(callers.run, caller) for caller in range(3)]
-                try:
-                    until(lambda: other.landed() > 0, other.story)
-                    # Two front doors for a while, then the first has a prefill node again.
-                    change(one, "decode")
-                    change(other, "prefill")
-                    until(lambda: one.landed() > 0, one.story)
-                finally:
-                    callers.stop()
-                for caller in running:
-                    caller.result()
-            assert callers.answers > 4
-            for node in (one, other):
-                node.assert_at_rest()
-            # Idle, and by the command.
-            assert role_command(["decode", "--target", other.address]) == 0
-            assert asked(other, asked_for[0].prompt, b"idle").result().token_ids
-        finally:
-            assert [one.stop(), other.stop()] == [0, 0]
-
-
-def answered(node: Node, length: int) -> Question:
-    """A prompt and its answer, which is far from any near tie, so that equality means something."""
-    for seed in range(20):
-        prompt = random_prompt(length, seed)
-        answer = asked(node, prompt, b"", NEW_TOKENS // 2).result()
-        if min(answer.margins) > TIE_MARGIN:
-            return Question(prompt, answer.token_ids)
-    raise AssertionError(f"no prompt of {length} tokens without a near tie")
+        one = start("prefill", *shared, "--name", "one")
+        other = start("decode", *shared, "--name", "other")
+        asked_for = tuple(question_of(other, length, HALF) for length in (150, 300))
+        callers = Callers((one.address, other.address), asked_for)
+        with ThreadPoolExecutor(3) as pool:
+            running = [pool.submit(callers.run, caller) for caller in range(3)]
+            try:
+                until(lambda: other.landed() > 0, other.story)
+                # Two front doors for a while, then the first has a prefill node again.
+                change(one, "decode")
+                change(other, "prefill")
+                until(lambda: one.landed() > 0, one.story)
+            finally:
+                callers.stop()
+            for caller in running:
+                caller.result()
+        assert callers.answers > 4
+        for node in (one, other):
+            node.assert_at_rest()
+        # Idle, and by the command.
+        assert role_command(["decode", "--target", other.address]) == 0
+        assert asked(other, asked_for[0].prompt, b"idle").result().token_ids
 
 
 @pytest.mark.timeout(240)
@@ -154,16 +141,16 @@ def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) 
         pytest.skip("NIXL is not installed")
     other = tmp_path / "prefill.toml"
     other.write_text('name = "swapped"\nprefill_chunk_tokens = 64\n', encoding="utf-8")
-    prefill = Node("prefill", *flags()).wait_ready()
-    decode = Node(
-        *("decode", *flags(), "--local-prefill-tokens", "64", "--prefill", prefill.address),
-        *("--other-role-config", str(other), "--api-key", "secret"),
-    ).wait_ready()
-    try:
-        question = answered(decode, 300)
+    with fleet() as start:
+        prefill = start("prefill", *flags())
+        decode = start(
+            *("decode", *flags(), "--local-prefill-tokens", "64", "--prefill", prefill.address),
+            *("--other-role-config", str(other), "--api-key", "secret"),
+        )
+        question = question_of(decode, 300, HALF)
         for turn in range(2):
             landed = decode.landed()
-            answer = asked(decode, question.prompt, f"{turn}".encode(), NEW_TOKENS // 2).result()
+            answer = asked(decode, question.prompt, f"{turn}".encode(), HALF).result()
             assert answer.token_ids == question.tokens
             assert answer.usage.prefilled_on == "prefill"
             assert decode.landed() > landed
@@ -183,8 +170,6 @@ def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) 
                 lambda: decode.stats().prefill_nodes[0].state == pb.PREFILL_NODE_STATE_CONNECTED,
                 decode.story,
             )
-    finally:
-        assert [decode.stop(), prefill.stop()] == [0, 0]
 
 
 def stranger_s_status(node: Node) -> grpc.StatusCode:

@@ -1,13 +1,13 @@
 """A hand-over that is lost is asked of another prefill node before the prompt is prefilled here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
 
-from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, questions
+from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
 from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
@@ -19,16 +19,15 @@ CONNECTED = pb.PREFILL_NODE_STATE_CONNECTED
 class Trio:
     """Two slow prefill nodes and a decode node; each question has a salt of its own."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, start: Callable[..., Node]) -> None:
         self._question = question
         self._salts = 0
         slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS)
         self.prefill = {
-            name: Node("prefill", *flags(), "--name", name, *slow).wait_ready()
-            for name in ("p1", "p2")
+            name: start("prefill", *flags(), "--name", name, *slow) for name in ("p1", "p2")
         }
         targets = ",".join(node.address for node in self.prefill.values())
-        self.decode = Node("decode", *flags(), "--prefill", targets).wait_ready()
+        self.decode = start("decode", *flags(), "--prefill", targets)
 
     def ask(self) -> AnswerStream:
         self._salts += 1
@@ -59,10 +58,6 @@ class Trio:
 
         until(lambda: states() == [CONNECTED] * 2, states)
 
-    def stop(self) -> None:
-        for node in (self.decode, *self.prefill.values()):
-            assert node.stop() == 0
-
 
 @pytest.fixture(scope="module")
 def question() -> Question:
@@ -71,9 +66,8 @@ def question() -> Question:
 
 @pytest.fixture(scope="module")
 def standing(question: Question) -> Iterator[Trio]:
-    trio = Trio(question)
-    yield trio
-    trio.stop()
+    with fleet() as start:
+        yield Trio(question, start)
 
 
 @pytest.fixture

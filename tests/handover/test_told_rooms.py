@@ -1,7 +1,9 @@
-"""A gateway's call and a decode node's Reserve find each other in either order, or give up."""
+"""Rooms that a gateway made: how its call and a decode node's Reserve find each other, by scripts,
+and how a room ends that waits for the call."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,7 +13,6 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.gateway_rooms import GatewayRooms
 from tasuki.prefill_node.handover_room import (
     AbortAsked,
-    GatewayArrived,
     GatewayMissing,
     OutgoingHandover,
     RoomEvent,
@@ -23,143 +24,104 @@ from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.send_report import Drain
 
+from tests.harness.interaction import Script, play, scripts
+
 ROOM = m.RoomId(77)
 HIT = m.HitBreakdown(3, 0, 0, {"new": 3}, None)
-TOKEN = m.PrefillToken(ROOM, 9, -0.5, 1.0, HIT)
 
 
 class Room:
     """Of a decode node's Reserve, as far as GatewayRooms sees it."""
 
-    def __init__(self, prompt: list[int], room: m.RoomId = ROOM) -> None:
-        self.room = room
-        self.prompt = np.array(prompt, dtype=np.int32)
-        self.heard: list[object] = []
+    def __init__(self, number: int, prompt: np.ndarray, events: list[str]) -> None:
+        self.room = m.RoomId(number)
+        self.prompt = prompt
+        self._events = events
 
     def put(self, event: object) -> None:
-        self.heard.append(event)
+        self._events.append(type(event).__name__)
 
 
-def submit(prompt: list[int], request_id: str = "r", room: m.RoomId = ROOM) -> m.Submit:
-    told = m.GatewayRoom(room, "127.0.0.1:1")
-    tokens = np.array(prompt, dtype=np.int32)
-    return m.Submit(m.RequestId(request_id), tokens, SamplingParams(), gateway_room=told)
+class GatewayWorld:
+    """Answers to calls stand as `call NAME: ...`, events of rooms as `room 77: ...`."""
 
+    def __init__(self) -> None:
+        self._rooms = GatewayRooms(5.0)
+        self._reserved: dict[str, Room] = {}
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._came: dict[str, list[str]] = {}
 
-async def answer(rooms: GatewayRooms, asked: m.Submit) -> list[object]:
-    return [event async for event in rooms.generate(asked, ANONYMOUS)]
+    def came(self) -> dict[str, list[str]]:
+        return {track: list(items) for track, items in self._came.items()}
 
+    def taken(self) -> None:
+        for items in self._came.values():
+            items.clear()
 
-def run(test: Callable[[GatewayRooms], Awaitable[None]], patience: float = 5.0) -> None:
-    async def body() -> None:
-        await test(GatewayRooms(patience))
+    async def end(self) -> None:
+        assert all(call.done() for call in self._calls.values())
 
-    asyncio.run(body())
-
-
-def reason(events: list[object]) -> m.FinishReason:
-    last = events[-1]
-    assert isinstance(last, m.Finished)
-    return last.reason
-
-
-@pytest.mark.parametrize("gateway_first", [True, False])
-def test_the_room_starts_when_both_came_and_its_first_token_is_the_answer(
-    gateway_first: bool,
-) -> None:
-    async def test(rooms: GatewayRooms) -> None:
-        room = Room([1, 2, 3])
-        if not gateway_first:
-            rooms.receiver_arrived(room)  # type: ignore[arg-type]
-            assert room.heard == []
-        call = asyncio.create_task(answer(rooms, submit([1, 2, 3])))
+    async def do(self, command: str, words: list[str], named: dict[str, str]) -> None:
+        name, *rest = words
+        match command:
+            case "patience":
+                self._rooms = GatewayRooms(float(name))
+            case "reserve":
+                events = self._came.setdefault(f"room {name}", [])
+                self._reserved[name] = Room(int(name), prompt_of(*rest), events)
+                self._rooms.receiver_arrived(self._reserved[name])  # type: ignore[arg-type]
+            case "call":
+                room, prompt = rest
+                gateway_room = m.GatewayRoom(m.RoomId(int(room)), "127.0.0.1:1")
+                self._call(name, prompt_of(prompt), gateway_room)
+            case "call-without-room":
+                self._call(name, prompt_of("1"), None)
+            case "leave":
+                self._calls[name].cancel()
+                await asyncio.wait([self._calls[name]])
+            case "first-token":
+                token = m.PrefillToken(m.RoomId(int(name)), 9, -0.5, 1.0, HIT)
+                self._rooms.first_token(token.room, token)
+            case "over":
+                self._rooms.over(self._reserved[name])  # type: ignore[arg-type]
+            case "abort":
+                caller = Caller(named["of"]) if named else ANYBODY
+                self._rooms.abort(m.RequestId(name), caller)
+            case _:
+                raise LookupError(command)
+        # A call takes its first step.
         await asyncio.sleep(0)
-        if gateway_first:
-            rooms.receiver_arrived(room)  # type: ignore[arg-type]
-        assert room.heard == [GatewayArrived()]
-        rooms.first_token(ROOM, TOKEN)
-        events = await call
-        assert isinstance(events[0], m.TokenOut) and events[0].token == 9
-        last = events[-1]
-        assert isinstance(last, m.Finished) and last.usage.hit == HIT
-        assert reason(events) is m.FinishReason.LENGTH
-        rooms.over(room)  # type: ignore[arg-type]
 
-    run(test)
+    def _call(self, name: str, prompt: np.ndarray, room: m.GatewayRoom | None) -> None:
+        submit = m.Submit(m.RequestId(name), prompt, SamplingParams(), gateway_room=room)
+        answers = self._came.setdefault(f"call {name}", [])
+        self._calls[name] = asyncio.create_task(self._answer(submit, answers))
 
-
-def test_a_call_whose_decode_node_never_comes_ends_without_an_error() -> None:
-    async def test(rooms: GatewayRooms) -> None:
-        assert reason(await answer(rooms, submit([1]))) is m.FinishReason.ABORT
-        # The room is forgotten, so that a retry of the gateway may use it.
-        assert reason(await answer(rooms, submit([1]))) is m.FinishReason.ABORT
-
-    run(test, patience=0.05)
+    async def _answer(self, submit: m.Submit, answers: list[str]) -> None:
+        try:
+            async for event in self._rooms.generate(submit, ANONYMOUS):
+                match event:
+                    case m.TokenOut(token=token):
+                        answers.append(f"TokenOut({token})")
+                    case m.Finished(reason=reason, usage=usage):
+                        hit = ", hit" if usage.hit == HIT else ""
+                        answers.append(f"Finished({reason.name}{hit})")
+        except InvalidRequest as error:
+            answers.append(f"InvalidRequest({error})")
 
 
-def test_a_reserve_whose_gateway_never_calls_is_told_so() -> None:
-    async def test(rooms: GatewayRooms) -> None:
-        room = Room([1])
-        rooms.receiver_arrived(room)  # type: ignore[arg-type]
-        await asyncio.sleep(0.2)
-        assert room.heard == [GatewayMissing()]
-        rooms.over(room)  # type: ignore[arg-type]
-
-    run(test, patience=0.05)
+def prompt_of(text: str) -> np.ndarray:
+    return np.array(text.split(","), dtype=np.int32)
 
 
-def test_a_room_that_is_lost_ends_its_call_and_an_abort_does_too() -> None:
-    async def test(rooms: GatewayRooms) -> None:
-        room = Room([1])
-        call = asyncio.create_task(answer(rooms, submit([1])))
-        await asyncio.sleep(0)
-        rooms.receiver_arrived(room)  # type: ignore[arg-type]
-        rooms.over(room)  # type: ignore[arg-type]
-        assert reason(await call) is m.FinishReason.ABORT
-        parked = asyncio.create_task(answer(rooms, submit([1], "other", m.RoomId(78))))
-        await asyncio.sleep(0)
-        rooms.abort(m.RequestId("other"), Caller("somebody else"))
-        await asyncio.sleep(0)
-        assert not parked.done(), "it is another caller's"
-        rooms.abort(m.RequestId("other"), ANYBODY)
-        assert reason(await parked) is m.FinishReason.ABORT
-
-    run(test)
+@asynccontextmanager
+async def gateway() -> AsyncIterator[GatewayWorld]:
+    yield GatewayWorld()
 
 
-def test_another_prompt_and_a_room_used_twice_are_refused() -> None:
-    async def test(rooms: GatewayRooms) -> None:
-        room = Room([1, 2])
-        call = asyncio.create_task(answer(rooms, submit([1, 3])))
-        await asyncio.sleep(0)
-        with pytest.raises(InvalidRequest, match="bootstrap_room"):
-            await answer(rooms, submit([1, 3], "second"))
-        rooms.receiver_arrived(room)  # type: ignore[arg-type]
-        assert isinstance(room.heard[0], Stopped)
-        assert reason(await call) is m.FinishReason.ABORT
-        untold = m.Submit(m.RequestId("u"), np.ones(1, dtype=np.int32), SamplingParams())
-        with pytest.raises(InvalidRequest, match="kv_bootstrap_info"):
-            await answer(rooms, untold)
-
-    run(test)
-
-
-def test_a_gateway_that_leaves_gives_its_room_back() -> None:
-    async def test(rooms: GatewayRooms) -> None:
-        call = asyncio.create_task(answer(rooms, submit([1])))
-        await asyncio.sleep(0)
-        call.cancel()
-        await asyncio.wait([call])
-        room = Room([1])
-        rooms.receiver_arrived(room)  # type: ignore[arg-type]
-        assert room.heard == []
-        again = asyncio.create_task(answer(rooms, submit([1])))
-        await asyncio.sleep(0)
-        assert room.heard == [GatewayArrived()]
-        rooms.over(room)  # type: ignore[arg-type]
-        assert reason(await again) is m.FinishReason.ABORT
-
-    run(test)
+@scripts(__file__)
+def test_script(script: Script) -> None:
+    play(script, gateway)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,6 +199,23 @@ class Node:
         until(self.at_rest, self.story, seconds)
 
 
+@contextmanager
+def fleet(launch: Callable[..., Daemon] = Daemon) -> Iterator[Callable[..., Node]]:
+    """Starts nodes; at the end all that still run stop by themselves, the last one first."""
+    with ExitStack() as stack:
+
+        def start(command: str, *more: str, launch: Callable[..., Daemon] = launch) -> Node:
+            node = Node(command, *more, launch=launch)
+            stack.callback(_stop, node)
+            return node.wait_ready()
+
+        yield start
+
+
+def _stop(node: Node) -> None:
+    assert node.stop() == 0, node.last_words
+
+
 def has_met(decode: Node) -> bool:
     """Whether it is connected to every prefill node that it knows of, and knows one."""
     known = decode.stats().prefill_nodes
@@ -212,23 +230,21 @@ class Question:
     tokens: tuple[int, ...]
 
 
+def question_of(node: Node, length: int, new_tokens: int = NEW_TOKENS) -> Question:
+    """A random prompt whose answer there is far from any near tie, so that equality means
+    something."""
+    for seed in range(20):
+        prompt = random_prompt(length, seed)
+        answer = asked(node, prompt, b"", new_tokens).result()
+        if min(answer.margins) > TIE_MARGIN:
+            return Question(prompt, answer.token_ids)
+    raise AssertionError(f"no prompt of {length} tokens without a near tie")
+
+
 def questions(lengths: tuple[int, ...]) -> tuple[Question, ...]:
-    """Random prompts whose answers are far from any near tie, so that equality means something."""
-    node = Node("serve", *flags(), "--prefill-chunk-tokens", "64").wait_ready()
-    found = []
-    try:
-        for length in lengths:
-            for seed in range(20):
-                prompt = random_prompt(length, seed)
-                answer = asked(node, prompt, b"").result()
-                if min(answer.margins) > TIE_MARGIN:
-                    found.append(Question(prompt, answer.token_ids))
-                    break
-            else:
-                raise AssertionError(f"no prompt of {length} tokens without a near tie")
-    finally:
-        assert node.stop() == 0
-    return tuple(found)
+    with fleet() as start:
+        node = start("serve", *flags(), "--prefill-chunk-tokens", "64")
+        return tuple(question_of(node, length) for length in lengths)
 
 
 def random_prompt(length: int, seed: int) -> tuple[int, ...]:

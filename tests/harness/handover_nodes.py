@@ -2,6 +2,8 @@
 engines."""
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -20,21 +22,37 @@ from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.rooms.room_deadlines import (
+    PullReceiverDeadlines,
+    PullSenderDeadlines,
+    ReceiverDeadlines,
+)
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Faults, no_faults
 
-from tests.harness.loopback_pair import Pair, loopback_pair, plans, random_ids
+from tests.harness.loopback_pair import Pair, cells_in_use, loopback_pair, plans, random_ids
 from tests.harness.waiting import HANG_SECONDS
 
-GENERATION = 11
+GENERATION, PULL_GENERATION = 11, 70
 PAGES = 4
 SLABS_OF_ROOM = 3
 SLABS = 8 * SLABS_OF_ROOM
 HIT = m.HitBreakdown(256, 128, 64, {"new": 128, "alignment": 64}, "turn_end")
-LIMITS = HandoverSettings(silence=0.8, retry_first=0.05, landing=0.5, acknowledge=1.0, patience=1.0)
-
+LOOK = 0.05
+LIMITS = HandoverSettings(
+    silence=0.8,
+    retry_first=0.05,
+    landing=0.5,
+    acknowledge=1.0,
+    patience=1.0,
+    deadlines=ReceiverDeadlines(look=LOOK),
+    pull=PullSenderDeadlines(look=LOOK),
+)
 SERVICE_LIMITS = HandoverServiceSettings(
-    beat_seconds=0.1, silence_seconds=0.8, progress_seconds=0.1
+    beat_seconds=0.1,
+    silence_seconds=0.8,
+    progress_seconds=LOOK,
+    pull=PullReceiverDeadlines(look=LOOK),
 )
 
 
@@ -49,6 +67,20 @@ def grant_of(room: int, layout: CacheLayout) -> m.Grant:
     return m.Grant(m.RoomId(room), GENERATION, 0, tuple(reversed(ids[:PAGES])), slot)
 
 
+def pull_of(room: int, layout: CacheLayout) -> m.PullGrant:
+    """Where the prefill node wants what it pulls."""
+    granted = grant_of(room + 1, layout)
+    return m.PullGrant(
+        m.RoomId(room), PULL_GENERATION, 250, granted.first_page, granted.pages, granted.slot
+    )
+
+
+def source_of(room: int, layout: CacheLayout) -> m.PullSource:
+    """Where the decode node holds what is pulled."""
+    pages, slot = random_ids(layout, SLABS, PAGES, np.random.default_rng(3))
+    return m.PullSource(m.RoomId(room), pages, slot)
+
+
 def wanted(room: int) -> m.HandoverWanted:
     sampling = SamplingParams(max_new_tokens=5, temperature=0.5, top_p=0.9, stop_token_ids=(3,))
     ticket = m.Ticket(m.RoomId(room), GENERATION, 64, sampling, b"salt", (10, 20))
@@ -60,10 +92,17 @@ class Inbound:
     """What an engine was told, to be awaited by kind."""
 
     messages: list[m.Inbox] = field(default_factory=list)
+    _came_at: list[float] = field(default_factory=list)
     _came: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def post(self, message: m.Inbox) -> None:
         self.messages.append(message)
+        self._came_at.append(time.monotonic())
+
+    def came_at(self, kind: type) -> float:
+        """When the first of that kind came, on the monotonic clock; infinite where none did."""
+        times = zip(self.messages, self._came_at, strict=True)
+        return next((at for message, at in times if isinstance(message, kind)), math.inf)
 
     def of(self, kind: type, room: int | None = None) -> list:
         return [
@@ -102,25 +141,41 @@ class Nodes:
     async def connected(self) -> None:
         await self.decode.wait(m.PeersChanged)
 
-    async def reserve(self, room: int) -> m.HandoverWanted:
-        """Up to the prompt in the prefill engine's queue."""
-        asked = wanted(room)
-        self.client.deliver(asked)
-        await self.prefill.wait(m.PrefillReserve, room)
-        return asked
+    async def reserve(self, room: int) -> None:
+        """Up to the prompt in the prefill engine's queue. This and the next: as far as it is not
+        done yet."""
+        if not self.prefill.of(m.PrefillReserve, room):
+            self.client.deliver(wanted(room))
+            await self.prefill.wait(m.PrefillReserve, room)
 
     async def accept(self, room: int) -> None:
         await self.reserve(room)
-        self.service.deliver(m.PrefillQueued(m.RoomId(room), 0))
-        self.service.deliver(m.PrefillAccepted(m.RoomId(room)))
-        await self.decode.wait(m.GrantWanted, room)
+        if not self.decode.of(m.GrantWanted, room):
+            self.service.deliver(m.PrefillQueued(m.RoomId(room), 0))
+            self.service.deliver(m.PrefillAccepted(m.RoomId(room)))
+            await self.decode.wait(m.GrantWanted, room)
 
-    async def grant(self, room: int) -> m.Grant:
+    async def grant(self, room: int) -> None:
+        """All before the forwards."""
         await self.accept(room)
-        granted = grant_of(room, self.pair.target.layout)
-        self.client.deliver(m.HandoverGranted(granted))
-        await self.prefill.wait(m.PrefillStart, room)
-        return granted
+        if not self.prefill.of(m.PrefillStart, room):
+            self.client.deliver(m.HandoverGranted(grant_of(room, self.pair.target.layout)))
+            await self.prefill.wait(m.PrefillStart, room)
+
+    async def hand_over(
+        self, room: int, pulled: m.PullReport | None = None
+    ) -> tuple[tuple[int, ...], int]:
+        """All that the engines do for a room; the sender's own page ids and slot."""
+        await self.grant(room)
+        local = self.compute(room)
+        self.say_token(room, pulled)
+        return local
+
+    async def pull(self, room: int) -> None:
+        """Up to the ask in the decode engine."""
+        await self.reserve(room)
+        self.service.deliver(m.PullWanted(pull_of(room, self.pair.source.layout)))
+        await self.decode.wait(m.PullAsked, room)
 
     def compute(self, room: int) -> tuple[tuple[int, ...], int]:
         """Run the forwards; the sender's own page ids and slot."""
@@ -131,6 +186,18 @@ class Nodes:
 
     def say_token(self, room: int, pulled: m.PullReport | None = None) -> None:
         self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT, pulled))
+
+    async def quiet(self) -> None:
+        """Nothing is left of any room or pull, on either node, nor in the staging of a wire that
+        has one."""
+        client, service, pair = self.client, self.service, self.pair
+        rooms = (client._rooms, service._rooms, pair.sender._rooms)
+        pulls = (client._pulls, service._pulls, pair.back_sender._rooms)
+        async with asyncio.timeout(HANG_SECONDS):
+            while any((*rooms, *pulls)):
+                await asyncio.sleep(0.005)
+        if not pair.source.precision.exact:
+            assert cells_in_use(pair.source, pair.target) == 0
 
 
 EXACT, FP8 = WirePrecision(), WirePrecision(Precision.FP8, Precision.FP8)
@@ -147,8 +214,7 @@ async def nodes(
     precision: WirePrecision = EXACT,
     service_limits: HandoverServiceSettings = SERVICE_LIMITS,
 ) -> AsyncIterator[Nodes]:
-    loop = asyncio.get_running_loop()
-    settings = sender or SenderSettings(lease_seconds=1.0)
+    settings = sender or SenderSettings(lease_seconds=3.0)
     with loopback_pair(
         slabs=SLABS,
         faults=faults,
@@ -166,32 +232,59 @@ async def nodes(
             pair.source.transport,
             contract,
             NodeIdentity.new("prefill-0", "loopback", pair.source.transport, pair.source.slabs),
-            loop,
+            asyncio.get_running_loop(),
             service_limits,
         )
-        server = grpc.aio.server()
-        handover_pb2_grpc.add_HandoverServicer_to_server(service, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        client = HandoverClient(
-            decode.post,
-            pair.receiver,
-            pair.back_sender,
-            pair.target.transport,
-            decode_contract(contract),
-            NodeIdentity.new("decode-0", "loopback", pair.target.transport, pair.target.slabs),
-            FixedMembership([f"127.0.0.1:{port}"]),
-            loop,
-            limits,
-        )
-        await client.start()
-        try:
-            yield Nodes(pair, service, client, server, port, prefill, decode)
-        finally:
-            pair.fabric.let_go()
-            await client.stop()
-            await service.stop()
-            await server.stop(0)
+        theirs = decode_contract(contract)
+        async with serving(service) as (server, port):
+            try:
+                async with receiving(pair, port, decode.post, theirs, limits) as client:
+                    yield Nodes(pair, service, client, server, port, prefill, decode)
+            finally:
+                await service.stop()
+
+
+@asynccontextmanager
+async def serving(
+    servicer: handover_pb2_grpc.HandoverServicer,
+) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
+    """A server and its port."""
+    server = grpc.aio.server()
+    handover_pb2_grpc.add_HandoverServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield server, port
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def receiving(
+    pair: Pair,
+    port: int,
+    post: Callable[[m.Inbox], None],
+    contract: Contract,
+    limits: HandoverSettings = LIMITS,
+) -> AsyncIterator[HandoverClient]:
+    """The decode node's half, over the pair's target."""
+    client = HandoverClient(
+        post,
+        pair.receiver,
+        pair.back_sender,
+        pair.target.transport,
+        contract,
+        NodeIdentity.new("decode-0", "loopback", pair.target.transport, pair.target.slabs),
+        FixedMembership([f"127.0.0.1:{port}"]),
+        asyncio.get_running_loop(),
+        limits,
+    )
+    await client.start()
+    try:
+        yield client
+    finally:
+        pair.fabric.let_go()
+        await client.stop()
 
 
 def other_weights(contract: Contract) -> Contract:

@@ -4,9 +4,13 @@ is lost."""
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.engine_client import EngineClient, Observed
+
+from tests.harness.waiting import HANG_SECONDS
 
 ROOM = m.RoomId(7)
 EVICTED = m.Evicted((m.Eviction(1, "tail", None, 70, 1.0, None, "a"),))
@@ -54,19 +58,30 @@ def test_a_step_for_the_control_plane_alone_wakes_no_loop() -> None:
     assert handed == [WANTED] and not woken
 
 
-def test_a_message_that_cannot_be_dispatched_leaves_the_others_theirs(
+def test_an_answer_goes_to_who_asked_whether_it_can_be_observed_or_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    observed: list[Observed] = []
+    ended = m.Finished(
+        m.RequestId("a"), m.FinishReason.LENGTH, m.Usage(9, 2, None, None, "local", False, 0.1, 0.2)
+    )
 
     def observe(message: Observed) -> None:
-        if message == token(1):
+        if message in (token(1), ended):
             raise OSError("no space left")
-        observed.append(message)
 
-    front, _ = client(observe, None)
-    front.deliver([token(0), token(1), token(2)])
-    assert observed == [token(0), token(2)] and "TokenOut" in caplog.text
+    async def answered() -> list[object]:
+        front = EngineClient(
+            lambda message: None, asyncio.get_running_loop(), None, observe=observe
+        )
+        submit = m.Submit(m.RequestId("a"), np.array([5], dtype=np.int32), SamplingParams())
+        answer = front.generate(submit)
+        first = asyncio.ensure_future(anext(answer))
+        await asyncio.sleep(0)
+        front.deliver([token(0), token(1), ended])
+        return [await first, *[item async for item in answer]]
+
+    assert asyncio.run(asyncio.wait_for(answered(), HANG_SECONDS)) == [token(0), token(1), ended]
+    assert "TokenOut" in caplog.text and "Finished" in caplog.text
 
 
 def test_a_hand_over_from_an_engine_that_has_none_is_an_error() -> None:

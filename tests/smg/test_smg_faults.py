@@ -69,6 +69,20 @@ def read_stream(chunks: list[Any]) -> Heard:
     return Heard(200, text, finished, error)
 
 
+def answered(gateway: Smg, streams: bool) -> Heard:
+    """Of the first request that the gateway does not refuse: it may not know yet that a node is
+    back."""
+    answers: list[Heard] = []
+
+    def comes() -> bool:
+        answers.append(ask(gateway, streams))
+        # 504: it has not reached a node that has just begun, or that is slow.
+        return answers[-1].status not in (503, 504)
+
+    until(comes, "the gateway goes on refusing")
+    return answers[-1]
+
+
 class Lives:
     """Starts a node's lives; the next one dies where `doomed` says."""
 
@@ -104,29 +118,16 @@ class Fronted:
         # Nothing is cached anywhere, so that there is something to hand over.
         other.client.flush()
         until(lambda: has_met(self.decode), "the nodes have not met")
-        heard = self._answered(streams)
+        heard = answered(self.gateway, streams)
         assert dying.stop() == -signal.SIGKILL
         other.assert_at_rest()
         until(lambda: self._refused(streams), "the gateway does not notice that a node is gone")
         dying.start_again()
         until(lambda: has_met(self.decode), "the nodes have not met")
-        assert self._answered(streams) == Heard(200, self.undisturbed, "length")
+        assert answered(self.gateway, streams) == Heard(200, self.undisturbed, "length")
         for node in (dying, other):
             node.assert_at_rest()
         return heard
-
-    def _answered(self, streams: bool) -> Heard:
-        """Of the first request that the gateway does not refuse: it may not know yet that a node
-        is back."""
-        answers: list[Heard] = []
-
-        def answered() -> bool:
-            answers.append(ask(self.gateway, streams))
-            # 504: it has not reached a node that has just begun.
-            return answers[-1].status not in (503, 504)
-
-        until(answered, "the gateway goes on refusing")
-        return answers[-1]
 
     def _refused(self, streams: bool) -> bool:
         """Whether the gateway knows already; else it errs, for nobody can answer."""
@@ -151,7 +152,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
         ) as decode,
         smg(folder, 2, *in_front_of_pair(prefill, decode), *WATCHFUL) as gateway,
     ):
-        first = ask(gateway, streams=False)
+        first = answered(gateway, streams=False)
         assert first.finished == "length" and first.text
         assert decode.landed() > 0
         yield Fronted(gateway, prefill, decode, prefill_lives, decode_lives, first.text)

@@ -281,7 +281,7 @@ def test_aborts_leave_no_staging_behind() -> None:
             pair.compute(pair.open(4, room, seed=number))
             if generator.integers(2):
                 time.sleep(float(generator.random()) * 0.003)
-            drain = pair.sender.abort(room).result(timeout=HANG_SECONDS)
+            drain = pair.sender.abort(room, "peer").result(timeout=HANG_SECONDS)
             assert drain in (Drain.DRAINED, Drain.FORCED)
             pair.receiver.forget(room)
         assert cells_in_use(pair.source) == 0

@@ -345,7 +345,7 @@ class Hops(RuleBasedStateMachine):
 
     def stop(self, room: Room) -> None:
         room.says(SenderEvent.STOP)
-        room.drained = room.way.sender.abort(room.number)
+        room.drained = room.way.sender.abort(room.number, room.way.peer)
         if room.receives:
             room.hears(ReceiverEvent.LOSE)
         self.settle()
@@ -402,7 +402,7 @@ class Hops(RuleBasedStateMachine):
         try:
             self.pair.fabric.let_go()
             for room in list(self.rooms):
-                room.way.sender.abort(room.number).result(10)
+                room.way.sender.abort(room.number, room.way.peer).result(10)
                 room.way.receiver.forget(room.number)
                 self.release(room)
             self.nothing_is_written_to_ids_that_are_free()

@@ -206,7 +206,7 @@ def test_a_failed_post_ends_the_room_with_its_reason(
     with loopback_pair(faults=only(2, fault), settings=settings) as pair:
         pair.hand_over()
         assert assert_broke(pair, reason) is drain
-        assert pair.sender.abort(ROOM).result(1) is drain
+        assert pair.sender.abort(ROOM, "peer").result(1) is drain
 
 
 def test_a_late_write_lands_only_while_the_fence_is_open() -> None:
@@ -214,10 +214,10 @@ def test_a_late_write_lands_only_while_the_fence_is_open() -> None:
     with loopback_pair(faults=only(3, Fault.HOLD)) as pair:
         first = pair.hand_over().granted.pages[0]
         until(lambda: bool(pair.fabric.held), "waited in vain")
-        drained = pair.sender.abort(ROOM)
+        drained = pair.sender.abort(ROOM, "peer")
         time.sleep(0.1)
         assert not drained.done(), "drained while a write was in flight"
-        assert pair.sender.abort(ROOM) is drained
+        assert pair.sender.abort(ROOM, "peer") is drained
         pair.receiver.forget(ROOM)
         before = pair.target.page_bytes(first)
         pair.fabric.let_go()
@@ -233,8 +233,14 @@ def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
     with loopback_pair(faults=only(0, Fault.HOLD), settings=quick) as pair:
         pair.hand_over()
         until(lambda: bool(pair.fabric.held), "waited in vain")
-        assert pair.sender.abort(ROOM).result(5) is Drain.FORCED
-        assert pair.sender.abort(ROOM).result(5) is Drain.FORCED, "a retry must not say drained"
+        assert pair.sender.abort(ROOM, "peer").result(5) is Drain.FORCED
+        again = pair.sender.abort(ROOM, "peer").result(5)
+        assert again is Drain.FORCED, "a retry must not say drained"
+        # Another's room of this number is another room.
+        assert pair.sender.abort(ROOM, "another").result(5) is Drain.DRAINED
+        pair.sender.connect("another", [pair.target.address])
+        pair.receiver.forget(ROOM)
+        pair.open(peer="another")
 
 
 def test_posting_stops_when_the_receiver_does_not_renew_and_never_resumes() -> None:
@@ -363,6 +369,6 @@ def test_notifications_of_no_room_or_an_old_generation_change_nothing() -> None:
 def test_stop_drains_what_is_open() -> None:
     with loopback_pair() as pair:
         pair.open(2)
-        drained: Future[Drain] = pair.sender.abort(ROOM)
+        drained: Future[Drain] = pair.sender.abort(ROOM, "peer")
         assert drained.result(5) is Drain.DRAINED
-        assert pair.sender.abort(ROOM).result(0) is Drain.DRAINED
+        assert pair.sender.abort(ROOM, "peer").result(0) is Drain.DRAINED

@@ -119,7 +119,7 @@ class SendingRoom(Room[SenderState, SenderEvent, Event | RoomEnd | Drained | Sto
             # Nothing was begun, so there is nothing to drain.
             self.send_end(self._failure, Drain.DRAINED)
         else:
-            self._sender.abort(self.room).add_done_callback(self._on_drained)
+            self._sender.abort(self.room, self.connection).add_done_callback(self._on_drained)
 
     def _move(self, event: Event | RoomEnd | Drained | Stopped | Stalled) -> None:
         match event:
@@ -156,7 +156,7 @@ class SendingRoom(Room[SenderState, SenderEvent, Event | RoomEnd | Drained | Sto
         self.send_end(self._failure, drain)
 
     async def _drain_at_last(self) -> Drain:
-        drained = asyncio.wrap_future(self._sender.abort(self.room))
+        drained = asyncio.wrap_future(self._sender.abort(self.room, self.connection))
         try:
             return await asyncio.wait_for(asyncio.shield(drained), self._draining_seconds)
         except TimeoutError:

@@ -80,7 +80,8 @@ class Sender:
         self._leases = WriteLeases(self.settings.lease_seconds, clock)
         self._rooms: dict[int, OutgoingRoom] = {}
         self._turns = FairQueue()
-        self._forced: set[int] = set()
+        self._forced: set[tuple[str, int]] = set()
+        """Peers' rooms whose drain was given up: what was posted may land at any time."""
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
@@ -95,8 +96,8 @@ class Sender:
         """Abort every room, wait for the drain, end the thread. Peers are disconnected; the
         transports stay."""
         with self._lock:
-            rooms = list(self._rooms)
-        for future in [self.abort(room) for room in rooms]:
+            rooms = list(self._rooms.values())
+        for future in [self.abort(room.room, room.peer) for room in rooms]:
             future.result(self.settings.drain_seconds + 5.0)
         for peer in self._leases.names():
             self.disconnect(peer)
@@ -174,7 +175,7 @@ class Sender:
         if known is None:
             raise PeerUnknown(f"room {room}: no connection {peer}; connect first")
         with self._lock:
-            if room in self._rooms or room in self._forced:
+            if room in self._rooms or (peer, room) in self._forced:
                 raise DuplicateRoom(f"room {room} is open already")
             (link,) = known.links
             destination.check(self._layout, link.slabs)
@@ -231,21 +232,23 @@ class Sender:
             shared = sum(min(own, other.backlog_bytes) for other in sharing)
             return windows * link.rate.cost.window_seconds + shared * link.rate.cost.byte_seconds
 
-    def abort(self, room: int) -> "Future[Drain]":
-        """Post nothing more for the room; the future resolves when what was posted has ended.
+    def abort(self, room: int, peer: str) -> "Future[Drain]":
+        """Post nothing more for the peer's room; the future resolves when what was posted has
+        ended.
 
-        Idempotent; a room that is over resolves at once. An aborted room's on_end is not called.
+        Idempotent; a room that is over, or never was the peer's, resolves at once. An aborted
+        room's on_end is not called.
         """
         now = self._clock()
         with self._lock:
             outgoing = self._rooms.get(room)
-            if outgoing is not None:
+            if outgoing is not None and outgoing.peer == peer:
                 outgoing.aborted = True
                 outgoing.stop("aborted", now)
                 self._wake.set()
                 return outgoing.drained
             over: Future[Drain] = Future()
-            over.set_result(Drain.FORCED if room in self._forced else Drain.DRAINED)
+            over.set_result(Drain.FORCED if (peer, room) in self._forced else Drain.DRAINED)
             return over
 
     # The transfer thread
@@ -446,7 +449,7 @@ class Sender:
                 drain = Drain.DRAINED
                 if room.posted or room.write_lost:
                     drain = Drain.FORCED
-                    self._forced.add(room.room)
+                    self._forced.add((room.peer, room.room))
                 end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
             else:
                 return False

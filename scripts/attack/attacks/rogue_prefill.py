@@ -22,8 +22,8 @@ from tasuki.transfer.transports.nixl.transport import NixlTransport
 from scripts.attack.attack import Attempt
 from scripts.attack.attacks.rogue_receiver import damaged
 from scripts.attack.drawing import examples, messages
-from tests.handover.test_rogue_receiver import SLABS
 from tests.harness.daemons import Node, asked
+from tests.harness.rogue_receiver import SLABS
 
 _BEATS = 8
 _ASKS = 4

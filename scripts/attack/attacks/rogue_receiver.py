@@ -22,8 +22,8 @@ from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
 from scripts.attack.drawing import examples, messages
 from scripts.attack.grpc_call import judge
-from tests.handover.test_rogue_receiver import SLABS, Rogue
 from tests.harness.daemons import Node
+from tests.harness.rogue_receiver import SLABS, Rogue
 
 _ROOM_SECONDS = 10.0
 _GENERATION = 7

@@ -1,0 +1,367 @@
+"""Scripts of hand-overs: both halves over real gRPC and a loopback wire; engines send what a script
+names.
+
+A command that is a message's name is that message of an engine: `HandoverCancelled 5`. The others
+are the methods of HandoverWorld, of ManualPeer, and how far a room is to go, `grant 5`. What comes
+to an engine stands as `decode 5: GrantWanted -> RemoteReady(42)`, of a pull as
+`prefill 5 pull: ...`, the answers to the manual peer as `peer: ...`.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2_grpc
+from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.transports.loopback import Fault, Faults
+from tasuki.transfer.windows.send_report import Drain
+
+from tests.harness.handover_nodes import (
+    EXACT,
+    FP8,
+    GENERATION,
+    HIT,
+    LIMITS,
+    SERVICE_LIMITS,
+    Nodes,
+    grant_of,
+    nodes,
+    other_weights,
+    pull_of,
+    room_of,
+    source_of,
+    wanted,
+)
+from tests.harness.interaction import Look
+from tests.harness.manual_peer import ManualPeer
+from tests.harness.waiting import HANG_SECONDS
+
+_PULLS = (m.PullAsked, m.PullEnd, m.PullCommitted, m.PullLost, m.PullFenced)
+_STAGES = ("reserve", "accept", "grant", "compute", "hand-over", "pull")
+"""Nodes' methods, each with the rooms that it is for."""
+_PLACES = {
+    "client.trace": "client._traceparent",
+    "client.events": "client._rooms.*._next",
+    "client.stream": "client._rooms.*._stream._said.get",
+    "client.fence": "client._rooms.*.fence.hold",
+    "client.pull.events": "client._pulls.*._next",
+    "service.events": "service._rooms.*._next",
+    "service.pull.events": "service._pulls.*._next",
+}
+"""Methods that a script may break; others it names by their path."""
+_TO_THE_SERVICE = ("Prefill", "PullWanted")
+
+
+def _shown(message: m.Inbox) -> str:
+    name = type(message).__name__
+    match message:
+        case m.HandoverFailed(reason=reason, cause=cause):
+            elsewhere = ", elsewhere" if message.elsewhere else ""
+            return f"{name}({cause.name}{elsewhere}: {reason})"
+        case m.PrefillEnd(given_up=m.LossCause() as cause):
+            return f"{name}({cause.name})"
+        case m.RemoteReady(token=token):
+            return f"{name}({token})"
+        case m.PullAsked(tokens=tokens, first_page=first):
+            return f"{name}({tokens} tokens from page {first})"
+    return name
+
+
+def _faults(text: str) -> Faults:
+    """`hold@2,4`: what happens to which posts."""
+    name, _, places = text.partition("@")
+    struck = [int(place) for place in places.split(",") if place]
+    return lambda posted: Fault[name.replace("-", "_").upper()] if posted in struck else Fault.NONE
+
+
+def _changed(settings: Any, path: list[str], value: float) -> Any:
+    """With a field changed, or a field of a field."""
+    name, *rest = path
+    return replace(
+        settings, **{name: _changed(getattr(settings, name), rest, value) if rest else value}
+    )
+
+
+def _found(root: Any, path: str) -> Any:
+    """By attributes; `*` is the only one that lives there."""
+    for name in path.split("."):
+        (root,) = root if name == "*" else (getattr(root, name),)
+    return root
+
+
+async def _ended(made: Any) -> Any:
+    return await made if inspect.isawaitable(made) else made
+
+
+async def _until(holds: Callable[[], object]) -> None:
+    while not holds():
+        await asyncio.sleep(0.002)
+
+
+class HandoverWorld:
+    """Two nodes that have met; `nodes` with settings makes them, any other command such without."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self.both: Nodes
+        self.peer: ManualPeer
+        self._stack = stack
+        self._started = False
+        self._drains = True
+        self._read = {"decode": 0, "prefill": 0}
+        self._begun: dict[str, float] = {}
+        self._link: Any = None
+        self._channel: grpc.aio.Channel
+
+    async def do(self, command: str, words: list[str], named: dict[str, str]) -> Look | None:
+        if command != "nodes" and not self._started:
+            await self.nodes()
+        self._begun[command] = time.monotonic()
+        if command[0].isupper():
+            self._deliver(command, *words, **named)
+            return None
+        name = command.replace("-", "_")
+        if command in _STAGES:
+            for number in words:
+                await _ended(getattr(self.both, name)(int(number)))
+            return None
+        owner = self.peer if self._started and hasattr(self.peer, name) else self
+        method = getattr(owner, name)
+        options = {name.replace("-", "_"): value for name, value in named.items()}
+        look: Look | None = await _ended(method(*words, **options))
+        return look
+
+    def came(self) -> dict[str, list[str]]:
+        tracks: dict[str, list[str]] = {}
+        if self._started:
+            tracks["peer"] = list(self.peer.answers)
+            for node, inbound in self._inbound.items():
+                for message in inbound.messages[self._read[node] :]:
+                    if not isinstance(message, m.PeersChanged):
+                        of_pull = " pull" if isinstance(message, _PULLS) else ""
+                        track = f"{node} {room_of(message)}{of_pull}"
+                        tracks.setdefault(track, []).append(_shown(message))
+        return tracks
+
+    def taken(self) -> None:
+        self._read = {node: len(inbound.messages) for node, inbound in self._inbound.items()}
+        self.peer.answers.clear()
+
+    async def end(self) -> None:
+        """Nothing is left of any room, where none was made to stay."""
+        if self._started and self._drains:
+            await self.both.quiet()
+
+    @property
+    def _inbound(self) -> dict[str, Any]:
+        return {"decode": self.both.decode, "prefill": self.both.prefill}
+
+    # The two nodes
+
+    async def nodes(
+        self,
+        fault: str = "none",
+        back_fault: str = "none",
+        wire: str = "exact",
+        contract: str = "same",
+        **settings: str,
+    ) -> None:
+        """fault, back_fault: of posts there and of pulls'. settings: of `decode`, `prefill`,
+        `sender`, with dots."""
+        parts: dict[str, Any] = {
+            "decode": LIMITS,
+            "prefill": SERVICE_LIMITS,
+            "sender": SenderSettings(lease_seconds=3.0),
+        }
+        for path, value in settings.items():
+            part, *names = path.split(".")
+            parts[part] = _changed(parts[part], names, float(value))
+        self.both = await self._stack.enter_async_context(
+            nodes(
+                faults=_faults(fault),
+                sender=parts["sender"],
+                limits=parts["decode"],
+                decode_contract=other_weights if contract == "other" else lambda same: same,
+                back_faults=_faults(back_fault),
+                precision={"exact": EXACT, "fp8": FP8}[wire],
+                service_limits=parts["prefill"],
+            )
+        )
+        self._started = True
+        self.peer = ManualPeer(self.both, self._stack)
+        if contract == "same":
+            await self.both.connected()
+        self._link = self.both.client.links[0].connection
+
+    async def stop_server(self) -> None:
+        await self.both.server.stop(0)
+
+    async def stop_service(self) -> None:
+        await self.both.service.stop()
+
+    def leave(self) -> None:
+        """The decode node dies: nothing of it runs any more."""
+        client = self.both.client
+        for task in [*client._links._tasks.values(), *client._rooms.tasks]:
+            task.cancel()
+
+    def lose_link(self) -> None:
+        self._link.lost.set()
+
+    async def new_link(self) -> None:
+        """Wait for a connection in place of the one before."""
+        link = self.both.client.links[0]
+        await _until(lambda: link.connection not in (None, self._link))
+        self._link = link.connection
+
+    def link(self) -> Look:
+        def look() -> list[str]:
+            link = self.both.client.links[0]
+            refused = [f"{d.field}: {d.ours}, not {d.theirs}" for d in link.refused]
+            return [f"link {'up' if link.connection is not None else 'down'}", *refused]
+
+        return look
+
+    def show(self, path: str) -> Look:
+        """What stands there now."""
+        return lambda: [f"{path}: {_found(self.both, path)}"]
+
+    # Rooms
+
+    def _deliver(self, name: str, number: str, *words: str, **ids: str) -> None:
+        half: Any = self.both.service if name.startswith(_TO_THE_SERVICE) else self.both.client
+        half.deliver(self._message(name, m.RoomId(int(number)), words, ids))
+
+    def _message(
+        self, name: str, room: m.RoomId, words: tuple[str, ...], ids: dict[str, str]
+    ) -> Any:
+        """ids: in place of those that are granted."""
+        other: dict[str, Any] = {key: int(value) for key, value in ids.items() if key != "pages"}
+        if "pages" in ids:
+            other["pages"] = tuple(map(int, ids["pages"].split(",")))
+        pair = self.both.pair
+        match name:
+            case "HandoverWanted":
+                return wanted(room)
+            case "HandoverGranted":
+                return m.HandoverGranted(replace(grant_of(room, pair.target.layout), **other))
+            case "PullWanted":
+                return m.PullWanted(replace(pull_of(room, pair.source.layout), **other))
+            case "PullPinned":
+                return m.PullPinned(source_of(room, pair.target.layout))
+            case "PullRefused":
+                return m.PullRefused(room, *words)
+            case "PrefillQueued":
+                return m.PrefillQueued(room, int(words[0]))
+            case "PrefillRefused":
+                kind, text = words
+                return m.PrefillRefused(room, m.RequestError(m.ErrorKind[kind], text))
+            case "PrefillToken":
+                return m.PrefillToken(room, 42, -0.5, 1.25, HIT)
+        return getattr(m, name)(room)
+
+    async def queue_moves_until_lost(self, number: str, seconds: str) -> None:
+        """To and fro, which must not keep a room for ever."""
+        position = 0
+        while not self.both.decode.of(m.HandoverFailed, int(number)):
+            position = 1 - position
+            self._deliver("PrefillQueued", number, str(position))
+            await asyncio.sleep(float(seconds))
+
+    async def neighbours_move_until_lost(self, number: str, seconds: str) -> None:
+        """Windows of other rooms land."""
+        while not self.both.decode.of(m.HandoverFailed, int(number)):
+            self._link.landed += 1
+            await asyncio.sleep(float(seconds))
+
+    async def neighbours_landed(self) -> None:
+        await _until(lambda: self._link.landed)
+
+    def drain(self, number: str) -> Look:
+        """As the prefill node remembers it."""
+
+        def look() -> list[str]:
+            ended = self.both.service._ended.drain(self._link.id, int(number), GENERATION)
+            return [f"drain {ended.name if isinstance(ended, Drain) else None}"]
+
+        return look
+
+    # Time, and the wire
+
+    async def wait(self, seconds: str) -> None:
+        await asyncio.sleep(float(seconds))
+
+    def at_least(self, seconds: str, since: str, kind: str) -> None:
+        """So long after a command's begin the first of such messages came: a lease's end cannot
+        have come before."""
+        came = min(node.came_at(getattr(m, kind)) for node in self._inbound.values())
+        assert came - self._begun[since] > float(seconds), f"{kind} came too soon after {since}"
+
+    async def held(self) -> None:
+        """A post hangs on the wire."""
+        await _until(lambda: self.both.pair.fabric.held)
+
+    def let_go(self) -> None:
+        self.both.pair.fabric.let_go()
+
+    # Defects
+
+    def _method(self, place: str) -> tuple[Any, str, Any]:
+        """Whose it is, its name, and itself."""
+        path, _, name = _PLACES.get(place, place).rpartition(".")
+        owner = _found(self.both, path)
+        return owner, name, getattr(owner, name)
+
+    def breaks(self, place: str, once: str = "") -> None:
+        owner, name, whole = self._method(place)
+
+        def broken(*_: object) -> None:
+            if once:
+                setattr(owner, name, whole)
+            raise RuntimeError(f"{place} is broken")
+
+        setattr(owner, name, broken)
+
+    def hangs(self, place: str) -> None:
+        """Until the script ends."""
+        owner, name, whole = self._method(place)
+        over = threading.Event()
+        hanging: dict[str, Callable[..., object]] = {
+            "verify": lambda *_: over.wait(HANG_SECONDS),
+            "abort": lambda _: Future(),
+            "get": asyncio.Event().wait,
+        }
+        self._stack.callback(setattr, owner, name, whole)
+        self._stack.callback(over.set)
+        setattr(owner, name, hanging[name])
+        self._drains = self._drains and name != "abort"
+
+    async def speak_over(self, channel: str) -> None:
+        """Streams of new rooms open on a channel that is closed, or to a server for which the
+        kernel accepts and nobody answers: a call's metadata never leaves."""
+        address = f"127.0.0.1:{self.both.port}"
+        if channel == "deaf":
+            server = self._stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+        made = grpc.aio.insecure_channel(address)
+        self._channel = await self._stack.enter_async_context(made)
+        if channel == "closed":
+            await made.close()
+        self._link.stub = handover_pb2_grpc.HandoverStub(made)
+
+    async def close_channel(self) -> None:
+        await self._channel.close()
+
+
+@contextlib.asynccontextmanager
+async def handover() -> AsyncIterator[HandoverWorld]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield HandoverWorld(stack)

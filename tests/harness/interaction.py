@@ -1,0 +1,241 @@
+"""Scripts of interactions, after etcd raft's data-driven tests: commands at the margin, and below
+them, indented, what came of them.
+
+    = a fence that breaks is held again
+    grant 5
+    breaks client.fence once
+    HandoverCancelled 5
+      decode 5: GrantWanted -> WriterFenced
+      prefill 5: PrefillReserve -> PrefillStart -> PrefillEnd
+
+A title begins a script, `#` a comment. Commands run one after the other; indented lines are awaited
+until they hold, and are all that came since the last ones. `...` in them stands for anything. A
+script with `a|b` in a command is played with each. `nothing-for SECONDS` fails where something has
+come by then since the last lines, and the script's end where something came that is in no line.
+REWRITE=1 writes what came into the file in place of what differs: read the change.
+"""
+
+import asyncio
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from itertools import product, zip_longest
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.harness.waiting import HANG_SECONDS
+
+REWRITING = "REWRITE" in os.environ
+_REWRITE_SECONDS = 2.0
+"""How long nothing may come until what came is written."""
+_THEN = " -> "
+_NOTHING = "nothing-for"
+_COMMENT, _TITLE, _INDENT = "#", "= ", "  "
+
+Look = Callable[[], Iterable[str]]
+"""Lines on a state, as it is when it is called."""
+
+
+class World(Protocol):
+    """What a script's commands act on."""
+
+    async def do(self, command: str, words: list[str], named: dict[str, str]) -> Look | None:
+        """One command. What it returns belongs to the lines that follow the command."""
+
+    def came(self) -> Mapping[str, list[str]]:
+        """What came since taken() was called, in order, by where it came."""
+
+    def taken(self) -> None:
+        """A script's lines had all that came() returned last."""
+
+    async def end(self) -> None:
+        """After a script's last line: wait until nothing is left of what it began."""
+
+
+@dataclass
+class Block:
+    """Commands and what is expected after them. first, last: places of the expected lines."""
+
+    commands: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Script:
+    file: Path
+    title: str
+    blocks: tuple[Block, ...]
+    choices: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As a test's function would be called."""
+        return "test_" + re.sub(r"[^a-z0-9]+", "_", self.title.lower())
+
+    def __str__(self) -> str:
+        return "-".join((self.name, *self.choices))
+
+
+def read(file: Path) -> list[Script]:
+    """A file's scripts, one for each choice of alternatives."""
+    titles: list[str] = []
+    stories: list[list[Block]] = []
+    for place, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
+        if line.startswith(_TITLE):
+            titles.append(line.removeprefix(_TITLE))
+            stories.append([Block()])
+        elif line.startswith(_INDENT):
+            block = stories[-1][-1]
+            block.first = block.first or place
+            block.expected.append(line.removeprefix(_INDENT))
+        elif line and not line.startswith(_COMMENT):
+            if stories[-1][-1].expected:
+                stories[-1].append(Block())
+            stories[-1][-1].commands.append(line)
+    return [
+        script
+        for title, blocks in zip(titles, stories, strict=True)
+        for script in _variants(Script(file, title, tuple(blocks)))
+    ]
+
+
+def _variants(script: Script) -> Iterable[Script]:
+    """With each alternative of each word that has some."""
+    commands = "\n".join(line for block in script.blocks for line in block.commands)
+    words = dict.fromkeys(re.findall(r"[^\s=]+(?:\|[^\s=]+)+", commands))
+    for chosen in product(*(word.split("|") for word in words)):
+        choices = dict(zip(words, chosen, strict=True))
+        blocks = (
+            replace(block, commands=[_chosen(line, choices) for line in block.commands])
+            for block in script.blocks
+        )
+        yield replace(script, blocks=tuple(blocks), choices=chosen)
+
+
+def _chosen(line: str, choices: Mapping[str, str]) -> str:
+    for word, choice in choices.items():
+        line = line.replace(word, choice)
+    return line
+
+
+def scripts(beside: str) -> pytest.MarkDecorator:
+    """A test's parameter `script`, from scripts/NAME.txt beside tests/.../test_NAME.py."""
+    test = Path(beside)
+    name = test.stem.removeprefix("test_")
+    return pytest.mark.parametrize("script", read(test.parent / "scripts" / f"{name}.txt"), ids=str)
+
+
+def play(script: Script, world: Callable[[], AbstractAsyncContextManager[World]]) -> None:
+    """Fails with the first line that differs, and both texts."""
+
+    async def scenario() -> None:
+        async with world() as standing:
+            await _Player(script, standing).play()
+
+    asyncio.run(scenario())
+
+
+class _Player:
+    def __init__(self, script: Script, world: World) -> None:
+        self._script = script
+        self._world = world
+        self._rewritten: dict[int, list[str]] = {}
+
+    async def play(self) -> None:
+        for number, block in enumerate(self._script.blocks):
+            looks = [look for line in block.commands if (look := await self._do(line)) is not None]
+            if block.expected and (came := await self._await(block, looks)):
+                self._rewritten[number] = came
+        async with asyncio.timeout(HANG_SECONDS):
+            await self._world.end()
+        if left := _lines(self._world.came()):
+            raise AssertionError(f"{self._at(self._script.blocks[-1])} came too: {left}")
+        _rewrite(self._script, self._rewritten)
+
+    async def _do(self, line: str) -> Look | None:
+        command, *rest = shlex.split(line)
+        if command == _NOTHING:
+            return await self._nothing_for(float(rest[0]))
+        words = [word for word in rest if "=" not in word]
+        named = dict(word.split("=", 1) for word in rest if "=" in word)
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                return await self._world.do(command, words, named)
+        except Exception as error:
+            error.add_note(f"{self._script.file.name}, {self._script.title}: {line}")
+            raise
+
+    async def _nothing_for(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        came = _lines(self._world.came())
+        assert not came, f"{self._script}: came while nothing was to: {came}"
+
+    async def _await(self, block: Block, looks: list[Look]) -> list[str] | None:
+        """Until the block's lines hold; what is to be written in their place where they do not."""
+        changed, before = time.monotonic(), [""]
+        while True:
+            tracks = self._world.came()
+            lines = [*_lines(tracks), *(line for look in looks for line in look())]
+            if lines != before:
+                changed, before = time.monotonic(), lines
+            if len(lines) == len(block.expected) and all(map(_alike, block.expected, lines)):
+                self._world.taken()
+                return None
+            late = time.monotonic() - changed > (_REWRITE_SECONDS if REWRITING else HANG_SECONDS)
+            if late and REWRITING:
+                self._world.taken()
+                return lines
+            wrong = None if REWRITING else _contradiction(tracks, block.expected)
+            if late or wrong is not None:
+                raise AssertionError(self._difference(block, lines, wrong))
+            await asyncio.sleep(0.002)
+
+    def _at(self, block: Block) -> str:
+        commands = "; ".join(block.commands)
+        return f"{self._script.file.name}:{block.first + 1}, {self._script}, after {commands}:"
+
+    def _difference(self, block: Block, came: list[str], wrong: tuple[str, str] | None) -> str:
+        pairs = zip_longest(block.expected, came, fillvalue="")
+        expected, line = wrong or next(pair for pair in pairs if not _alike(*pair))
+        both = [f"  expected: {expected}", f"  came:     {line}"]
+        return "\n".join([f"{self._at(block)} differs", *both, "all that came:", *came])
+
+
+def _lines(tracks: Mapping[str, list[str]]) -> list[str]:
+    return [f"{track}: {_THEN.join(items)}" for track, items in sorted(tracks.items()) if items]
+
+
+def _alike(pattern: str, text: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("..."))), text) is not None
+
+
+def _contradiction(tracks: Mapping[str, list[str]], expected: list[str]) -> tuple[str, str] | None:
+    """The first line that nothing which still comes may make hold, with what came."""
+    for track, items in sorted(tracks.items()):
+        line = next((line for line in expected if line.startswith(f"{track}: ")), "")
+        patterns = line.removeprefix(f"{track}: ").split(_THEN)
+        if items and (len(items) > len(patterns) or not all(map(_alike, patterns, items))):
+            return line, f"{track}: {_THEN.join(items)}"
+    return None
+
+
+def _rewrite(script: Script, came: Mapping[int, list[str]]) -> None:
+    """came: by its block's number. Places are read anew: another script may have moved them."""
+    if not came:
+        return
+    (blocks, *_) = (other.blocks for other in read(script.file) if other.title == script.title)
+    text = script.file.read_text(encoding="utf-8").splitlines()
+    # From the end, so that places stay.
+    for number, lines in sorted(came.items(), reverse=True):
+        block = blocks[number]
+        pairs = zip_longest(block.expected[: len(lines)], lines, fillvalue="")
+        new = [old if _alike(old, line) else line for old, line in pairs]
+        text[block.first : block.first + len(block.expected)] = [_INDENT + line for line in new]
+    script.file.write_text("\n".join(text) + "\n", encoding="utf-8")

@@ -1,0 +1,105 @@
+"""A decode node that a test drives by hand, to break the hand-over's protocol."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+from google.protobuf import text_format
+from tasuki.decode_node import handover_messages as wire
+from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import handover_pb2_grpc
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.protocol.messages import node_to_wire
+from tasuki.transfer.transports.loopback import LoopbackTransport
+
+from tests.harness.handover_nodes import GENERATION, Nodes, wanted
+from tests.harness.waiting import HANG_SECONDS
+
+
+class ManualPeer:
+    """In the name of the decode node's connection (`of` is `decode`), of a connection of its own
+    (`stranger`), or of any name. Messages are in protobuf's text format."""
+
+    def __init__(self, both: Nodes, stack: AsyncExitStack) -> None:
+        self.answers: list[str] = []
+        """All but Queued, and how a call ended."""
+        self._both = both
+        self._stack = stack
+        self._own = ""
+        self._call: Any = None
+
+    async def _stub(self) -> Any:
+        address = f"127.0.0.1:{self._both.port}"
+        channel = await self._stack.enter_async_context(grpc.aio.insecure_channel(address))
+        return handover_pb2_grpc.HandoverStub(channel)
+
+    def connection_of(self, of: str) -> str:
+        """of: `decode`, `stranger`, or a name; EPOCH in it is the prefill node's."""
+        connection = self._both.client.links[0].connection
+        assert connection is not None
+        own = connection.id
+        known = {"decode": own, "stranger": self._own}
+        return known.get(of, of.replace("EPOCH", own.split("-")[0]))
+
+    async def connect(self) -> None:
+        """The stranger, as another decode node."""
+        target = self._both.pair.target
+        transport = LoopbackTransport(self._both.pair.fabric, "stranger")
+        transport.register(target.memory.ctypes.data, target.memory.size)
+        node = NodeIdentity.new("stranger", "loopback", transport, target.slabs)
+        request = pb.ConnectRequest(
+            node=node_to_wire(node),
+            contract=Contract("weights", target.layout).flat(),
+            lease_seconds=1.0,
+        )
+        answer = await (await self._stub()).Connect(request, timeout=HANG_SECONDS)
+        assert answer.WhichOneof("result") == "connected", answer
+        self._own = answer.connected.connection_id
+
+    async def abort(self, number: str, of: str = "decode") -> None:
+        request = pb.AbortRequest(
+            room=int(number), generation=GENERATION, connection_id=self.connection_of(of)
+        )
+        try:
+            answer = await (await self._stub()).Abort(request, timeout=HANG_SECONDS)
+            self.answers.append(pb.Drain.Name(answer.drain))
+        except grpc.aio.AioRpcError as error:
+            self.answers.append(f"{error.code().name}({error.details()})")
+
+    async def transfer(self, number: str, change: str = "", of: str = "decode") -> None:
+        """Reserve. change: fields of the message that are others."""
+        reserve = wire.reserve(self.connection_of(of), wanted(int(number)))
+        text_format.Merge(change, reserve)
+        await self._open("Transfer")
+        await self._call.write(reserve)
+
+    async def transfer_with(self, message: str) -> None:
+        """message: in place of Reserve."""
+        await self._open("Transfer")
+        await self.write(message)
+
+    async def silent(self, call: str) -> None:
+        """Open a call and write nothing."""
+        await self._open(call)
+
+    async def write(self, message: str) -> None:
+        await self._call.write(text_format.Parse(message, pb.ReceiverMessage()))
+
+    async def _open(self, call: str) -> None:
+        self._call = getattr(await self._stub(), call)()
+        listening = asyncio.ensure_future(self._listen(self._call))
+        self._stack.callback(listening.cancel)
+
+    async def _listen(self, call: Any) -> None:
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                kind = message.WhichOneof("message")
+                if kind == "failed":
+                    drain = pb.Drain.Name(message.failed.drain)
+                    self.answers.append(f"failed({drain}: {message.failed.reason})")
+                elif kind != "queued":
+                    self.answers.append(kind)
+        except grpc.aio.AioRpcError as error:
+            self.answers.append(f"{error.code().name}({error.details()})")

@@ -1,0 +1,104 @@
+"""A decode node that speaks to a real prefill daemon by hand, over NIXL."""
+
+import secrets
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import grpc
+import numpy as np
+from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
+from tasuki.transfer.transports.nixl.transport import NixlTransport
+
+from tests.harness.daemons import Node, random_prompt
+from tests.harness.waiting import HANG_SECONDS
+
+SLABS = 4
+ENDS = ("done", "failed", "refused", "aborted")
+
+
+def contract_of(stub: Any) -> dict[str, str]:
+    """A prefill node's own: its refusal names every field and its value."""
+    refused = stub.Connect(pb.ConnectRequest(), timeout=HANG_SECONDS).refused
+    contract = {item.field: item.ours for item in refused.differences}
+    del contract["transport"]
+    return contract
+
+
+def node_of(metadata: bytes, slabs: int = 0) -> pb.Node:
+    """A process each: a connection ends those that its process had before."""
+    return pb.Node(
+        name="rogue",
+        epoch=secrets.token_bytes(EPOCH_BYTES),
+        transport="nixl",
+        transport_metadata=metadata,
+        transport_checksum=metadata_checksum(metadata),
+        slabs=slabs,
+    )
+
+
+class Rogue:
+    """Speaks to a prefill node by hand, with an arena of SLABS slabs of its own."""
+
+    def __init__(self, prefill: Node, layout: CacheLayout) -> None:
+        self._memory = np.zeros(SLABS * layout.slab_bytes, dtype=np.uint8)
+        self._transport = NixlTransport("rogue")
+        self._transport.register(self._memory.ctypes.data, self._memory.size)
+        self.metadata = self._transport.metadata()
+        self._channel = grpc.insecure_channel(prefill.address)
+        self.stub = handover_pb2_grpc.HandoverStub(self._channel)
+        self.contract = contract_of(self.stub)
+        self._rooms = 0
+        self._connection = self.connect(self.metadata).connected.connection_id
+        self._beating = Thread(target=self._beat)
+        self._beating.start()
+
+    def _beat(self) -> None:
+        """Answer beats, as a receiver must that wants to stay connected."""
+        answers: SimpleQueue[pb.Renewal | None] = SimpleQueue()
+        self._heart = self.stub.Heartbeat(iter(answers.get, None))
+        answers.put(pb.Renewal(connection_id=self._connection))
+        try:
+            for beat in self._heart:
+                answers.put(pb.Renewal(sequence=beat.sequence))
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.CANCELLED
+        finally:
+            answers.put(None)
+
+    def connect(self, metadata: bytes, slabs: int = SLABS) -> pb.ConnectResponse:
+        node = node_of(metadata, slabs)
+        request = pb.ConnectRequest(node=node, contract=self.contract)
+        return self.stub.Connect(request, timeout=HANG_SECONDS)
+
+    def reserve(self, **ticket: object) -> pb.ReceiverMessage:
+        self._rooms += 1
+        reserve = pb.Reserve(
+            connection_id=self._connection,
+            ticket=pb.Ticket(
+                **{
+                    "room": self._rooms,
+                    "generation": 7,
+                    "sampling": pb.Sampling(max_new_tokens=1, top_p=1.0),
+                    # Salted, so that nothing comes from the cache.
+                    "salt": str(self._rooms).encode(),
+                    **ticket,
+                }
+            ),
+            prompt=np.array(random_prompt(130, 0), dtype="<i4").tobytes(),
+        )
+        return pb.ReceiverMessage(reserve=reserve)
+
+    def is_over(self, told: list[pb.SenderMessage]) -> bool:
+        """Whether the room is over; its bytes land only while their receiver looks."""
+        self._transport.notifications()
+        return told[-1].WhichOneof("message") in ENDS
+
+    def close(self) -> None:
+        self._heart.cancel()
+        self._beating.join()
+        self._channel.close()
+        self._transport.close()
