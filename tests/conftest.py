@@ -5,10 +5,15 @@ import random
 import shlex
 
 import pytest
+from hypothesis import settings
 
 from tests.listed_skips import OPTION, ListedSkips
 
 _SEED = "seed"
+
+# A busy machine takes seconds for an example that takes a millisecond on a quiet one.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 class FreshSeeds:

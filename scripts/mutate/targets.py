@@ -39,10 +39,14 @@ class Target:
 _FENCES = ("test_fence", "test_severing", "test_clocks", "test_transfer_path")
 _CACHE = (
     *(CPP_TESTS, "test_tree_behaviour", "test_tree_policy", "test_cache_failures"),
+    *("test_cpp_binding", "test_tree_events", "test_tree_view", "test_reuse_table"),
     *("test_slot_reuse", "test_tree_state_machine"),
 )
-_ENGINE = ("test_engine", "test_scheduler_failures", "test_engine_pipeline")
-_AUTH = ("test_rate_limits", "test_http_server", "test_front_server")
+_ENGINE = (
+    *("test_engine", "test_scheduler_failures", "test_engine_pipeline"),
+    "test_poisoned_request",
+)
+_AUTH = ("test_front_server", "test_rate_limits", "test_http_server", "test_tenants")
 
 PYTHON = (
     Target("fences", "evidence", _FENCES),
@@ -61,9 +65,7 @@ PYTHON = (
             "test_tree_view",
         ),
     ),
-    Target(
-        "allocation", "arena", ("test_arena", "test_slot_reuse", "test_tree_policy", "test_engine")
-    ),
+    Target("allocation", "arena", ("test_arena", "test_slot_reuse", "test_engine")),
     Target(
         "allocation", "pycache.layout", ("test_arena", "test_transfer_parts", "test_slot_reuse")
     ),
@@ -81,7 +83,7 @@ PYTHON = (
     Target("auth", "grpc.auth", (*_AUTH, "test_front_service")),
     Target("auth", "rate_limits", _AUTH),
     Target("auth", "auth.access", (*_AUTH, "test_tls")),
-    Target("auth", "grpc.server", (*_AUTH, "test_tls")),
+    Target("auth", "grpc.server", (*_AUTH, "test_bridge", "test_tls")),
     Target("auth", "server.bind", (*_AUTH, "test_tls")),
     Target("sampling", "sampling.reference", ("test_model_sampler", "test_engine")),
     Target("sampling", "sampling.params", ("test_model_sampler", "test_http_completions")),

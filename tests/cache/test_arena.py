@@ -9,7 +9,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.routing.router import Router
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import ArenaKey, Place
-from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.layout import CacheLayout, Span, itemsize
 from tasuki.transfer.protocol.contract import Contract
 
 from tests.harness.loopback_pair import FULL, GDN, small_layout
@@ -129,3 +129,29 @@ def test_an_arena_is_named_by_its_place_and_rank() -> None:
     for rank, ranks in ((1, 1), (-1, 2), (0, 0)):
         with pytest.raises(ValueError, match="is not one of"):
             ArenaKey(rank=rank, ranks=ranks)
+
+
+def test_bytes_are_what_the_shapes_come_to_by_hand() -> None:
+    """GDN, GDN, GDN, FULL twice; float32 everywhere."""
+    layout = small_layout()
+    assert layout.kv_shape == (2, 64, 1, 8)
+    assert layout.block_bytes == 2 * 64 * 1 * 8 * 4 == 4096
+    # The conv state's 24 * 3 * 4 bytes are padded to a multiple of 64.
+    assert layout.conv_bytes == 320
+    assert layout.state_layer_bytes == 320 + 2 * 16 * 16 * 4 == 2368
+    assert layout.slot_bytes == 6 * 2368
+    # As many blocks as a slot needs: 14208 / 4096, and two blocks are a page.
+    assert (layout.blocks_per_slab, layout.pages_per_slab) == (4, 2)
+    assert (layout.slab_bytes, layout.page_bytes) == (4 * 4096, 2 * 4096)
+    assert layout.region_stride == 2 * 4096
+    assert (layout.full_layers, layout.gdn_layers) == (2, 6)
+    assert [layout.kind_index(layer) for layer in range(8)] == [0, 1, 2, 0, 3, 4, 5, 1]
+    assert layout.page_span(7, 5) == Span(2 * 4096 + 5 * 4096, 4096)
+    assert layout.state_span(1, 3) == Span(2368 + 3 * 4 * 4096, 2368)
+    assert [itemsize(name) for name in ("float32", "bfloat16", "float16")] == [4, 2, 2]
+    pages = [page for page in range(-9, 99) if layout.valid_page(page, slabs=3)]
+    assert pages == [0, 1, 4, 5, 8, 9]
+    # Without states a slab is a page.
+    bare = small_layout((FULL, FULL, FULL))
+    assert (bare.blocks_per_slab, bare.pages_per_slab, bare.slot_bytes) == (3, 1, 0)
+    assert (bare.conv_bytes, bare.state_layer_bytes) == (0, 0)

@@ -1,7 +1,9 @@
 """The compiled digest of rows equals its numpy twin by every set of instructions, and refuses what
 lies outside its memory."""
 
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
-from tasuki.transfer.windows.digest import WindowRows
+from tasuki.transfer.windows.digest import WindowRows, word_keys
 
 from .numpy_digest import numpy_digest
 
@@ -90,3 +92,31 @@ def test_it_keeps_its_memory_and_holds_no_lock() -> None:
     for thread in threads:
         thread.join()
     assert set(found) == {expected} and len(found) == 600
+
+
+def test_every_set_of_instructions_that_the_cpu_has_is_there() -> None:
+    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    flags = set() if found is None else set(found[1].split())
+    wanted = ["scalar"]
+    if "avx2" in flags:
+        wanted.append("avx2")
+    if {"avx512f", "avx512dq"} <= flags:
+        wanted.append("avx512")
+    assert list(digest_instructions()) == wanted
+
+
+def test_rows_without_words_have_a_digest_too() -> None:
+    """A layout without states has a longest state of none."""
+    rows = columns([(0, 0, 5), (WORDS, 0, 6)])
+    for name in digest_instructions():
+        digester = RowDigester(MEMORY, 0, name)
+        found = digester.digest(rows.offsets, rows.lengths, rows.seeds)
+        assert found == numpy_digest(MEMORY, rows)
+    with pytest.raises(ValueError, match="cannot be negative"):
+        RowDigester(MEMORY, -1)
+
+
+def test_there_are_as_many_keys_as_words_and_all_are_odd() -> None:
+    keys = word_keys(LONGEST)
+    assert len(keys) == len(set(keys.tolist())) == LONGEST
+    assert all(key % 2 for key in keys.tolist())

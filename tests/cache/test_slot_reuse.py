@@ -3,9 +3,11 @@
 Failure 5 of hybrid caches: a stale slot read as a state. Memory is poisoned with NaN here whenever
 an id is handed out."""
 
+import time
+
 import pytest
 from tasuki.pycache.copies import run_copies
-from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.pycache.prefix_cache import HybridPrefixCache, monotonic_ms
 
 from tests.harness.engines import PoisonedCache, tiny_parts
 from tests.harness.trees import keep_value, slot_bytes, take_from, text
@@ -58,3 +60,23 @@ def test_settling_does_not_wipe_the_state_that_was_transferred(cache: HybridPref
     assert cache.extend(allocation, 200)
     assert bool((slot_bytes(cache, allocation.working_slots[0]) == 3.0).all())
     cache.release(allocation)
+
+
+def test_what_does_not_fit_is_refused_and_leaves_no_copies(cache: HybridPrefixCache) -> None:
+    most = cache.capacity_tokens(1)
+    held = cache.allocate(text(10), salt=b"", capacity_tokens=most, working_slots=1, cursor=None)
+    assert held is not None
+    cache.take_copies()
+    for allocate in (cache.allocate, cache.allocate_to_receive):
+        refused = allocate(
+            text(10, 1), salt=b"", capacity_tokens=most, working_slots=1, cursor=None
+        )
+        assert refused is None
+    assert cache.take_checkpoint_slot(held) is None
+    assert cache.take_copies() == ()
+    cache.release(held)
+
+
+def test_the_caches_clock_is_monotonic_milliseconds() -> None:
+    before = time.monotonic_ns()
+    assert before // 10**6 <= monotonic_ms() <= time.monotonic_ns() // 10**6

@@ -281,3 +281,77 @@ def test_whatever_frees_room_counts_up_so_that_a_refusal_is_thought_over() -> No
     keep(tree, text(192))
     versions.append(tree.room_version)
     assert all(before < after for before, after in pairwise(versions)), versions
+
+
+@pytest.mark.parametrize(("pages", "waits"), [(9, True), (10, False)])
+def test_what_fits_beside_its_source_to_the_last_page_waits_and_more_starts_from_nothing(
+    pages: int, waits: bool
+) -> None:
+    """Four slabs of three pages: the source's page and its state's slab leave eight."""
+    tree, prompt = tree_of(slabs=4), text(70)
+    keep(tree, prompt, 64)
+    busy = take(tree, text(10, seed=1), slots=0)
+    allocation = tree.allocate(prompt, capacity_tokens=64 * pages, working_slots=0)
+    if waits:
+        assert allocation is None and tree.match(prompt).usable_tokens == 64
+        tree.release(busy)
+        allocation = take(tree, prompt, capacity=64 * pages, slots=0)
+        assert allocation.cached_tokens == 64
+        return
+    assert allocation is not None and allocation.cached_tokens == 0
+    match = allocation.match
+    assert (match.usable_tokens, match.checkpoint_kind, match.branch_tokens) == (0, None, None)
+    assert (match.in_pages.usable_tokens, match.in_pages.checkpoint_kind) == (0, None)
+    assert match.miss_reasons.checkpoint_evicted == 64
+    assert match.in_pages.miss_reasons.checkpoint_evicted == 64
+
+
+def test_a_state_at_exactly_the_prompts_end_is_a_matter_of_alignment_by_pages_too() -> None:
+    tree, prompt = tree_of(), text(128)
+    keep(tree, prompt, 128)
+    match = tree.match(prompt)
+    for causes in (match.miss_reasons, match.in_pages.miss_reasons):
+        assert (causes.alignment, causes.never_checkpointed) == (128, 0)
+
+
+def test_an_evicted_state_inside_a_page_is_missed_by_prompts_that_go_on_only() -> None:
+    tree, prompt = tree_of(slabs=4), text(100)
+    keep(tree, prompt, 100)
+    other = take(tree, text(10, seed=1), slots=2)
+    assert tree.take_checkpoint_slot(other) is not None, "of the state at 100"
+    causes = tree.match(joined(prompt, 5)).miss_reasons
+    assert (causes.checkpoint_evicted, causes.never_checkpointed) == (64, 0)
+    causes = tree.match(prompt).miss_reasons
+    assert (causes.checkpoint_evicted, causes.never_checkpointed) == (0, 64)
+    tree.release(other)
+
+
+def test_a_flush_forgets_what_was_evicted_of_prefixes_that_stay() -> None:
+    tree, prompt = tree_of(), text(129)
+    keep(tree, prompt, 128)
+    held = take_receive(tree, prompt)
+    tree.flush()
+    match = tree.match(prompt)
+    assert (match.kv_tokens, match.usable_tokens) == (128, 0)
+    causes = match.miss_reasons
+    assert (causes.checkpoint_evicted, causes.never_checkpointed) == (0, 128)
+    tree.release(held)
+
+
+def test_lengths_of_every_call_are_checked_at_their_bounds() -> None:
+    tree, prompt = tree_of(slabs=4), text(10)
+    for allocate in (tree.allocate, tree.allocate_to_receive):
+        with pytest.raises(ImpossibleRequest):
+            allocate(prompt, capacity_tokens=2**48, working_slots=1)
+        for capacity in (2**48 + 1, 9, -1):
+            with pytest.raises(InvalidArgument, match="capacity_tokens must be at least 10"):
+                allocate(prompt, capacity_tokens=capacity, working_slots=1)
+    held = take(tree, prompt)
+    with pytest.raises(ImpossibleRequest):
+        tree.extend(held, 2**48)
+    for capacity in (2**48 + 1, -1):
+        with pytest.raises(InvalidArgument, match="capacity_tokens must be at least 0"):
+            tree.extend(held, capacity)
+    assert tree.extend(held, 0) and len(held.pages) == 1
+    tree.release(held)
+    tree.check_integrity()

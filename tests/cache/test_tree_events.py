@@ -15,7 +15,7 @@ from tasuki.pycache._cpp_cache import (
 )
 
 from tests.cache.siphash import siphash_2_4_128
-from tests.harness.trees import END, Tokens, joined, keep, take, text, tree_of
+from tests.harness.trees import END, Tokens, joined, keep, keep_kv, take, text, tree_of
 
 
 def watched(tree: PrefixCache, stream: str = "all") -> int:
@@ -246,3 +246,12 @@ def test_a_batch_outlives_its_tree() -> None:
     events: list[CacheEvent] = list(batch)
     del tree, batch
     assert [event.tokens for event in events] == [64, 128, 150]
+
+
+def test_one_page_alone_is_cleared_as_all_is() -> None:
+    tree = tree_of()
+    watch = watched(tree)
+    keep_kv(tree, text(64))
+    tree.drain_events(watch)
+    tree.flush()
+    assert told(tree, watch) == [("cleared", 0)]

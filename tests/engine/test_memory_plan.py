@@ -8,7 +8,7 @@ from tasuki.cli import main as cli
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.random_weights import random_weights
@@ -109,3 +109,43 @@ def test_the_dry_run_names_what_to_mend(
 ) -> None:
     assert cli.main(["serve", "--dry-run", *flags]) == 1
     assert named in capsys.readouterr().err
+
+
+NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
+
+
+@pytest.mark.parametrize(
+    ("model", "block"),
+    [
+        # Linear attention: q, k and v before and behind the convolution, six times the values.
+        (NINE, 2 * (2 * 16 * 128 + 32 * 128) + 6 * (32 * 128)),
+        # Attention: five times the queries, keys and values.
+        (replace(NINE, query_heads=64), 5 * (64 * 256) + 2 * (4 * 256)),
+        # A dense feed-forward: gate, up and their product.
+        (replace(NINE, feed_forward=DenseShape(20_000)), 3 * 20_000),
+        # Experts: for each of eight that too, with what goes in and out; and the shared one.
+        (MOST, 8 * (3 * 512 + 2 * 2048) + 3 * 512),
+    ],
+    ids=["linear", "attention", "dense", "experts"],
+)
+def test_the_plan_is_what_the_widest_block_comes_to_by_hand(model: ModelConfig, block: int) -> None:
+    config = EngineConfig(arena_mib=1000, max_batch=48, prefill_chunk_tokens=4096)
+    counted = MemoryPlan.of(model, config, H200, Role.FUSED)
+    # The residual stream, its norm and their sum beside the block, in bfloat16.
+    of_a_token = 2 * (3 * model.hidden + block)
+    assert counted.workspace == 4096 * of_a_token + 4 * (48 * 248_320) * 4
+    assert counted.graphs == 512 * MIB + 48 * of_a_token
+    assert counted.context == 1280 * MIB
+    rest = H200 - counted.weights - counted.workspace - counted.graphs - counted.context
+    slab = counted.layout.slab_bytes
+    assert counted.fitting_arena == int(rest * 0.98) // slab * slab
+    assert counted.arena == 1000 * MIB // slab * slab
+
+
+def test_an_arena_that_fills_the_rest_exactly_fits_and_all_its_slabs_may_hold_pages() -> None:
+    full = plan()
+    exact = replace(full, arena=full.fitting_arena)
+    slab = full.layout.slab_bytes
+    assert exact.fits and not replace(exact, arena=exact.arena + slab).fits
+    assert full.pages(7 * slab) == 7 * full.layout.pages_per_slab
+    assert full.layout.pages_per_slab > 1

@@ -4,13 +4,22 @@ requests that cost, retraction that thrashes, pools that starve."""
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
+import numpy as np
 import pytest
-from tasuki.engine.request import Request
+from tasuki.engine import messages as m
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.handover.base import Handover
+from tasuki.engine.request import Prefilling, Progress, Request
+from tasuki.engine.scheduling.queue_limit import QueueLimit
+from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from tests.harness.engines import prompt, submit, tiny_engine
+from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
 
 CALLS = (
     "match",
@@ -161,3 +170,123 @@ def test_a_full_pool_of_either_kind_starves_neither() -> None:
         assert engine.hit(f"long {turn} again").usable_tokens == (len(long) - 1) // 64 * 64
         assert engine.stats().pages["tree"] >= len(long) // 64, "pages starve"
     engine.assert_at_rest()
+
+
+class Planned:
+    """A scheduler over a cache of its own, whose forwards land when the test says so."""
+
+    def __init__(self, slots: int = 2, **changes: int) -> None:
+        self.cache = HybridPrefixCache(tiny_parts().arena)
+        self._slots = slots
+        config = EngineConfig(model="tiny", **changes)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(self.cache, config, self.begin, QueueLimit(60.0))
+
+    def request(self, length: int, seed: int = 0) -> Request:
+        tokens = np.array(prompt(length, seed), dtype=np.int32)
+        return Request(m.RequestId(f"r{seed}"), tokens, SamplingParams(max_new_tokens=4))
+
+    def begin(self, request: Request) -> bool:
+        allocation = self.cache.allocate(
+            request.prompt,
+            salt=b"",
+            capacity_tokens=request.length,
+            working_slots=self._slots,
+            cursor=None,
+        )
+        assert allocation is not None
+        request.move(Prefilling(allocation, Progress(allocation.cached_tokens)))
+        return True
+
+    def spans(self) -> list[tuple[str, int, int, int]]:
+        """Of the next forward: request, first token, end, tokens drawn."""
+        work = self.scheduler.schedule()
+        return [(item.request.id, item.start, item.stop, item.num_sampled) for item in work]
+
+
+def land(item: ScheduledSequence) -> None:
+    item.active.progress.land(item.stop, item.write_index, item.num_sampled)
+
+
+@pytest.mark.parametrize(
+    ("slots", "later", "kept"),
+    [
+        pytest.param(2, False, 64, id="what had landed is kept"),
+        pytest.param(1, False, 0, id="the state is half written"),
+        pytest.param(2, True, 0, id="a later forward overwrites the state"),
+    ],
+)
+def test_a_failed_forward_leaves_a_sound_state_or_none(slots: int, later: bool, kept: int) -> None:
+    planned = Planned(slots, prefill_chunk_tokens=64)
+    scheduler, request = planned.scheduler, planned.request(300)
+    scheduler.enqueue(request)
+    (first,) = scheduler.schedule()
+    land(first)
+    (failed,) = scheduler.schedule()
+    if later:
+        assert scheduler.schedule()
+    scheduler.set_apart([failed])
+    assert request.suspect and list(scheduler.waiting) == [request] and not scheduler.running
+    assert planned.cache.match(request.prompt).usable_tokens == kept
+    stats = planned.cache.stats()
+    assert stats.allocations == stats.pages.working == stats.slots.working == 0
+
+
+def test_a_forward_takes_what_its_budget_allows_and_ends_inside_a_prompt_on_a_page() -> None:
+    planned = Planned(prefill_chunk_tokens=128)
+    for seed, length in enumerate((100, 200)):
+        planned.scheduler.enqueue(planned.request(length, seed))
+    # Twenty-eight tokens are no page.
+    assert planned.spans() == [("r0", 0, 100, 1)]
+    assert planned.spans() == [("r0", 100, 101, 1), ("r1", 0, 128, 0)]
+
+
+def test_the_last_token_of_a_budget_is_used() -> None:
+    planned = Planned(prefill_chunk_tokens=64)
+    for seed, length in enumerate((63, 1, 64)):
+        planned.scheduler.enqueue(planned.request(length, seed))
+    assert planned.spans() == [("r0", 0, 63, 1), ("r1", 0, 1, 1)]
+
+
+def test_requests_that_began_elsewhere_widen_no_forward() -> None:
+    planned = Planned(max_batch=2)
+    for seed in range(3):
+        request = planned.request(70, seed)
+        planned.begin(request)
+        planned.scheduler.start(request)
+    assert [name for name, *_ in planned.spans()] == ["r0", "r1"]
+
+
+def test_a_refusal_holds_until_what_it_depends_on_has_changed() -> None:
+    class Cache:
+        room_version = 1
+
+    class Side:
+        prefill_available = False
+        answer: bool | None = False
+        asked = 0
+
+        def __init__(self) -> None:
+            self.rejected: list[m.ErrorKind] = []
+
+        def admit(self, request: Request) -> bool:
+            self.asked += 1
+            if self.answer is None:
+                raise ImpossibleRequest("never")
+            return self.answer
+
+        def reject(self, request: Request, error: m.RequestError) -> None:
+            self.rejected.append(error.kind)
+
+    cache, side = Cache(), Side()
+    engine = tiny_engine().engine
+    engine._cache, engine._handover = cast(HybridPrefixCache, cache), cast(Handover, side)
+    request = Planned().request(10)
+    for changed, asked in ((None, 1), (None, 1), ("room", 2), (None, 2), ("peers", 3), (None, 3)):
+        cache.room_version += changed == "room"
+        side.prefill_available = side.prefill_available or changed == "peers"
+        assert not engine._admit(request) and side.asked == asked
+    cache.room_version += 1
+    side.answer = True
+    assert engine._admit(request) and request.refused_at is None
+    side.answer = None
+    assert not engine._admit(request) and side.rejected == [m.ErrorKind.TOO_LONG]

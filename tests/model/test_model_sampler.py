@@ -177,3 +177,25 @@ def test_stop_ids() -> None:
     assert stop_ids(SamplingParams(), (7, 9)) == {7, 9}
     assert stop_ids(SamplingParams(stop_token_ids=(3,)), (7,)) == {3, 7}
     assert stop_ids(SamplingParams(stop_token_ids=(3,), ignore_eos=True), (7,)) == {3}
+
+
+def test_without_a_cut_of_mass_no_token_is_too_unlikely_to_be_left() -> None:
+    """The first one's mass is 1 in binary: what comes behind it still is a choice."""
+    params = SamplingParams(temperature=1.0, top_k=2, seed=1)
+    (drawn,) = sample(torch.tensor([[0.0, -60.0, -90.0]]), [params], [0])
+    assert drawn.token == 0 and drawn.margin < math.inf
+
+
+def test_the_least_and_the_most_that_a_row_holds_are_requests() -> None:
+    SamplingParams(temperature=1e-5, top_k=0, top_p=1e-6, max_new_tokens=1)
+    SamplingParams(temperature=100.0, top_k=2**31 - 1, top_p=1.0)
+
+
+def test_both_words_of_a_key_are_signed() -> None:
+    assert all(-(2**31) <= word < 0 for word in noise_key(3))
+
+
+def test_the_rarest_noise_is_its_naive_twins_too() -> None:
+    """A word of 601 of 2^32: there the half that is added to it shows."""
+    noise = float(gumbel(noise_key(1), 79, 15807)[15806])
+    assert noise > 15 and noise == pytest.approx(naive_gumbel(1, 79, 15806), abs=1e-4)

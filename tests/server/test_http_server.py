@@ -1,14 +1,21 @@
 """The HTTP server and what every route shares: probes, keys, refusals, clients that leave."""
 
+import asyncio
+from http.client import HTTPConnection
+
 import pytest
+from aiohttp import web
 from tasuki.engine import messages as m
+from tasuki.server.auth.access import Access
 from tasuki.server.auth.caller import ANYBODY
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.log import HttpLog
+from tasuki.server.http.server import start_http_server
 from tasuki.server.text.text_codec import TextCodec
 
 from tests.harness.api_keys import headers
 from tests.harness.http_fixtures import HttpFront, running_http
+from tests.harness.waiting import HANG_SECONDS
 
 KEY = "a-key-of-this-test"
 
@@ -180,3 +187,31 @@ def test_a_stranger_cannot_fill_the_log_with_heads_that_are_no_http(
     with caplog.at_level("INFO"):
         HttpLog().exception("ours", exc_info=ValueError("a defect"))
     assert "a defect" in caplog.text
+
+
+def test_a_route_that_no_table_names_is_served_to_nobody() -> None:
+    async def serve(request: web.Request) -> web.Response:
+        return web.Response(text="served")
+
+    def fetch(port: int, path: str, borne: dict[str, str]) -> int:
+        connection = HTTPConnection("127.0.0.1", port, timeout=HANG_SECONDS)
+        try:
+            connection.request("GET", path, headers=borne)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    async def ask() -> list[int]:
+        server = await start_http_server(
+            "127.0.0.1:0", [web.get("/forgotten", serve)], lambda: None, Access(api_key=KEY)
+        )
+        found = []
+        try:
+            for path in ("/forgotten", "/nowhere"):
+                for borne in (headers(KEY), {}):
+                    found.append(await asyncio.to_thread(fetch, server.port, path, borne))
+        finally:
+            await server.drain()
+        return found
+
+    assert asyncio.run(ask()) == [501, 401, 404, 401]

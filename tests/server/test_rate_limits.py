@@ -211,3 +211,22 @@ def test_a_line_of_keys_may_list_scopes(tmp_path: Path) -> None:
         "prom": {Scope.METRICS},
         "root": {Scope.CALLER, Scope.OPERATOR},
     }
+
+
+def test_a_prompt_may_take_a_whole_minute_and_what_is_refused_takes_nothing() -> None:
+    clock = Clock()
+    limits = RateLimits(0, 600, clock)
+    limits.admit_prompt(ANN, 600)
+    for _ in range(3):
+        with pytest.raises(RateLimited) as caught:
+            limits.admit_prompt(ANN, 60)
+        assert caught.value.retry_after == pytest.approx(6.0)
+    limits.answered(ANN)
+    with pytest.raises(RateLimited) as caught:
+        limits.admit_prompt(ANN, 60)
+    assert caught.value.retry_after == pytest.approx(6.1)
+    # An hour later no more than a minute's worth is there.
+    clock.now += 3600.0
+    limits.admit_prompt(ANN, 600)
+    with pytest.raises(RateLimited):
+        limits.admit_prompt(ANN, 1)

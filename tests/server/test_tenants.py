@@ -4,6 +4,7 @@ whose they are."""
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -24,7 +25,8 @@ from tasuki.server.auth.tenant import (
     watch_scope,
 )
 from tasuki.server.config import ServerConfig
-from tasuki.server.errors import InvalidField, PermissionDenied
+from tasuki.server.errors import CallContext, InvalidField, PermissionDenied
+from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope, named_tenant
 from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
 
 from tests.harness.api_keys import headers, keys_file
@@ -323,3 +325,28 @@ def test_keys_of_a_file_are_tenants_unless_they_share(tmp_path: Path) -> None:
     ann, shared = keys.caller(["Bearer ann-key"]), keys.sharing().caller(["Bearer ann-key"])
     assert ann is not None and ann.tenant == "ann"
     assert shared is not None and (shared.name, shared.tenant) == ("ann", None)
+
+
+def test_a_call_s_metadata_say_whose_it_is() -> None:
+    gate = Caller("gate", frozenset({Scope.GATEWAY}), "gate")
+    keys = ApiKeys({gate: "gate-key"})
+    bearer = ("authorization", "Bearer gate-key")
+
+    class Called:
+        def __init__(self, *metadata: tuple[str, str]) -> None:
+            self._metadata = metadata
+
+        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+            return self._metadata
+
+    def call(*metadata: tuple[str, str]) -> CallContext:
+        return cast(CallContext, Called(*metadata))
+
+    plain, named = call(bearer), call(bearer, (TENANT_KEY, "ann"), ("traceparent", "a-span"))
+    assert grpc_request_context(keys, plain) == RequestContext(gate, "", "gate")
+    assert grpc_request_context(keys, named) == RequestContext(gate, "a-span", "ann")
+    assert grpc_watch_scope(keys, plain) == WatchScope(gate, "gate", others=False)
+    assert grpc_watch_scope(keys, named) == WatchScope(gate, "ann", others=False)
+    everything = call(bearer, (TENANT_KEY, "*"))
+    assert grpc_watch_scope(keys, everything) == WatchScope(gate, "gate", others=True)
+    assert named_tenant(named) == "ann" and named_tenant(plain) is None

@@ -1,6 +1,7 @@
 """The three fences: each opens on its own evidence and on nothing else."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tasuki.transfer.fencing import evidence
 from tasuki.transfer.fencing.evidence import (
     DrainAcknowledged,
     Fence,
@@ -170,3 +172,33 @@ def test_what_the_writer_says_opens_the_fence_and_ends_the_asking(
         assert fence.answered and severed == [reason] and asked == ["cancelled"]
 
     asyncio.run(scenario())
+
+
+def test_a_watch_holds_one_descriptor_and_what_is_not_watched_none(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, identity = writer
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    watched, closed = WriterDead.watch(identity, 0), WriterDead.watch(identity, 0)
+    assert watched is not None and closed is not None and descriptors() == before + 2
+    closed.close()
+    closed.close()
+    assert descriptors() == before + 1
+    del watched
+    assert descriptors() == before
+    assert WriterDead.watch(replace(identity, start_ticks=1), 0) is None
+
+    def unreadable(pid: int) -> int:
+        raise OSError(pid)
+
+    monkeypatch.setattr(evidence, "_start_ticks", unreadable)
+    assert WriterDead.watch(identity, 0) is None, "it may be another process of that pid"
+    assert descriptors() == before
+
+
+def test_a_writer_is_severed_once_somebody_severed_it() -> None:
+    assert not WriterLife(ProcessIdentity.own(), 1.0, 0.5, 0.0).severed

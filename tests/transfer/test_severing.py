@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -88,3 +89,28 @@ def test_what_was_severed_is_not_severed_again() -> None:
     transport, _, losses = run(FenceReason.LEASE_EXPIRED, links, rooms=3)
     assert transport.did == ["sever"] and losses == 1
     assert all(link.severed for link in links)
+
+
+class Far(Watched):
+    """So far away that bytes are on their way for a while."""
+
+    @property
+    def settle_seconds(self) -> float:
+        return 0.1
+
+
+@pytest.mark.parametrize("reason", [FenceReason.WRITER_DEAD, FenceReason.LEASE_EXPIRED])
+def test_what_is_on_its_way_has_the_transports_time_to_arrive(reason: FenceReason) -> None:
+    waited: list[float] = []
+
+    class Timed(SlowReceiver):
+        def wait_settled(self) -> None:
+            waited.append(time.monotonic())
+
+    async def scenario() -> None:
+        breaker = ConnectionBreaker(Far(), Timed(), list)  # type: ignore[arg-type]
+        await breaker.end(Link(), reason)  # type: ignore[arg-type]
+
+    begun = time.monotonic()
+    asyncio.run(scenario())
+    assert len(waited) == 1 and waited[0] - begun >= 0.1, "settled before it could be there"

@@ -16,8 +16,14 @@ from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, WindowPlanError
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
 from tasuki.transfer.sending.window_sizing import fixed_runs
-from tasuki.transfer.windows.descriptors import check_bounds, layer_bytes, merge_runs, window_pieces
-from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.descriptors import (
+    check_bounds,
+    layer_bytes,
+    merge_pieces,
+    merge_runs,
+    window_pieces,
+)
+from tasuki.transfer.windows.digest import WindowDigester, splitmix64, word_keys
 from tasuki.transfer.windows.send_report import WindowTiming, split_time
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader, cut
@@ -271,3 +277,63 @@ def test_a_forwards_end_is_known_once_it_is_told() -> None:
     clock.now = 3.0
     steps.end_forward()
     assert (steps.end_of(1), steps.end_of(2)) == (2.0, 3.0)
+
+
+def moved(pieces: np.ndarray) -> list[tuple[int, int]]:
+    """Byte by byte, where from and where to."""
+    return [(a + i, b + i) for a, b, length in pieces.tolist() for i in range(length)]
+
+
+def assert_merged(pieces: np.ndarray) -> None:
+    assert pieces.dtype == np.int64 and pieces.shape[1] == 3
+    for first, second in pairwise(pieces):
+        joined = first[0] + first[2] == second[0] and first[1] + first[2] == second[1]
+        assert not joined, "two pieces that are one"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 5)), min_size=0, max_size=9
+    )
+)
+def test_pieces_of_any_length_are_merged_where_they_touch_on_both_sides(
+    gaps: list[tuple[int, int, int]],
+) -> None:
+    rows, local, remote = [], 0, 100
+    for before, behind, length in gaps:
+        local, remote = local + before, remote + behind
+        rows.append((local, remote, length))
+        local, remote = local + length, remote + length
+    pieces = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    given_pieces = pieces.copy()
+    merged = merge_pieces(pieces)
+    assert moved(merged) == moved(pieces)
+    assert_merged(merged)
+    assert (pieces == given_pieces).all(), "the caller's own pieces were changed"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=9))
+def test_runs_of_blocks_are_merged_in_bytes(gaps: list[tuple[int, int]]) -> None:
+    block = 7
+    local = np.cumsum([block + block * gap for gap, _ in gaps], dtype=np.int64)
+    remote = np.cumsum([block + block * gap for _, gap in gaps], dtype=np.int64)
+    pieces = merge_runs(local, remote, block)
+    singles = np.array([(a, b, block) for a, b in zip(local, remote, strict=True)], dtype=np.int64)
+    assert moved(pieces) == moved(singles.reshape(-1, 3))
+    assert_merged(pieces)
+
+
+def test_a_window_without_anything_to_send_has_no_pieces() -> None:
+    layout = small_layout((LayerKind.GDN, LayerKind.FULL))
+    nothing = WindowHeader(0, 0, 1, 0, 0, False)
+    for header in (nothing, replace(nothing, first_layer=1, end_layer=2)):
+        assert window_pieces(layout, header, [], [], None, 0).shape == (0, 3)
+    check_bounds(np.empty((0, 3), dtype=np.int64), 100, 100)
+    with pytest.raises(OutOfBounds, match="piece 0: remote bytes at 100 of length 1 are outside"):
+        check_bounds(np.array([(0, 100, 1)]), 100, 100)
+
+
+def test_keys_of_words_are_the_definitions() -> None:
+    assert word_keys(3).tolist() == [
+        splitmix64(index * 0x9E3779B97F4A7C15 % 2**64) | 1 for index in range(3)
+    ]

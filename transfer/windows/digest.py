@@ -6,8 +6,9 @@ at the speed of its memory. The sum is mixed with (room, generation, layer, logi
 so that right bytes in a wrong place fail; a window's digest is the sum of its blocks'. It finds
 accidents (flipped, swapped, stale, missing bytes), not forgers.
 
-Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may
-run in parallel. Invariant: every block is a whole number of 64-bit words.
+Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may run in
+parallel. Invariant: every block is a whole number of 64-bit words, since a page has 64 tokens and a
+state's columns are padded to 64 bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -140,8 +141,6 @@ class WindowDigester(Digester):
     def __init__(
         self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
-        if layout.block_bytes % 8 or layout.state_layer_bytes % 8:
-            raise ValueError("digests need blocks and states of whole 64-bit words")
         super().__init__(layout, sizes)
         longest = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._rows = RowDigester(memory, longest)
