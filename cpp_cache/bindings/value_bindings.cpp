@@ -151,10 +151,11 @@ void bind_evictions(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("boundary", &Eviction::boundary)
       .def_readonly("pages", &Eviction::pages)
       .def_readonly("score", &Eviction::score)
-      .def_property_readonly("allocation", [](const Eviction& eviction) -> std::optional<std::int64_t> {
-        if (!eviction.allocation) return std::nullopt;
-        return raw(*eviction.allocation);
-      });
+      .def_property_readonly("allocation",
+                             [](const Eviction& eviction) -> std::optional<std::int64_t> {
+                               if (!eviction.allocation) return std::nullopt;
+                               return raw(*eviction.allocation);
+                             });
 }
 
 }  // namespace tasuki::cache
