@@ -75,7 +75,7 @@ PYTHON = (
         ("test_arena", *_ENGINE, "test_rates", "test_pulls"),
     ),
     Target("admission", "scheduling.scheduler", _ENGINE),
-    Target("admission", "engine.engine.Engine._refusal", (*_ENGINE, "test_memory_plan")),
+    Target("admission", "engine.intake", (*_ENGINE, "test_memory_plan")),
     Target("admission", "memory_plan", ("test_memory_plan",)),
     Target("auth", "api_keys", _AUTH),
     Target("auth", "auth.caller", _AUTH),

@@ -8,6 +8,8 @@ from scripts.mutate.campaign import drawn
 from scripts.mutate.equivalents import equivalents
 from scripts.mutate.mutant import Mutant, Status
 from scripts.mutate.results import Results, Verdict, digest_of_tests
+from scripts.mutate.targets import CPP as CPP_TARGETS
+from scripts.mutate.targets import PYTHON as PYTHON_TARGETS
 from scripts.mutate.targets import Target, aims
 from scripts.mutate.workshop import Workshop
 from scripts.package_copy import CPP_TESTS
@@ -78,6 +80,7 @@ def test_every_target_stands_for_mutants_and_for_tests_that_are_there() -> None:
     found = aims(ROOT)
     keys = [aim.mutant.key for aim in found]
     assert len(set(keys)) == len(keys) > 1000
+    assert {aim.target for aim in found} == {*PYTHON_TARGETS, *CPP_TARGETS}
     for aim in found:
         source = (ROOT / aim.path).read_bytes()
         assert aim.mutant.edit.applied(source) != source
