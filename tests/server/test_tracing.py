@@ -9,7 +9,6 @@ from itertools import pairwise
 import grpc
 import pytest
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.tracing import export as trace_export
 from tasuki.server.tracing.tracing import NoTracing, TracingUnavailable, open_tracing
 
 from tests.harness import http_calls
@@ -114,7 +113,7 @@ def test_what_is_missing_is_said_with_the_mend(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(open_tracing("", "n", "fused"), NoTracing)
     with pytest.raises(TracingUnavailable, match="is no URL"):
         open_tracing("127.0.0.1:4317", "n", "fused")
-    monkeypatch.setattr(trace_export.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TracingUnavailable, match=r"tasuki\[otel\]"):
         open_tracing("http://127.0.0.1:4317", "n", "fused")
     assert importlib.util.find_spec("opentelemetry") is None
