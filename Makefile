@@ -15,8 +15,9 @@ TRACES ?= ../shared/traces
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
 
-# One process a core, a file in one of them: a file's tests may share daemons. Each torch keeps to its core.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile
+# One process a core, a file in one of them: a file's tests may share daemons. Files come as they are listed,
+# since those with the most tests are not the longest. Each torch keeps to its core.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test test-slow: export OMP_NUM_THREADS ?= 1
 
 test: $(VENV)/dev-installed

@@ -36,6 +36,7 @@ def assert_answers(nodes: Nodes) -> None:
     assert len(asked(nodes.decode, random_prompt(48, 3), b"", 24).result().token_ids) == 24
 
 
+@pytest.mark.slow
 def test_sixty_four_streams_at_once_lose_no_turn(nodes: Nodes) -> None:
     # More turns than users: somebody's second turn finds its first.
     tally = asyncio.run(load(nodes, streams=64, seconds=1.0, turns=2 * 64))

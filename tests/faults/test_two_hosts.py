@@ -22,5 +22,6 @@ def test_a_prefix_is_handed_from_one_host_to_another() -> None:
     play("works")
 
 
+@pytest.mark.slow
 def test_a_link_that_breaks_in_mid_transfer_costs_time_only() -> None:
     play("link_goes_down_and_up")

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from scripts.mutate import cpp_source, python_source
 from scripts.mutate.campaign import drawn
 from scripts.mutate.equivalents import equivalents
@@ -126,6 +128,7 @@ def test_what_is_known_of_a_mutant_holds_for_its_symbols_text_only(tmp_path: Pat
     assert known.known(aim, "other tests") is None
 
 
+@pytest.mark.slow
 def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path) -> None:
     (aim,) = [
         aim

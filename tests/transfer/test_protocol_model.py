@@ -73,6 +73,7 @@ def name(value: Path | str | tuple[list[str], list[str]]) -> str:
 
 
 @needs_spin
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "define", "how"),
     [
@@ -97,6 +98,7 @@ def test_the_model_holds(
 
 
 @needs_spin
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "mutation", "how"),
     [
