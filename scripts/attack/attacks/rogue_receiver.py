@@ -179,13 +179,15 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
     elif left.is_set():
         # The end of its own stream aborts a room. A stranger's Abort would end it at once.
         attempt.tally.note("left by its receiver, on a busy machine")
-    elif not (victim.is_beating and _has_kind(received, "accepted")):
-        # Severing what an earlier rogue was granted breaks every connection, this one's too.
+    elif not (victim.is_beating and _has_kind(received, "accepted", "aborted")):
+        # An Abort ends a room with no reason of the node's own. Severing what an earlier rogue was
+        # granted breaks every connection, this one's too.
         attempt.tally.note("cut off or not accepted")
     else:
         kinds = [message.WhichOneof("message") for message in received]
         attempt.tally.finding(f"a stranger's Abort ended a room: {kinds}, {received[-1]}")
 
 
-def _has_kind(messages_: list[pb.SenderMessage], kind: str) -> bool:
-    return any(message.WhichOneof("message") == kind for message in messages_)
+def _has_kind(messages_: list[pb.SenderMessage], *kinds: str) -> bool:
+    """Whether each of them is there."""
+    return {*kinds} <= {message.WhichOneof("message") for message in messages_}
