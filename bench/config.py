@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+
 from tasuki.bench.measure.report import Report, reported
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
 from tasuki.bench.cases.case import measure
 from tasuki.bench.cases.stage import Stage
 from tasuki.bench.measure.report import reported

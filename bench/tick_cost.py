@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+
 from tasuki.bench.measure.rig import Rig
 from tasuki.bench.measure.timing import once_seconds
 from tasuki.engine.runner.layer_events import LayerEvents

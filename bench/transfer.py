@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+
 from tasuki.bench.measure.report import Row
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.config.flags import parse_configs

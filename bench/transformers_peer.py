@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+
 from tasuki.bench.measure.timing import median_seconds
 from tasuki.model.config import DenseShape, ModelConfig
 

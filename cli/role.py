@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
+
 from tasuki.client.channel import bearing, open_channel
 from tasuki.client.errors import client_error
 from tasuki.proto import inference_pb2 as pb

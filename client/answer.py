@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
+
 from tasuki.engine.messages import FinishReason, Usage
 from tasuki.engine.messages.proto import finish_reason_from_proto, usage_from_proto
 from tasuki.proto import inference_pb2 as pb

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+
 from tasuki.utils.tls import ClientTls
 
 _OPTIONS = (

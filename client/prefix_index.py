@@ -7,6 +7,7 @@ exactly the prefixes that stand by its stream.
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
 from tasuki.pycache.packed_events import CacheEvent

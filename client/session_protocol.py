@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from grpc import StatusCode
+
 from tasuki.engine.messages import FinishReason
 from tasuki.proto import inference_pb2 as pb
 

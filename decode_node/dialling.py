@@ -8,6 +8,7 @@ unless whoever started the node has said that its network is private.
 from dataclasses import dataclass
 
 import grpc
+
 from tasuki.server.bind import is_loopback
 from tasuki.server.discovery.membership import MembershipError
 from tasuki.transfer.protocol.contract import Difference

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import grpc
+
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import grpc
+
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.failpoints import Place, reach
 

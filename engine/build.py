@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover

@@ -23,6 +23,7 @@ from enum import IntEnum, IntFlag
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind, CopyOp
 

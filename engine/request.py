@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
+
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS

@@ -6,12 +6,13 @@ calls on one arena come from one thread.
 """
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.backends.base import Backend, Operators
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
 from tasuki.pycache.arena import Arena
-from torch import Tensor
-from torch.nn import functional
 
 from .batch import Batch
 from .config import ModelConfig

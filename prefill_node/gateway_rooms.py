@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator
 
 import numpy as np
+
 from tasuki.engine import messages as m
 from tasuki.server.auth.caller import Caller
 from tasuki.server.auth.request_context import RequestContext

@@ -6,6 +6,7 @@ What a receiver sends is bounded here, field by field, before an engine sees any
 from collections.abc import Iterable
 
 import numpy as np
+
 from tasuki.engine import messages as m
 from tasuki.engine.messages.proto import (
     hit_to_proto,

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 import grpc
+
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc

@@ -6,10 +6,9 @@ import sys
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from scripts.tally import Tally
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
-
-from scripts.tally import Tally
 
 Settings = TypeVar("Settings", bound=Any)
 

@@ -24,6 +24,7 @@ from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.cli.embedded import embedded_model
 from tasuki.dashboard.history.events import pools_event
 from tasuki.dashboard.metrics.exposition import Exposition

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import numpy as np
+
 from tasuki.bench.measure.rig import random_parts
 from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.config import EngineConfig
@@ -36,7 +37,6 @@ from tasuki.server.daemon.node import Node
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.pages import Opened, opened
 from tests.harness.processor_time import processor_seconds
 

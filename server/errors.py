@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 from grpc import StatusCode
+
 from tasuki.engine.messages import ErrorKind, RequestError
 
 CallContext = grpc.aio.ServicerContext[Any, Any]

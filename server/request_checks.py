@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.engine.messages import RequestId, Tokens
 from tasuki.model.ops.sampling.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
 from tasuki.server.text.text_codec import TextCodec

@@ -7,6 +7,7 @@ Where the wire is not exact, the arena's last slabs are kept back for windows on
 from dataclasses import dataclass
 
 import torch
+
 from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.precision.decoding_sink import WindowSink

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from tasuki.pycache._cpp_cache import (
     Allocation,
     CacheError,

@@ -6,7 +6,6 @@ from array import array
 from functools import partial
 
 import numpy as np
-from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
 from timing import CLOCK_NS, heap_bytes, median_us, now, percentile_us, quiet
 from workloads import (
     CHUNK,
@@ -20,6 +19,8 @@ from workloads import (
     prompt,
     short_prompts,
 )
+
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
 
 PAGES_PER_SLAB = 24
 KIND = CheckpointKind.TURN_END

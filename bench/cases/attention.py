@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.pycache.layout import PAGE_TOKENS
-from torch import Tensor
-from torch.nn import functional
 
 from .case import Case
 from .stage import Stage, turns_to_overflow

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from tasuki.bench.measure.timing import Work
 from torch import Tensor
+
+from tasuki.bench.measure.timing import Work
 
 from .case import Case
 from .stage import turns_to_overflow

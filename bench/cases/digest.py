@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import torch
+
 from tasuki.transfer.windows.digest import window_rows, word_keys
 from tasuki.transfer.windows.digest_kernel import GpuWindowDigester, PlacedRows, digest_rows
 from tasuki.transfer.windows.window import WindowHeader

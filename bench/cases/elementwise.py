@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.qk_norm_rope_gate import (
     TokenPlaces,
@@ -16,8 +19,6 @@ from tasuki.model.ops.norm import reference as norm
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.pycache.layout import PAGE_TOKENS
-from torch import Tensor
-from torch.nn import functional
 
 from .beside_twin import Turn, beside_twin
 from .case import Case

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.moe.experts import moe
@@ -18,7 +20,6 @@ from tasuki.model.ops.moe.router import choose
 from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.random_weights import RandomSource
-from torch import Tensor
 
 from .beside_twin import Turn, beside_twin
 from .case import Case

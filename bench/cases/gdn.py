@@ -6,11 +6,12 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
+
 from tasuki.bench.measure.timing import Work
 from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.model.weights.random_weights import RandomSource
-from torch import Tensor
 
 from .case import Case
 from .stage import Stage, turns_to_overflow

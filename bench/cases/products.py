@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from tasuki.model.ops.linear.gemv import gemv, norm_gemv, norm_gemv_swiglu
-from tasuki.model.ops.linear.small_batch import small_batch
 from torch import Tensor
 from torch.nn import functional
+
+from tasuki.model.ops.linear.gemv import gemv, norm_gemv, norm_gemv_swiglu
+from tasuki.model.ops.linear.small_batch import small_batch
 
 from .case import Case
 from .stage import Stage, turns_to_overflow

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+
 from tasuki.model.ops.sampling.sample import Draws, sample
 
 from .case import Case

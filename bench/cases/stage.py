@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.arena import Arena
-from torch import Tensor
 
 # Several times any GPU's L2 cache.
 OVERFLOW_BYTES = 512 * 2**20

@@ -6,6 +6,7 @@ from statistics import median
 
 import numpy as np
 import torch
+
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import torch
+
 from tasuki.bench.measure.report import Row
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.engine import messages as m

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from statistics import median
 
 import numpy as np
+
 from tasuki.bench.measure.report import Row
 from tasuki.pycache._cpp_cache import digest_instructions
 from tasuki.transfer.windows.descriptors import window_bytes

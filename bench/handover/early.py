@@ -13,6 +13,7 @@ from statistics import median
 from typing import TypeVar
 
 import numpy as np
+
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import random_parts

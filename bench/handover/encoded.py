@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from statistics import median
 
 import torch
+
 from tasuki.bench.measure.report import Row
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.precision.precision import Precision, WirePrecision

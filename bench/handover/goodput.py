@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from tasuki.bench.measure.report import Row
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.data_plane import DataPlane

@@ -6,6 +6,7 @@ The throttle is in the sender's transport.
 from queue import Empty, SimpleQueue
 
 import torch
+
 from tasuki.bench.errors import BenchError
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.data_plane import DataPlane

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.rig import random_parts
 from tasuki.decode_node.config import DecodeConfig

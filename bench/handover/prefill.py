@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import cast
 
 import numpy as np
+
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.rig import random_parts
 from tasuki.engine import messages as m

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
+
 from tasuki.engine.build import use_device
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.data_plane import DataPlane

@@ -7,6 +7,7 @@ multiplies: its FLOPs, or the weights' bytes where a chunk is too short for that
 from dataclasses import dataclass
 
 import torch
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.weights.weight_sizes import WeightSizes

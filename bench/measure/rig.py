@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
 from tasuki.bench.errors import BenchError
 from tasuki.engine import messages as m
 from tasuki.engine.build import (

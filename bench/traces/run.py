@@ -19,6 +19,7 @@ from cells import CELLS, MODEL, POLICIES, Cell
 from plot import bars
 from simulator import simulated
 from table import table
+
 from tasuki.bench.replay.replay import replay
 from tasuki.bench.replay.rules import ends_and_branches
 from tasuki.bench.replay.trace import Trace, load_trace

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tasuki.client.channel import open_channel
 from tasuki.model.config import ModelConfig, ModelConfigError
 from tasuki.server.auth.access import Access

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+
 from tasuki.client.errors import ClientError
 from tasuki.utils.config.options import option
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
+
 from tasuki.engine.messages import RequestPhase
 
 DIALECTS = ("none", "vllm", "sglang")

@@ -9,6 +9,7 @@ from itertools import chain
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
+
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine import messages as m
 

@@ -8,6 +8,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+
 from tasuki.engine.messages import TimeSpread
 
 FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
+
 from tasuki.engine.messages import (
     HandoverCancelled,
     HandoverFailed,

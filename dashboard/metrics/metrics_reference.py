@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 
 from prometheus_client.core import Metric
+
 from tasuki.engine import messages as m
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.sending.counters import SenderCounters

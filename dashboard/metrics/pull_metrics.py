@@ -4,6 +4,7 @@ Owns no registry but the one it is given. One thread.
 """
 
 from prometheus_client import CollectorRegistry
+
 from tasuki.engine.messages import PullCommitted, PullLost
 
 from .families import PREFILL

@@ -5,6 +5,7 @@ over causes, exactly as in the usages that clients got.
 """
 
 from prometheus_client import CollectorRegistry
+
 from tasuki.engine.messages import Finished, HitBreakdown, Rejected, TokenOut, TransferReport, Usage
 
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW

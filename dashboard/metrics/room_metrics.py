@@ -4,6 +4,7 @@ Borrows its registry. One thread.
 """
 
 from prometheus_client import CollectorRegistry
+
 from tasuki.engine.messages import LossCause, RoomEnded
 
 from .families import PREFILL, QUEUE

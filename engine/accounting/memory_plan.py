@@ -8,6 +8,7 @@ allowances, checked against a GPU in docs/kernels.md. Pure.
 from dataclasses import dataclass
 
 import torch
+
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import DenseShape, ModelConfig

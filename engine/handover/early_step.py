@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from tasuki.engine.runner.own_stream import OwnStream, own_stream
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -31,7 +33,6 @@ from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.receiving.layer_barrier import LayerBarrier
-from torch import Tensor
 
 log = logging.getLogger(__name__)
 

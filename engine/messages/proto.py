@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
+
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 from tasuki.transfer.timeline import HandoverTimeline

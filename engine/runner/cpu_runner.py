@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.model.batch import Batch
 from tasuki.model.hooks import LayerHooks

@@ -7,13 +7,14 @@ address and writes tokens back to the lanes, so that the next replay needs nothi
 from bisect import bisect_left
 
 import torch
+from torch import Tensor
+
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.utils.progress import Progress, no_progress
-from torch import Tensor
 
 from .device_batch import DeviceBatch
 from .last_tokens import LastTokens

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.batch import Batch, SequenceSlice

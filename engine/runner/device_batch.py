@@ -8,13 +8,14 @@ from and to pinned memory that nothing reuses before they have ended.
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
 from tasuki.engine.forward_plan import Ints
 from tasuki.model.batch import DecodeBatch
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import Draws
-from torch import Tensor
 
 from .sequence_states import ResolvedRows
 

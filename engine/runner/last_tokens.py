@@ -4,8 +4,9 @@ Owns one number a lane. One lane more than there are slots is for rows that coun
 """
 
 import torch
-from tasuki.engine.forward_plan import Ints
 from torch import Tensor
+
+from tasuki.engine.forward_plan import Ints
 
 
 class LastTokens:

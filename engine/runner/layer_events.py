@@ -10,9 +10,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 import torch
+from torch import Tensor
+
 from tasuki.model.hooks import LayerHooks
 from tasuki.transfer.windows.step_counter import StepCounter
-from torch import Tensor
 
 
 class LayerEvents(LayerHooks):

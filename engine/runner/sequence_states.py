@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.engine.forward_plan import (
     ForwardPlan,
     Ints,

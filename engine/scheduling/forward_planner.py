@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from tasuki.engine.forward_plan import (
     ON_LANE,
     ForwardPlan,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
 from tasuki.engine.messages import FinishReason
 from tasuki.engine.request import Active, Request
 from tasuki.pycache._cpp_cache import CheckpointKind

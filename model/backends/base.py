@@ -11,9 +11,10 @@ kernel can do both at once. Activations are [T, ...] in the model's dtype.
 
 from typing import Protocol
 
+from torch import Tensor
+
 from tasuki.model.batch import Batch
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
-from torch import Tensor
 
 
 class Operators(Protocol):

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.attention.reference import AttentionPlan, paged_attention, plan_attention
@@ -13,8 +16,6 @@ from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 from tasuki.pycache.layout import PAGE_TOKENS
-from torch import Tensor
-from torch.nn import functional
 
 from .reduce import Reduce, one_rank
 

@@ -5,6 +5,7 @@ kernel is made in model/backends/triton_prefill.py and model/backends/triton_dec
 """
 
 import torch
+
 from tasuki.model.batch import Batch, DecodeBatch
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.long_context import warm

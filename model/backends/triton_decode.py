@@ -6,6 +6,9 @@ Waits for nothing and allocates only through PyTorch, so that a CUDA graph may c
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.batch import DecodeBatch
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
@@ -17,8 +20,6 @@ from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
-from torch import Tensor
-from torch.nn import functional
 
 from .reduce import Reduce
 

@@ -6,6 +6,9 @@ Its plan is made on the host and moved by asynchronous copies; layers wait for n
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
@@ -17,8 +20,6 @@ from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
-from torch import Tensor
-from torch.nn import functional
 
 from .reduce import Reduce
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
+
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.pycache.layout import LayerKind
 from tasuki.utils.progress import Progress, no_progress
-from torch import Tensor
 
 
 class WeightsError(ValueError):

@@ -9,8 +9,9 @@ import hashlib
 import math
 
 import torch
-from tasuki.model.config import ModelConfig
 from torch import Tensor
+
+from tasuki.model.config import ModelConfig
 
 from .layers import WHOLE, ModelWeights, Part, assemble
 

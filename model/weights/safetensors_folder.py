@@ -14,9 +14,10 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.utils.progress import Progress, no_progress
-from torch import Tensor
 
 from .layers import WHOLE, ModelWeights, Part, WeightsError, assemble
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 
 import torch
-from tasuki.model.config import ModelConfig, MoeShape
 from torch import Tensor
+
+from tasuki.model.config import ModelConfig, MoeShape
 
 from .layers import WHOLE, MoeWeights, Part, assemble
 

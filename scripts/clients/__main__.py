@@ -16,11 +16,10 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tasuki.cli.embedded import embedded_model
-
 from scripts.clients.install import install
 from scripts.clients.runs import runs
 from scripts.pair import Pair
+from tasuki.cli.embedded import embedded_model
 from tests.harness.daemons import flags
 
 CLIENTS = ("aiperf", "evalscope", "guidellm", "locust")

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import triton
-from tasuki.utils.triton.kernel_spec import KernelSpec
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .specs import KernelSpecError
 

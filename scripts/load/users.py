@@ -10,12 +10,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from scripts.load.tally import Tally
 from tasuki.client.aio import AsyncClient, AsyncSession
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy, is_transient
-
-from scripts.load.tally import Tally
 
 Result = TypeVar("Result")
 

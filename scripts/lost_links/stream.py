@@ -10,17 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scripts.command import seed_option
+from scripts.lost_links.plan import NEW_TOKENS, Ask, asks, disturbances
+from scripts.lost_links.tally import HANDED_OVER, HERE, LOST, PULLED, Tally
+from scripts.lost_links.world import Turn, World
 from tasuki.client.aio import AsyncClient
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.engine.messages import Usage
 from tasuki.utils.config.options import option
-
-from scripts.command import seed_option
-from scripts.lost_links.plan import NEW_TOKENS, Ask, asks, disturbances
-from scripts.lost_links.tally import HANDED_OVER, HERE, LOST, PULLED, Tally
-from scripts.lost_links.world import Turn, World
 
 _ANSWER_SECONDS = 60.0
 """A request that has no end by then is one that is never answered."""

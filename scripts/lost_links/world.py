@@ -4,11 +4,10 @@ import re
 import urllib.request
 from dataclasses import dataclass
 
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
-from tasuki.client.prompt import Prompt
-
 from scripts.faulty_pair import FaultyPair
 from scripts.lost_links.plan import CONVERSATIONS, NEW_TOKENS, prompt
+from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.client.prompt import Prompt
 from tests.harness.daemons import Node, flags
 
 _MEET_SECONDS = 30.0

@@ -7,14 +7,13 @@ Invariant: every token that reached a client is judged, also where it left or th
 import threading
 from dataclasses import dataclass, field
 
+from scripts.soak.plan import Conversation, Turn
+from scripts.soak.tally import Tally
+from scripts.soak.world import World
 from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-
-from scripts.soak.plan import Conversation, Turn
-from scripts.soak.tally import Tally
-from scripts.soak.world import World
 
 _TURN_SECONDS = 120.0
 

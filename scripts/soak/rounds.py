@@ -8,13 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tasuki.utils.config.options import option
-
 from scripts.command import seed_option
 from scripts.soak.clients import converse
 from scripts.soak.plan import draw
 from scripts.soak.tally import Tally
 from scripts.soak.world import World
+from tasuki.utils.config.options import option
 
 _REST_SECONDS = 10.0
 

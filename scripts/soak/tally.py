@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
-
 from scripts import tally
+from tasuki.cli.demo.token_comparison import TIE_MARGIN
 
 
 class Tally(tally.Tally):

@@ -6,10 +6,9 @@ Owns the oracle and storms of aborts. Thread rule and invariant: as those of a F
 import threading
 import time
 
+from scripts.faulty_pair import Fault, FaultyPair, Undo
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-
-from scripts.faulty_pair import Fault, FaultyPair, Undo
 from tests.harness.daemons import Node, flags, random_prompt
 
 _MEND_SECONDS = 20.0

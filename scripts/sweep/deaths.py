@@ -7,12 +7,11 @@ was right and the survivor holds nothing.
 import time
 from dataclasses import dataclass
 
+from scripts.sweep.points import Point
+from scripts.sweep.world import World, state
 from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
 from tasuki.proto import inference_pb2 as pb
-
-from scripts.sweep.points import Point
-from scripts.sweep.world import World, state
 from tests.harness.daemons import Node, Question, asked
 from tests.harness.waiting import until
 

@@ -9,11 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+from scripts.pair import Daemons
 from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE
-
-from scripts.pair import Daemons
 from tests.harness.daemons import Node, flags, kept_address
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import until

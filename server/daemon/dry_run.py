@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role

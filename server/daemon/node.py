@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+
 from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
+
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import OWNER, Caller
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
+
 from tasuki.engine.messages import NodeName, Tokens
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache.packed_events import CacheEvent, PackedEvents

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
+
 from tasuki.server.errors import CallContext, LoopBehind
 from tasuki.utils.loops.loop_thread import run_on
 

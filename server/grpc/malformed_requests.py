@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
 from tasuki.server.errors import (
     CallContext,
     InvalidRequest,

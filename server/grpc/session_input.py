@@ -6,6 +6,7 @@ Pure functions of the message, the log's tail and the checkpoint's codec; any th
 from dataclasses import dataclass
 
 import numpy as np
+
 from tasuki.engine.messages import Tokens
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidRequest

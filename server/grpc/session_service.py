@@ -3,6 +3,7 @@
 from functools import partial
 
 import numpy as np
+
 from tasuki.engine.messages import FinishReason, Submit
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 from aiohttp import web
+
 from tasuki.server.errors import NotServedHere
 
 from .malformed_requests import refusing

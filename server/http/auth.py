@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.abc import AbstractMatchInfo
 from aiohttp.typedefs import Middleware
+
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import NOBODY, Caller
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, PageFile

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 from aiohttp import web
+
 from tasuki.server.errors import InvalidField, RateLimited, ServerError
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+
 from tasuki.server.bind import is_loopback
 
 from .errors import HttpRefusal

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
+
 from tasuki.dashboard.metrics.exposition import CONTENT_TYPE, Exposition
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.server.engine_client import EngineClient

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+
 from tasuki.server.auth.access import LOOPBACK_ONLY, Access
 from tasuki.server.auth.caller import NOBODY, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known

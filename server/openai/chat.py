@@ -2,6 +2,7 @@
 
 import numpy as np
 from aiohttp import web
+
 from tasuki.engine.messages import Submit
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt

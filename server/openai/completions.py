@@ -1,6 +1,7 @@
 """POST /v1/completions: what a completion asks, and the shape of its reply."""
 
 from aiohttp import web
+
 from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField
 from tasuki.server.request_checks import check_vocabulary, to_tokens

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
+
 from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import EngineClient

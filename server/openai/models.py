@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.text.text_codec import TextCodec
 

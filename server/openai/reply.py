@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiohttp import web
+
 from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import error_body
 from tasuki.server.text.text_answer import Ending, Piece, first_look

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+
 from tasuki.server.errors import InvalidField, InvalidRequest
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.text.json_bounds import (

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from aiohttp import web
+
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.text.text_codec import TextCodec

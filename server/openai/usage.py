@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from aiohttp import web
+
 from tasuki.engine import messages as m
 from tasuki.server.text.text_answer import Ending
 from tasuki.server.text.tokenizer import Tokenizer

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import NewType
 
 import numpy as np
+
 from tasuki.server.auth.caller import Caller
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import SessionBusy, SessionLimit, UnknownSession

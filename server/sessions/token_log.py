@@ -1,6 +1,7 @@
 """A conversation's tokens: grows at the end, is read without a copy."""
 
 import numpy as np
+
 from tasuki.engine.messages import Tokens
 
 

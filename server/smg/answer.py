@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+
 from tasuki.engine.messages import Finished, FinishReason, TokenOut
 from tasuki.model.ops.sampling.reference import stop_ids
 from tasuki.server.text.stop_strings import StopStrings

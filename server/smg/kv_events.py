@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from smg_grpc_proto.generated import common_pb2 as pb
+
 from tasuki.pycache._cpp_cache import PAGE_TOKENS
 
 from .usable_blocks import Announced, Block, Change, Cleared, Withdrawn

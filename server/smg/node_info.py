@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from google.protobuf.struct_pb2 import Struct  # type: ignore[import-untyped]
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+
 from tasuki.engine.messages import RequestPhase, StatsReply
 from tasuki.pycache._cpp_cache import PAGE_TOKENS
 from tasuki.utils.version import package_version

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+
 from tasuki.engine.messages import GatewayRoom, RoomId, Submit, Tokens
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.auth.tenant import salt_of

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smg_grpc_proto.generated import common_pb2 as pb
+
 from tasuki.server.errors import InvalidRequest
 
 _FILES = (

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
 from tasuki.pycache.packed_events import CacheEvent, PackedEvents
 

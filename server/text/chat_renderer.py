@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
 from tasuki.engine.messages import Tokens
 from tasuki.server.errors import InvalidRequest, PromptTooLong
 

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine import messages as m
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tasuki.bench.idle import gaps
 from tasuki.bench.measure.floors import Floors, measure_floors
 from tasuki.bench.measure.model_floor import ModelFloor
@@ -14,7 +15,6 @@ from tasuki.bench.measure.timing import turn_seconds
 from tasuki.bench.workload import Point
 from tasuki.cli import main as cli
 from tasuki.model.known_models import published_or_folder
-
 from tests.harness.engines import TINY
 
 TINY_FLAGS = ["--device", "cpu", "--dtype", "float32", "--arena-mib", "16"]

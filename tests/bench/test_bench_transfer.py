@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from tasuki.bench.handover.goodput import put_protocols
 from tasuki.bench.handover.throttled import ThrottledTransport
 from tasuki.cli import main as cli

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tasuki.bench.replay.errors import ReplayError
 from tasuki.bench.replay.prompts import Prompts
 from tasuki.bench.replay.replay import replay

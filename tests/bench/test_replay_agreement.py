@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tasuki.bench.replay.replay import replay
 from tasuki.bench.replay.rules import ends_and_branches
 from tasuki.bench.replay.trace import load_trace

@@ -12,6 +12,7 @@ import random
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.pycache._cpp_cache import PAGE_TOKENS
 
 _PRIME = 0x100000001B3

@@ -2,6 +2,7 @@
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.transfer.windows.digest import WindowRows, splitmix64_all, word_keys
 
 

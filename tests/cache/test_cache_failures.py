@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from tasuki.pycache._cpp_cache import PrefixCache
 
+from tasuki.pycache._cpp_cache import PrefixCache
 from tests.harness.trees import END, joined, keep, take, take_receive, text, tree_of, usable
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tasuki.pycache._cpp_cache import CacheError, CheckpointKind
 
+from tasuki.pycache._cpp_cache import CacheError, CheckpointKind
 from tests.harness.trees import take, tree_of
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "cache"

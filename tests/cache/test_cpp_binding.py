@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import (
     CacheError,
@@ -15,7 +16,6 @@ from tasuki.pycache._cpp_cache import (
     InvalidArgument,
     TreeConfig,
 )
-
 from tests.harness.trees import take, tree_of
 
 STUB = Path(__file__).parents[2] / "pycache" / "_cpp_cache.pyi"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
 from tasuki.transfer.windows.digest import WindowRows, word_keys
 

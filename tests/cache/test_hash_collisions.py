@@ -6,6 +6,7 @@ from itertools import combinations, islice, pairwise, permutations
 
 import numpy as np
 import pytest
+
 from tasuki.client import prefix_index
 from tasuki.client.answer import Answer
 from tasuki.client.prefix_index import PrefixIndex
@@ -13,7 +14,6 @@ from tasuki.client.prompt import Prompt
 from tasuki.pycache._cpp_cache import PrefixCache, prefix_hashes
 from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.transports.nixl.transport import installed_package
-
 from tests.cache.colliding_pages import colliding_pages
 from tests.harness.daemons import Node, flags, random_prompt
 from tests.harness.trees import Tokens, joined, keep, take, tree_of, usable

@@ -2,8 +2,8 @@
 by."""
 
 import pytest
-from tasuki.engine.messages import HitBreakdown
 
+from tasuki.engine.messages import HitBreakdown
 from tests.harness.engines import prompt as text
 from tests.harness.engines import tiny_engine
 

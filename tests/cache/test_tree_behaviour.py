@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 import pytest
-from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, InvalidArgument
 
+from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, InvalidArgument
 from tests.harness.trees import (
     END,
     joined,

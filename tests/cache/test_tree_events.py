@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from tasuki.client.prefix_index import MissedEvents, PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
@@ -13,7 +14,6 @@ from tasuki.pycache._cpp_cache import (
     PrefixCache,
     prefix_hashes,
 )
-
 from tests.cache.siphash import siphash_2_4_128
 from tests.harness.trees import END, Tokens, joined, keep, keep_kv, take, text, tree_of
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
@@ -16,7 +17,6 @@ from tasuki.pycache._cpp_cache import (
 )
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import run_copies
-
 from tests.harness import trees
 from tests.harness.engines import PoisonedCache
 from tests.harness.loopback_pair import FULL, GDN, small_layout

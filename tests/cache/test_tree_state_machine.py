@@ -5,6 +5,7 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from tasuki.client.prefix_index import PrefixIndex
 from tasuki.pycache._cpp_cache import (
     PAGE_TOKENS,
@@ -14,7 +15,6 @@ from tasuki.pycache._cpp_cache import (
     TreeConfig,
     prefix_hashes,
 )
-
 from tests.cache.tree_oracle import Held, Oracle, Prefix, array, whole
 
 # The first two share half a page, so that prompts part inside a page.

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Tokens
 from tasuki.proto import inference_pb2 as pb
@@ -13,7 +14,6 @@ from tasuki.pycache._cpp_cache import (
 )
 from tasuki.server.errors import InvalidField
 from tasuki.server.grpc.cache_messages import node_name, read_node_name, tree_message, tree_question
-
 from tests.harness.engines import tiny_engine
 from tests.harness.trees import END, keep, take, tree_of
 

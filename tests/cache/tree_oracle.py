@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, Allocation, Match, PrefixCache
 
 Prefix = tuple[int, ...]

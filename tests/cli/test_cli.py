@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
 from tasuki.server.config import ServerConfig
 from tasuki.utils.config.flags import parse_config, parse_configs
 from tasuki.utils.config.options import option
-
 from tests.harness.command_line import error_line, exit_status
 
 

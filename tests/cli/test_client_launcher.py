@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tasuki.cli import main as cli
 from tasuki.cli.demo import script as demo_script
 from tasuki.cli.launcher import Daemon, fused
@@ -20,7 +21,6 @@ from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.goldens import MODELS, reference_dir
 from tests.harness.processes import gone
 from tests.harness.random_checkpoint import write_random_model

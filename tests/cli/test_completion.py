@@ -5,10 +5,10 @@ from contextlib import redirect_stdout
 from functools import cache
 
 import pytest
+
 from tasuki.cli import completion
 from tasuki.utils.commands import COMMANDS
 from tasuki.utils.progress import progress_bar
-
 from tests.harness.programs import output_of, program
 
 

@@ -7,12 +7,12 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from tasuki.cli.doctor import machine_checks
 from tasuki.cli.doctor.machine_checks import Verdict
 from tasuki.cli.doctor.main import main, model, peer, port
 from tasuki.cli.embedded import embedded_model
 from tasuki.server.config import ServerConfig
-
 from tests.harness.certificates import Authority
 from tests.harness.front_fixtures import running_front
 

@@ -12,12 +12,12 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
 
 from ray.cluster_utils import Cluster  # noqa: E402
+
 from tasuki.cli.embedded import embedded_model  # noqa: E402
 from tasuki.cli.ray.fleet import RayFleet  # noqa: E402
 from tasuki.cli.ray.main import RayConfig  # noqa: E402
 from tasuki.client.prompt import Prompt  # noqa: E402
 from tasuki.client.session import Client  # noqa: E402
-
 from tests.harness.daemons import flags, random_prompt, until  # noqa: E402
 
 pytestmark = [

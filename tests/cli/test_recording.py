@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tasuki.bench.replay.replay import replay
 from tasuki.bench.replay.trace import load_trace
 from tasuki.cli.recording.file_format import Recording, RecordingError, RecordingWriter
@@ -23,7 +24,6 @@ from tasuki.dashboard.history.prompt_blocks import PromptBlocks
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Usage
 from tasuki.model.ops.sampling.params import SamplingParams
-
 from tests.harness.daemons import random_prompt
 from tests.harness.http_calls import fetched
 from tests.harness.offline_page import replaying

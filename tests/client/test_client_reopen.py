@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from tasuki.client.aio import AsyncClient
 from tasuki.client.conversation import Conversation
 from tasuki.client.errors import ClientError
@@ -15,7 +16,6 @@ from tasuki.client.session import Client, Session
 from tasuki.client.session_protocol import Call, Over, Pause, SessionLife, advance
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
-
 from tests.harness.daemons import random_prompt
 from tests.harness.front_fixtures import Front, running_front, text_codec
 from tests.harness.refusals import refused_as

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from tasuki.cli.demo.token_comparison import compare
 from tasuki.cli.generate import answer_all, as_json, as_text
 from tasuki.client.answer import Answer
@@ -12,7 +13,6 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-
 from tests.harness.front_fixtures import Front, running_front, text_codec, usage
 
 

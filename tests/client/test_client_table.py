@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from tasuki.cli.demo import session_table as table
 from tasuki.engine import messages as m
-
 from tests.harness.front_fixtures import usage
 
 

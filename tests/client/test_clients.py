@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tasuki.cli.embedded import embedded_model
 
 from scripts.clients.install import interpreter
+from tasuki.cli.embedded import embedded_model
 from tests.harness.daemons import Node
 from tests.harness.metrics_text import scraped
 from tests.harness.programs import output_of, program

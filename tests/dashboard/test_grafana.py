@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
 from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
-
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.programs import output_of, program
 from tests.harness.prometheus_process import Prometheus, scraping

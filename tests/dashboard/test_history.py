@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import numpy as np
+
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.event_journal import EventJournal
 from tasuki.dashboard.history.events import event_of

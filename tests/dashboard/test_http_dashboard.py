@@ -6,11 +6,11 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, load_page
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
-
 from tests.harness.api_keys import headers
 from tests.harness.http_fixtures import HttpFront, running_http
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.fault_metrics import FaultMetrics
 from tasuki.dashboard.metrics.metrics_reference import reference
@@ -16,7 +17,6 @@ from tasuki.transfer.sending.counters import SenderCounters
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack, SentWindow
 from tasuki.transfer.windows.send_report import Drain, SendReport
-
 from tests.harness.metrics_text import samples
 from tests.harness.programs import finished, program
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from tasuki.cli.demo import script as demo_script
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
-
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.http_calls import ask, fetched
 from tests.harness.metrics_text import scraped

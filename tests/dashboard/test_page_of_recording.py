@@ -18,7 +18,6 @@ from tasuki.transfer.timeline import (
     SenderTrack,
     SentWindow,
 )
-
 from tests.harness.daemons import random_prompt
 from tests.harness.offline_page import replaying
 from tests.harness.pages import opened

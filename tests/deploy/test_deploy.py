@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.config import ServerConfig
 from tasuki.utils.config.flags import parse_configs
-
 from tests.harness.programs import finished, output_of, program
 
 jsonschema = pytest.importorskip("jsonschema", reason="kubernetes-validate is not installed")

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
 from tasuki.model.ops.sampling.params import SamplingParams
-
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
 

@@ -3,6 +3,7 @@ them before whatever is launched or told to another node next. Memory is poisone
 
 import pytest
 import torch
+
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.engine.plan_stream import PlanStream
@@ -13,7 +14,6 @@ from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
 from tasuki.model.batch import Batch
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-
 from tests.harness.engines import (
     Lone,
     PoisonedCache,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
 from tasuki.engine.handover.early_step import EarlySteps
@@ -22,7 +23,6 @@ from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.step_counter import StepCounter
-
 from tests.harness.engine_pair import (
     LONG,
     EnginePair,

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from tasuki.engine import messages as m
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.request import Decoding, Finished, IllegalMove, Request, Waiting
 from tasuki.model.ops.sampling.params import SamplingParams
-
 from tests.harness.engine_cuts import EngineCuts
 from tests.harness.engines import (
     TINY,

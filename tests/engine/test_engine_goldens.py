@@ -1,8 +1,8 @@
 """The engine's goldens on the CPU, and one of a prompt that the GPU need not repeat."""
 
 import numpy as np
-from tasuki.engine.messages import HitBreakdown
 
+from tasuki.engine.messages import HitBreakdown
 from tests.harness.engine_goldens import EngineGoldens, cold_engine
 from tests.harness.goldens import cases_of
 

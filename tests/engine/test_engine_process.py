@@ -10,11 +10,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.thread import EngineThread
 from tasuki.pycache.packed_events import PackedEvents
-
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
 PROMPTS = {name: np.arange(start, start + 70) % 128 for name, start in (("a", 0), ("b", 31))}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.thread import EngineThread
-
 from tests.harness.waiting import until
 
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+
 from tasuki.engine import messages as m
 from tasuki.engine.handover.room_names import RoomNames
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache
-
 from tests.harness import trees
 from tests.harness.engines import Lone, engine_config, tiny_parts
 from tests.harness.trees import Tokens, keep, text

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tasuki.engine.forward_plan import (
     ON_LANE,
     ForwardPlan,
@@ -28,7 +29,6 @@ from tasuki.engine.scheduling.forward_planner import ForwardPlanner
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind, CopyOp
-
 from tests.harness.engines import alone, prompt, tiny_parts
 from tests.repository.test_architecture import ROOT, imports
 

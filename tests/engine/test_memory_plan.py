@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from tasuki.cli import main as cli
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig
@@ -14,7 +15,6 @@ from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.model.weights.weight_sizes import WeightSizes, tensors
 from tasuki.server.daemon.dry_run import GPUS
-
 from tests.harness.engines import TINY, tiny_parts
 from tests.harness.model_shapes import MOE
 

@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
+
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import ForwardPlan, RowFlag, decode_plan
 from tasuki.engine.plan_stream import PlanStream
@@ -15,7 +16,6 @@ from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.copies import CopyKind
-
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
 
 SLABS = 18

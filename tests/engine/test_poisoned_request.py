@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import PlanGap
 from tasuki.engine.role import Role
 from tasuki.engine.thread import EngineThread
 from tasuki.model.batch import Batch
-
 from tests.harness.engine_pair import engine_pair, with_early_head
 from tests.harness.engines import (
     Lone,

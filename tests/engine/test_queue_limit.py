@@ -7,6 +7,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
+
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_cache, build_prefill_engine
 from tasuki.engine.request import Request
@@ -14,7 +15,6 @@ from tasuki.engine.role import Role
 from tasuki.engine.scheduling.queue_limit import QueueLimit
 from tasuki.engine.thread import EngineThread
 from tasuki.model.ops.sampling.params import SamplingParams
-
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 from tests.harness.manual_clock import ManualClock

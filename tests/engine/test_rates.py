@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.engine.messages import Choice
 from tasuki.engine.routing.cost_learner import FRESH, LEAST, CostLearner, LineFit
 from tasuki.engine.routing.cost_model import (

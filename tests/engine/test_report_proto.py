@@ -2,6 +2,7 @@
 
 import pytest
 from google.protobuf.message import Message
+
 from tasuki.engine import messages as m
 from tasuki.engine.messages.proto import (
     eviction_from_proto,

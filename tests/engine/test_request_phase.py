@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+
 from tasuki.dashboard.history.to_json import to_json
 from tasuki.dashboard.metrics.life_spans import prefilled_seconds, queued_seconds
 from tasuki.engine import request as states
 from tasuki.engine.messages import LifeMark, RequestPhase, Stage
 from tasuki.server.smg.node_info import scheduler_load
-
 from tests.dashboard.test_metrics import REPORT, exposition, samples
 
 GAUGES = {

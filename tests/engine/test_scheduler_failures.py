@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.base import Handover
@@ -18,7 +19,6 @@ from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-
 from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
 
 CALLS = (

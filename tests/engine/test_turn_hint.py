@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import FinishReason
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids, turn_hint
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-
 from tests.harness.engines import Lone, tiny_parts
 
 

@@ -6,7 +6,6 @@ from threading import Thread
 
 import grpc
 import pytest
-from tasuki.proto import inference_pb2
 
 from scripts.attack.campaign import Row, run, table
 from scripts.attack.catalogue import ATTACKS
@@ -15,6 +14,7 @@ from scripts.attack.grpc_call import judge as judge_grpc
 from scripts.attack.grpc_call import methods
 from scripts.attack.http_call import HttpCall, ask
 from scripts.attack.tally import Tally
+from tasuki.proto import inference_pb2
 from tests.harness.running_nodes import needs_nixl
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+
 from tasuki.cli.embedded import embedded_model
 from tasuki.client.errors import ClientError
 from tasuki.proto import inference_pb2 as pb
-
 from tests.harness.daemons import Node, Pair, Question, asked, flags, questions
 from tests.harness.pair_moments import (
     LAYERS,

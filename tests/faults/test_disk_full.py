@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-
 from tests.harness.daemons import flags, random_prompt
 from tests.harness.running_nodes import needs_nixl
 

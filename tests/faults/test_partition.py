@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
-
 from tests.harness.daemons import Node, Pair, Question, questions
 from tests.harness.pair_moments import (
     handed_over,

@@ -2,10 +2,10 @@
 `make sweep`."""
 
 import pytest
-from tasuki.transfer.failpoints import WINDOW_PLACES, Place
 
 from scripts.sweep.points import every_point, sample
 from scripts.sweep.sweep import sweep
+from tasuki.transfer.failpoints import WINDOW_PLACES, Place
 from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import HANG_SECONDS
 

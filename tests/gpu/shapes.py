@@ -4,13 +4,13 @@ from functools import cache
 from typing import Any
 
 import torch
+
 from tasuki.engine.build import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tasuki.transfer.windows.step_counter import StepCounter
-
 from tests.harness import model_shapes
 
 VOCAB = 1000

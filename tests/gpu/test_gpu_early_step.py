@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.early_step import EarlyStep, EarlySteps
 from tasuki.model.batch import SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.receiving.layer_barrier import LayerBarrier
-
 from tests.gpu.shapes import parts_of
 
 LONG_CYCLES = 2_000_000_000

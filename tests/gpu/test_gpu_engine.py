@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-from tasuki.engine.config import EngineConfig
 
+from tasuki.engine.config import EngineConfig
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 from tests.harness.engine_cuts import EngineCuts
 from tests.harness.engines import Lone

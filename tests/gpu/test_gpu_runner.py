@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.runner.sequence_states import SequencePages
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.transfer.windows.step_counter import StepCounter
-
 from tests.gpu.shapes import CONFIGS, parts_of
 from tests.harness.waiting import until
 

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 import torch
+
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.windows.descriptors import Pieces
-
 from tests.harness.peer_wire import PeerWire, serve
 
 pytestmark = pytest.mark.skipif(

@@ -5,6 +5,7 @@ import math
 import time
 
 import pytest
+
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.liveness.node_progress import (
     NodeProgress,
@@ -13,7 +14,6 @@ from tasuki.transfer.liveness.node_progress import (
 )
 from tasuki.utils.loops.loop_pulse import LoopPulse
 from tasuki.utils.loops.loop_thread import LoopThread
-
 from tests.harness.handover_nodes import nodes
 from tests.harness.waiting import HANG_SECONDS
 

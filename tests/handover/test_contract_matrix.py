@@ -6,12 +6,12 @@ from dataclasses import fields, replace
 
 import grpc
 import pytest
+
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
-
 from tests.harness.handover_nodes import Nodes, nodes
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 from tests.harness.waiting import HANG_SECONDS

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.engine.handover.decode_room import MOVES, DecodeRoom, Granted, Over, Ready, Wanted
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.request import IllegalMove, Request
 from tasuki.engine.role import Role
 from tasuki.model.ops.sampling.params import SamplingParams
-
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
 ROOM = m.RoomId(7)

@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 
 import pytest
+
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.dialling import Dialling
 from tasuki.decode_node.node import dialling
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
 from tasuki.server.discovery.membership import MembershipError
-
 from tests.harness.certificates import Authority
 from tests.harness.daemons import Node, flags
 from tests.harness.handover_nodes import nodes

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+
 from tasuki.cli.embedded import embedded_model
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
@@ -15,7 +16,6 @@ from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.transports.nixl.transport import installed_package
-
 from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import TINY, submit, tiny_parts

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.transfer import failpoints
 from tasuki.transfer.failpoints import (
@@ -24,7 +25,6 @@ from tasuki.transfer.failpoints import (
     parse,
     reach,
 )
-
 from tests.harness.handover_nodes import Inbound, Nodes, grant_of, nodes, wanted
 from tests.harness.waiting import HANG_SECONDS
 

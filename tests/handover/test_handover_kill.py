@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 
 import numpy as np
 import pytest
+
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.engine import messages as m
 from tasuki.server.discovery.membership import FixedMembership
@@ -24,7 +25,6 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
-
 from tests.harness.handover_nodes import SLABS, Inbound, grant_of, wanted
 from tests.harness.loopback_pair import POISON, small_layout
 from tests.harness.prefill_process import Script, main, source_ids, source_memory

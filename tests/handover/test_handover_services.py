@@ -6,7 +6,6 @@ import asyncio
 from tasuki.engine import messages as m
 from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
-
 from tests.harness.handover_nodes import HIT, grant_of, nodes, on_both_wires, wanted
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts

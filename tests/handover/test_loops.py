@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tasuki.cli.launcher import Daemon
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer.transports.nixl.transport import installed_package
-
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
 from tests.harness.standing_daemon import SECONDS, StandingDaemon, be_busy_now, sleep_now
 from tests.harness.waiting import HANG_SECONDS, until

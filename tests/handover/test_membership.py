@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tasuki.client.answer import Answer, AnswerStream
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
-
 from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
 from tests.harness.waiting import HANG_SECONDS, until
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from tasuki.cli.demo.token_comparison import TIE_MARGIN, TIE_SHARE
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-
 from tests.harness.daemons import Node, flags, fleet
 from tests.harness.goldens import MODELS, reference_dir
 from tests.harness.random_checkpoint import write_random_model

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from tasuki.decode_node import handover_messages as decode_wire
 from tasuki.engine import messages as m
 from tasuki.engine.messages import CAUSES

@@ -5,13 +5,13 @@ import random
 from collections.abc import Iterator
 
 import pytest
+
+from scripts.sweep.world import Victim, decode_flags, state, victim_flags
 from tasuki.cli.explain import story
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
-
-from scripts.sweep.world import Victim, decode_flags, state, victim_flags
 from tests.harness.daemons import NEW_TOKENS, Node, asked, flags, fleet
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import until

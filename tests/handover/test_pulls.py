@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
 from tasuki.engine.handover.decode_side import DecodeHandover
@@ -17,7 +18,6 @@ from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.windows.digest import WindowDigester
-
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
 ROOM = m.RoomId(9)

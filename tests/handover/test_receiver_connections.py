@@ -11,6 +11,7 @@ from functools import partial
 from typing import cast
 
 import pytest
+
 from tasuki.prefill_node import decode_connections
 from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
@@ -23,7 +24,6 @@ from tasuki.transfer.sending.connect import connect_within
 from tasuki.transfer.sending.link import Link, SourceArena
 from tasuki.transfer.sending.write_leases import WriteLeases
 from tasuki.transfer.transports.base import Endpoint
-
 from tests.harness.waiting import HANG_SECONDS
 
 LEASE = 1.0

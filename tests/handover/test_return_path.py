@@ -10,7 +10,6 @@ from tasuki.engine import messages as m
 from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.timeline import Phase
-
 from tests.harness.handover_nodes import Nodes, nodes, on_both_wires, pull_of, source_of
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts

@@ -6,12 +6,12 @@ from queue import SimpleQueue
 
 import grpc
 import pytest
+
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2
 from tasuki.transfer.transports.nixl.transport import installed_package
-
 from tests.harness.daemons import Node, flags, fleet
 from tests.harness.rogue_receiver import Rogue
 from tests.harness.waiting import HANG_SECONDS, until

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
@@ -14,7 +15,6 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
-
 from tests.harness.handover_nodes import (
     GENERATION,
     SLABS,

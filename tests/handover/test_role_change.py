@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from tasuki.cli.role import change_role
 from tasuki.cli.role import main as role_command
 from tasuki.client.answer import Answer
@@ -26,7 +27,6 @@ from tasuki.server.errors import InvalidRequest, RoleFixed
 from tasuki.server.role_change import TUNING, RoleChange
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.config.config_file import ConfigFileError
-
 from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, fleet, question_of
 from tests.harness.etcd_process import running_etcd
 from tests.harness.waiting import HANG_SECONDS, until

@@ -4,6 +4,7 @@ which somebody is awaited has a deadline."""
 from typing import Any
 
 import pytest
+
 from tasuki.transfer.liveness.progress_watch import ProgressWatch
 from tasuki.transfer.protocol.handover_states import RECEIVER, SENDER, Table
 from tasuki.transfer.protocol.pull_states import PULL_RECEIVER, PULL_SENDER
@@ -13,7 +14,6 @@ from tasuki.transfer.rooms.room_deadlines import (
     ReceiverDeadlines,
     SenderDeadlines,
 )
-
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 

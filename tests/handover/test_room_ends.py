@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
+from tasuki.utils.loops.guarded_tasks import GuardedTasks
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 from tests.harness.waiting import HANG_SECONDS

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
-
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
 from tests.harness.waiting import until
 

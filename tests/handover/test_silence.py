@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+
 from tasuki.transfer.errors import PeerSilent
 from tasuki.transfer.liveness.silence import LATE_TICKS, Silence, unless_silent
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.gateway_rooms import GatewayRooms
@@ -23,7 +24,6 @@ from tasuki.server.errors import InvalidRequest
 from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.send_report import Drain
-
 from tests.harness.interaction import Script, play, scripts
 
 ROOM = m.RoomId(77)

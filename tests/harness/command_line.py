@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+
 from tasuki.cli import main as cli
 
 

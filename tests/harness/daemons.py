@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
 from tasuki.cli.demo.token_comparison import TIE_MARGIN
 from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
@@ -24,7 +25,6 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-
 from tests.harness.waiting import HANG_SECONDS, until
 
 OWNERS = ("free", "working", "tree", "granted", "quarantined")

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
-
 from tests.harness.engines import Lone, submit
 
 

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_early_start
 from tasuki.engine.config import EngineConfig
@@ -24,7 +25,6 @@ from tasuki.transfer.sending.outgoing_room import RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
 from tasuki.transfer.windows.destination import Destination
-
 from tests.harness.engines import Lone
 from tests.harness.loopback_pair import Ends
 from tests.harness.waiting import HANG_SECONDS

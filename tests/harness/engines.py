@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
 from tasuki.engine import messages as m
 from tasuki.engine.build import (
     EngineParts,

@@ -11,6 +11,9 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import grpc
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
 from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
@@ -19,9 +22,6 @@ from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers, trainers
-
 from tests.harness.api_keys import metadata
 from tests.harness.grpc_calls import GrpcCalls
 from tests.harness.waiting import HANG_SECONDS

@@ -3,9 +3,9 @@
 from typing import Any
 
 import grpc
+
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-
 from tests.harness.waiting import HANG_SECONDS
 
 Metadata = tuple[tuple[str, str], ...]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import grpc
 import numpy as np
 import pytest
+
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.decode_node.handover_settings import HandoverSettings
 from tasuki.engine import messages as m
@@ -29,7 +30,6 @@ from tasuki.transfer.rooms.room_deadlines import (
 )
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.transports.loopback import Faults, no_faults
-
 from tests.harness.loopback_pair import Pair, cells_in_use, loopback_pair, plans, random_ids
 from tests.harness.waiting import HANG_SECONDS
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.precision.decoding_sink import WindowSink
@@ -28,7 +29,6 @@ from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers
-
 from tests.harness.waiting import HANG_SECONDS
 
 POISON = 0xA5

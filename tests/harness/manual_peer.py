@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import text_format
+
 from tasuki.decode_node import handover_messages as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
@@ -13,7 +14,6 @@ from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
 from tasuki.transfer.transports.loopback import LoopbackTransport
-
 from tests.harness.handover_nodes import GENERATION, Nodes, wanted
 from tests.harness.waiting import HANG_SECONDS
 

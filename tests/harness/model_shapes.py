@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights

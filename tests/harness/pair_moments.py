@@ -3,7 +3,6 @@ the pair's questions is asked."""
 
 from tasuki.client.answer import AnswerStream
 from tasuki.engine.messages import Usage
-
 from tests.harness.daemons import NEW_TOKENS, Pair
 from tests.harness.waiting import until
 

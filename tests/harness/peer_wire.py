@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 import numpy as np
-from tasuki.transfer.transports.base import TransferState, Transport
 
+from tasuki.transfer.transports.base import TransferState, Transport
 from tests.harness.waiting import HANG_SECONDS
 
 Answers = dict[str, Callable[..., object]]

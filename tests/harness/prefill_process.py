@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 
 import grpc
 import numpy as np
+
 from tasuki.engine import messages as m
 from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
@@ -20,7 +21,6 @@ from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers
-
 from tests.harness.handover_nodes import HIT, PAGES, SLABS
 from tests.harness.loopback_pair import random_ids, small_layout
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from tasuki.cli.demo import script as demo_script
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import WHOLE, Part, assemble
 from tasuki.model.weights.random_weights import RandomSource
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _VOCABULARY = 1024

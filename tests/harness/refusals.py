@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from tasuki.client.errors import ClientError
 from tasuki.server.errors import ERROR_KIND_KEY
 

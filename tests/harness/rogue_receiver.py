@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 import numpy as np
+
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
 from tasuki.transfer.transports.nixl.transport import NixlTransport
-
 from tests.harness.daemons import Node, random_prompt
 from tests.harness.waiting import HANG_SECONDS
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
+
 from tasuki.cli.launcher import Daemon
 from tasuki.client.errors import LaunchError
 from tasuki.transfer.transports.nixl.transport import installed_package
-
 from tests.harness.daemons import Node, flags, has_met
 from tests.harness.waiting import until
 

@@ -40,6 +40,7 @@ def read(file: Path) -> tuple[set[str], set[tuple[str, str]]]:
 def main(file: Path, arguments: list[str]) -> int:
     import grpc
     from aiohttp import web
+
     from tasuki.cli import main as cli
 
     def tell(*words: str) -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from tasuki.proto import inference_pb2 as pb
-
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions
 from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, inside, ip
 from tests.harness.pair_moments import handed_over, in_transfer

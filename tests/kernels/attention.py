@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
@@ -14,7 +16,6 @@ from tasuki.model.ops.attention.qk_norm_rope_gate import (
 )
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.pycache.arena import Arena
-from torch import Tensor
 
 from .tensors import DTYPE_NAMES, small_config
 

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.pycache.arena import Arena
-from torch import Tensor
 
 from .tensors import DTYPE_NAMES, close, small_config
 

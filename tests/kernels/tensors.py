@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-from tasuki.model.config import ModelConfig
 from torch import Tensor
+
+from tasuki.model.config import ModelConfig
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

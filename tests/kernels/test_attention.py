@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.long_context import (
     ContextBlock,
@@ -16,7 +18,6 @@ from tasuki.model.ops.attention.long_context import (
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.reference import naive_attention
-from torch import Tensor
 
 from .attention import Heads, attention_case
 from .tensors import close

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from scripts.compile_kernels.growth import growth
 from scripts.compile_kernels.resources import compile_spec
 from scripts.compile_kernels.specs import KernelSpecError
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 

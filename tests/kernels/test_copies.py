@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.copies import copy_page, copy_slot, zero_slot
 from torch.profiler import ProfilerActivity, profile
 
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.copies import copy_page, copy_slot, zero_slot
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
 # Unequal sizes everywhere; three pages a slab and some waste.

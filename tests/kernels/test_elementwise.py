@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.norm import reference as norm
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
-from torch import Tensor
-from torch.nn import functional
 
 from .attention import Heads, attention_case
 from .tensors import close

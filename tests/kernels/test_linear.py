@@ -3,11 +3,12 @@ block."""
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.ops.linear.gemv import Stream, gemv, norm_gemv, norm_gemv_swiglu
 from tasuki.model.ops.linear.small_batch import Tile, is_one_round, small_batch
 from tasuki.model.ops.norm.reference import rms_norm
-from torch import Tensor
-from torch.nn import functional
 
 from .tensors import noise
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.gemv import moe_gemv
@@ -23,8 +25,6 @@ from tasuki.model.ops.moe.reference import (
 from tasuki.model.ops.moe.router import choose
 from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
-from torch import Tensor
-
 from tests.harness.model_shapes import MOE
 
 from .tensors import count

@@ -4,6 +4,7 @@ shut gate."""
 import numpy as np
 import pytest
 import torch
+
 from tasuki.transfer.transports.nvlink.store_kernel import (
     ALIGNMENT,
     Grid,

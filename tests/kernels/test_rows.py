@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import ForwardPlan
@@ -27,7 +28,6 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import read_options
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.engines import Lone, submit, tiny_parts
 
 VOCAB = 128

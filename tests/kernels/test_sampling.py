@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+
 from tasuki.model.ops.sampling import sample as sampling_sample
 from tasuki.model.ops.sampling import top_k_top_p as sampling_cut
 from tasuki.model.ops.sampling.gumbel import gumbel, noise_key

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.row_codec import RowFormat
@@ -13,7 +14,6 @@ from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
 from tasuki.transfer.windows.window import WindowHeader
-
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
 LAYOUT = replace(

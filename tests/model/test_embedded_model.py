@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tasuki.cli.embedded import embedded_model
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
@@ -17,7 +18,6 @@ from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.tokenizer import Tokenizer
-
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of
 
 FOLDER = embedded_model()

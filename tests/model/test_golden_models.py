@@ -5,8 +5,8 @@ import json
 
 import pytest
 from safetensors import safe_open
-from tasuki.model.config import ModelConfig
 
+from tasuki.model.config import ModelConfig
 from tests.harness.goldens import OWN, OWN_MODELS, model_cases, reference_dir
 
 MOST_BYTES = 4 * 2**20

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tasuki.model.config import DenseShape, ModelConfig, ModelConfigError, MoeShape
 from tasuki.pycache.layout import LayerKind
-
 from tests.harness.model_shapes import DENSE, MOE, dense_raw, moe_raw
 
 GDN, FULL = LayerKind.GDN, LayerKind.FULL

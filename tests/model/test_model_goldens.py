@@ -3,10 +3,10 @@ the prompt is cut into forwards. Unowned memory is NaN throughout."""
 
 import pytest
 import torch
+
 from tasuki.model.batch import Batch
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
-
 from tests.harness.goldens import (
     MODELS,
     Golden,

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.ops.attention.reference import paged_attention, plan_attention
 from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
 from tasuki.model.ops.gdn.reference import gated_delta_rule, plan_gdn
@@ -10,8 +13,6 @@ from tasuki.model.ops.gdn.reference_recurrent import recurrent_gated_delta_rule
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
 from tasuki.pycache.layout import PAGE_TOKENS
-from torch import Tensor
-from torch.nn import functional
 
 
 def noise(seed: int, *shape: int) -> Tensor:

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from tasuki.model.ops.sampling.gumbel import gumbel, noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import sample, stop_ids

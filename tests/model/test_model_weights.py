@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights import safetensors_folder
@@ -20,8 +22,6 @@ from tasuki.model.weights.safetensors_folder import (
     weight_files,
     weights_digest,
 )
-from torch import Tensor
-
 from tests.harness.goldens import Request, Workspace
 from tests.harness.model_shapes import DENSE, MOE
 

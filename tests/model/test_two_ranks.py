@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from tasuki.model.backends.reduce import Reduce
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.layers import WHOLE, Part, TensorSource, assemble
 from tasuki.model.weights.safetensors_folder import Checkpoint
-from torch import Tensor
-
 from tests.harness.goldens import Request, Workspace, load_model, reference_dir
 
 RANKS = 2

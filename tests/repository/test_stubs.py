@@ -2,6 +2,7 @@
 
 from google.protobuf import __version__ as protobuf_version
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
 from tasuki.proto import generate, handover_pb2, inference_pb2
 
 

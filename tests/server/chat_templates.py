@@ -7,7 +7,6 @@ from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
 from tasuki.server.text.chat_template import ChatTemplate, RenderedPrompt
 from tasuki.server.text.special_token_guard import SpecialTokenGuard
 from tasuki.server.text.tokenizer import Tokenizer
-
 from tests.harness.front_fixtures import TEMPLATE
 
 # The logic of Qwen3's own: what was thought is told in the last turn alone, answers of tools share

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tasuki.cli.explain import main as explain
 from tasuki.cli.top import main as top
 from tasuki.client.answer import AnswerStream
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 from tasuki.engine.messages.proto import usage_from_proto
-
 from tests.harness.daemons import Node, has_met, random_prompt
 from tests.harness.http_calls import fetched
 from tests.harness.metrics_text import scraped

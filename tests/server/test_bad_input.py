@@ -13,10 +13,10 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from safetensors.torch import load_file, save_file
+
 from tasuki.cli.embedded import embedded_model
 from tasuki.client.errors import ClientError
 from tasuki.proto import handover_pb2, inference_pb2
-
 from tests.harness.command_line import error_line, exit_status
 from tests.harness.daemons import Node, asked, flags, random_prompt
 from tests.harness.refusals import INVALID, refusal

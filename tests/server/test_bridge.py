@@ -11,6 +11,7 @@ from functools import partial
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
@@ -20,7 +21,6 @@ from tasuki.server.grpc.loop_bridge import Bridge
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import grpc_services
 from tasuki.utils.loops.loop_thread import LoopThread, run_on
-
 from tests.harness.api_keys import metadata
 from tests.harness.front_fixtures import TOKENS_ONLY, ScriptedEngine
 from tests.harness.grpc_calls import GrpcCalls

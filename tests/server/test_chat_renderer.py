@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError, ToolCall
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.long_text import matches
 from tasuki.server.text.special_token_guard import substituted
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.server.chat_templates import TEMPLATES, rendered_part_by_part
 
 TOOL = {

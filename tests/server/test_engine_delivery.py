@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.engine_client import EngineClient, Observed
-
 from tests.harness.waiting import HANG_SECONDS
 
 ROOM = m.RoomId(7)

@@ -1,6 +1,7 @@
 """`explain` tells again what the client was told, and says so where nothing is known."""
 
 import pytest
+
 from tasuki.cli.explain import main, story
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
@@ -10,7 +11,6 @@ from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.request_log import RequestLog
-
 from tests.harness.front_fixtures import running_front, usage
 from tests.harness.refusals import refused_as
 

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from tasuki.server.auth.access import Access
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import OWNER, Caller
@@ -14,7 +15,6 @@ from tasuki.server.bind import BindError, join_address, parse_bind, require_call
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.utils.tls import ServerTls
-
 from tests.harness.front_fixtures import running_front
 
 LOOPBACK = Access()

@@ -9,11 +9,11 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.front_fixtures import Front, running_front
 from tests.harness.grpc_calls import GrpcCalls, ids
 from tests.harness.refusals import INVALID, refusal

@@ -1,9 +1,9 @@
 """A page of a stranger's name that resolves to this node is refused by its Host header."""
 
 import pytest
+
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.host_check import host_name
-
 from tests.harness.http_fixtures import HttpFront, running_http
 
 

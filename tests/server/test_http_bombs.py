@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
-from tasuki.server.config import ServerConfig
 
+from tasuki.server.config import ServerConfig
 from tests.harness.api_keys import headers
 from tests.harness.http_fixtures import HttpFront, running_http
 

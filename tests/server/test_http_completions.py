@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.http_fixtures import HttpFront, running_http
 
 

@@ -5,6 +5,7 @@ from http.client import HTTPConnection
 
 import pytest
 from aiohttp import web
+
 from tasuki.engine import messages as m
 from tasuki.server.auth.access import Access
 from tasuki.server.auth.caller import ANYBODY
@@ -12,7 +13,6 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.http.log import HttpLog
 from tasuki.server.http.server import start_http_server
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.api_keys import headers
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.waiting import HANG_SECONDS

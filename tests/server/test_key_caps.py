@@ -11,6 +11,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, OWNER, Caller, Scope
@@ -18,7 +19,6 @@ from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RequestLimit, WatcherLimit
 from tasuki.server.request_ids import RequestNames
-
 from tests.harness.api_keys import headers, keys_file, metadata
 from tests.harness.daemons import Node
 from tests.harness.front_fixtures import Front, ScriptedEngine, running_front

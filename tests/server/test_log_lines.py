@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from grpc._cython import cygrpc
+
 from tasuki.utils.logs import configure_logging
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
+
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.daemons import asked, random_prompt
 from tests.harness.front_fixtures import running_front
 from tests.harness.grpc_calls import GrpcCalls

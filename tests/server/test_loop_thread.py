@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+
 from tasuki.utils.loops.loop_thread import LoopLost, LoopThread, run_on
 
 

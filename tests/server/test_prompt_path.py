@@ -20,13 +20,13 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.node import Node
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.engines import engine_config
 from tests.harness.http_calls import ask
 

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
@@ -16,7 +17,6 @@ from tasuki.server.auth.rate_limits import RateLimits, no_limits
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RETRY_AFTER_KEY, PromptTooLong, RateLimited
 from tasuki.server.text.text_codec import TextCodec
-
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.front_fixtures import running_front
 from tests.harness.http_fixtures import running_http

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tasuki.server.auth.access import Access
 from tasuki.server.auth.caller import CERTIFIED, EVERY_SCOPE, Caller, Scope
 from tasuki.server.auth.surface_table import surface_table
@@ -21,7 +22,6 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.server import Service, start_server
 from tasuki.server.http.server import start_http_server
 from tasuki.utils.tls import ClientTls
-
 from tests.harness.api_keys import headers, keys_file, metadata
 from tests.harness.certificates import Authority
 from tests.harness.daemons import Node, flags

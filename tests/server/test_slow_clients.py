@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 
 import pytest
+
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
 from tasuki.server.http import body as http_body
 from tasuki.server.http import server as http_server
-
 from tests.harness.api_keys import headers
 from tests.harness.front_fixtures import running_front
 from tests.harness.grpc_calls import ids

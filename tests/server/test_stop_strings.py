@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.server.text.chat_message import ToolCall
 from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.tool_call_scanner import ToolCallScanner

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
 from tasuki.proto import inference_pb2 as pb
@@ -28,7 +29,6 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.errors import CallContext, InvalidField, PermissionDenied
 from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope, named_tenant
 from tasuki.server.visible_usage import visible_end, visible_evictions, visible_usage
-
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.grpc_calls import ids
 from tests.harness.http_fixtures import HttpFront, running_http

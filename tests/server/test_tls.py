@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
@@ -17,7 +18,6 @@ from tasuki.prefill_node.node import require_named_peers
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.utils.tls import ClientTls, ServerTls, TlsError
-
 from tests.harness.api_keys import headers
 from tests.harness.certificates import Authority, Issued
 from tests.harness.daemons import Node, flags, random_prompt

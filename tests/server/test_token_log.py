@@ -4,6 +4,7 @@ are taken back cost no memory."""
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.server.sessions.token_log import TokenLog
 
 MOVES = st.lists(

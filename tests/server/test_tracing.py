@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import grpc
 import pytest
+
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.tracing.tracing import NoTracing, TracingUnavailable, open_tracing
-
 from tests.harness import http_calls
 from tests.harness.daemons import Node, random_prompt
 from tests.harness.grpc_calls import GrpcCalls

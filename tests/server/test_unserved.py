@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
@@ -11,7 +12,6 @@ from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RETRY_KEY
-
 from tests.harness import http_calls
 from tests.harness.daemons import Node, flags
 from tests.harness.front_fixtures import running_front

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+
 from tasuki.client.aio import AsyncClient
 from tasuki.client.prefix_index import PrefixIndex
 from tasuki.client.session import Client
@@ -16,7 +17,6 @@ from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, p
 from tasuki.pycache.packed_events import pack_events
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.grpc import cache_messages as watch_messages
-
 from tests.harness.engines import Lone, submit, tiny_parts
 from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.prefill_node.gateway_rooms import PATIENCE_SECONDS
 from tasuki.server.auth.request_context import RequestContext
@@ -15,7 +16,6 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Service
 from tasuki.server.smg.gateway_model import GatewayModel
-
 from tests.harness.api_keys import keys_file, metadata
 from tests.harness.daemons import Node
 from tests.harness.front_fixtures import running_front
@@ -30,6 +30,7 @@ require_protocol()
 
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc  # noqa: E402
+
 from tasuki.server.smg.service import SERVICE, GatewayService  # noqa: E402
 
 MODEL = GatewayModel(Path("model"), "model", "qwen3_5_text", (), "float32", 320, 100, (2,))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tasuki.engine import messages as m
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, prefix_hashes
 from tasuki.pycache.packed_events import pack_events
@@ -23,13 +24,13 @@ from tasuki.server.smg.usable_blocks import (
     namespace_of,
 )
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
-
 from tests.harness.front_fixtures import usage, write_tokenizer
 from tests.harness.smg_process import require_protocol
 
 require_protocol()
 
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb  # noqa: E402
+
 from tasuki.server.smg.answer import GatewayAnswer  # noqa: E402
 from tasuki.server.smg.kv_events import GatewayEvents, block_hash  # noqa: E402
 from tasuki.server.smg.node_info import loads_message  # noqa: E402

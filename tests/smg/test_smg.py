@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
-from tasuki.cli.embedded import embedded_model
 
+from tasuki.cli.embedded import embedded_model
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import JSON, connect
 from tests.harness.openai_client import openai, openai_client

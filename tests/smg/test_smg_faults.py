@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from tasuki.cli.launcher import Daemon
 from tasuki.transfer.failpoints import VARIABLE, Place
-
 from tests.harness.daemons import Node, flags, has_met, kept_address
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.running_nodes import CHUNKS, require_nixl, running

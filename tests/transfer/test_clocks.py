@@ -5,10 +5,10 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from tasuki.proto import handover_pb2
 from tasuki.transfer.fencing.evidence import LeaseExpired
 from tasuki.transfer.sending.write_leases import WriteLeases
-
 from tests.harness.manual_clock import ManualClock
 
 ROOT = Path(__file__).parents[2]

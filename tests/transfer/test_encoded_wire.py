@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
 from tasuki.transfer.precision.decoding_sink import WindowSink
 from tasuki.transfer.precision.encoding_source import EncodingSource
@@ -25,7 +26,6 @@ from tasuki.transfer.windows.descriptors import layer_bytes
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
-
 from tests.harness.loopback_pair import (
     FULL,
     GDN,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from tasuki.transfer.fencing import evidence
 from tasuki.transfer.fencing.evidence import (
     DrainAcknowledged,
@@ -22,7 +23,6 @@ from tasuki.transfer.fencing.writer_fence import Escalation, WriterFence
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.windows.send_report import Drain
-
 from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS, until
 

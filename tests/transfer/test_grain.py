@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.transfer.windows.descriptors import window_pieces
 from tasuki.transfer.windows.units import Strip, TransferUnits
 from tasuki.transfer.windows.window import WindowHeader
-
 from tests.harness.loopback_pair import random_ids, small_layout
 
 LAYOUT = small_layout()

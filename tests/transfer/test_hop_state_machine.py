@@ -16,6 +16,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
@@ -36,7 +37,6 @@ from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import FinishedLayers
-
 from tests.harness.loopback_pair import (
     Node,
     cells_in_use,

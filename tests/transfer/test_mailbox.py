@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.nvlink.mailbox import Mailbox, MailboxWriter
 

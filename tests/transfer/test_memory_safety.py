@@ -4,6 +4,7 @@ sender, in no process a crash; what opens a node's memory is in no log."""
 import numpy as np
 import pytest
 import torch
+
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.base import Region
@@ -11,7 +12,6 @@ from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTranspor
 from tasuki.transfer.transports.nixl import transport as nixl
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 from tasuki.transfer.windows.units import TransferUnits
-
 from tests.harness.loopback_pair import POISON, small_layout
 
 needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tasuki.transfer.errors import MetadataUnusable
 from tasuki.transfer.transports.nixl.address import NixlAddress
 from tasuki.transfer.transports.nixl.metadata_probe import MetadataProbe, ProbeLimits
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
-
 from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
+
 from tasuki.engine.request import MOVES
 from tasuki.transfer.protocol.handover_states import (
     RECEIVER,

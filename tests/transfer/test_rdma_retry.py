@@ -1,6 +1,7 @@
 """The bound on a NIC's repetitions, and that the fence waits for it."""
 
 import pytest
+
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.nixl.retry_bound import retry_bound
 from tasuki.transfer.transports.nixl.transport import ENVIRONMENT

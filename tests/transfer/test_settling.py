@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
+
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import TargetArena
@@ -20,7 +21,6 @@ from tasuki.transfer.transports.nixl.inbound_sockets import InboundSockets, list
 from tasuki.transfer.transports.nixl.tcp_table import is_ours, owned_connections
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 from tasuki.transfer.windows.digest import WindowDigester
-
 from tests.harness.loopback_pair import small_layout
 from tests.harness.waiting import until
 

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+
 from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.evidence import FenceReason
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-
 from tests.harness.waiting import HANG_SECONDS
 
 

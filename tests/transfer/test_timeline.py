@@ -19,7 +19,6 @@ from tasuki.transfer.timeline import (
 )
 from tasuki.transfer.windows.send_report import SendReport, WindowDigest, WindowTiming
 from tasuki.transfer.windows.window import WindowHeader
-
 from tests.harness.handover_nodes import nodes
 from tests.harness.loopback_pair import ROOM, loopback_pair
 

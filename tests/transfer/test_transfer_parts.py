@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, WindowPlanError
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
@@ -27,7 +28,6 @@ from tasuki.transfer.windows.digest import WindowDigester, splitmix64, word_keys
 from tasuki.transfer.windows.send_report import WindowTiming, split_time
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader, cut
-
 from tests.harness.loopback_pair import small_layout
 from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tasuki.transfer.errors import (
     DigestMismatch,
     DuplicateRoom,
@@ -25,7 +26,6 @@ from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
-
 from tests.harness.loopback_pair import (
     FULL,
     GDN,

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
+
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.transports.base import Endpoint, TransferState
 from tasuki.transfer.transports.nixl.transport import (
@@ -16,7 +17,6 @@ from tasuki.transfer.transports.nixl.transport import (
     installed_package,
 )
 from tasuki.transfer.windows.units import TransferUnits
-
 from tests.harness.peer_wire import PeerWire, serve
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.transports.base import TransferState, Transport

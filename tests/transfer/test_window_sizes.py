@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tasuki.transfer.sending.fair_queue import FairQueue
 from tasuki.transfer.sending.link import Link, SourceArena
 from tasuki.transfer.sending.link_cost import LinkCost, LinkSpeed
@@ -16,7 +17,6 @@ from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_ru
 from tasuki.transfer.transports.base import Endpoint
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.window import FinishedLayers
-
 from tests.harness.loopback_pair import Pair, loopback_pair
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.windows.descriptors import Pieces, layer_bytes, merge_pieces
 from tasuki.transfer.windows.destination import Destination, granted_pages

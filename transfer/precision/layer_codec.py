@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+
 from tasuki.pycache.arena import torch_dtype
 from tasuki.pycache.layout import LayerKind
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .layer_codec import RowCodec, TorchLayerCodec

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.errors import DigestMismatch, OutOfBounds, WindowsMissing
 from tasuki.transfer.timeline import KEPT_WINDOWS, BarrierWait, LandedWindow

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.nixl.transport import NixlTransport, nixl_memory
 

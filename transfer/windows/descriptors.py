@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.errors import OutOfBounds
 

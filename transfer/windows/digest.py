@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.pycache._cpp_cache import RowDigester
 from tasuki.pycache.layout import CacheLayout, LayerKind
 

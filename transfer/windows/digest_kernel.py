@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+
 from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.triton.kernel_spec import KernelSpec
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from tasuki.pycache.layout import CacheLayout
 
 from .descriptors import Pieces

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 from .merge import GateSource, merge_shares, share_of_program
 from .online_softmax import LOG2_E, attend, attend_visible

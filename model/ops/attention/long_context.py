@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from tasuki.model.config import ModelConfig
 from torch import Tensor
+
+from tasuki.model.config import ModelConfig
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum of

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 _SLICE = 32
 _STEP = 64

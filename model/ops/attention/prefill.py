@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 from .merge import GateSource, merge_splits
 from .online_softmax import LOG2_E

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from tasuki.model.config import ModelConfig
 from torch import Tensor
+
+from tasuki.model.config import ModelConfig
 
 from .long_context import ContextBlocks, block_rows_of, cudnn_attention
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 from .rope import rotary_table
 

@@ -8,10 +8,11 @@ and read-out from one product a chunk. Twin: the same quantities in `reference_c
 
 import triton
 import triton.language as tl
+from torch import Tensor, float32
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor, float32
 
 from .math import sigmoid, softplus
 from .prefill_plan import CHUNK, GdnPrefillPlan

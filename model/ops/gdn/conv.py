@@ -8,9 +8,10 @@ the window in registers: every input is read once. Twin: `reference_conv.causal_
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 from .math import silu
 from .prefill_plan import CHUNK, GdnPrefillPlan

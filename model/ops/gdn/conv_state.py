@@ -6,9 +6,10 @@ slot it reads. Twin: the state that `reference_conv.causal_conv` stores.
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 from .prefill_plan import GdnPrefillPlan
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from torch import Tensor, float32
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.dependent_launch import dependent, start_next, wait
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor, float32
 
 from .math import sigmoid, silu, softplus
 

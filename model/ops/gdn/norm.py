@@ -5,9 +5,10 @@ Twin: `norm.reference.gated_rms_norm`.
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 from .math import silu
 from .prefill_plan import CHUNK, GdnPrefillPlan

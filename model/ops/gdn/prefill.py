@@ -5,9 +5,10 @@ Every state that the plan saves is the float32 state at exactly that token, stor
 checkpoint costs its bytes, and a chunk cut short. Twin: `TorchOperators.gdn`.
 """
 
+from torch import Tensor
+
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
-from torch import Tensor
 
 from .chunk import gdn_chunk
 from .conv import gdn_conv

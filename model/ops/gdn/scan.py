@@ -7,9 +7,10 @@ wherever the plan saves one. Twin: the loop of `reference_chunked.py`.
 
 import triton
 import triton.language as tl
+from torch import Tensor, float32
+
 from tasuki.model.config import ModelConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor, float32
 
 from .prefill_plan import CHUNK, GdnPrefillPlan
 

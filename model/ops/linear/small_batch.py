@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.utils.triton.dependent_launch import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 MOST_ROWS = 16
 """Of x: what a matrix instruction takes at once."""

@@ -5,9 +5,10 @@ Twin: `silu(gate) * up` of `reference.swiglu`, here without rounding between the
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 _BLOCK = 1024
 _WARPS = 4

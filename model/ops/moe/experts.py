@@ -8,11 +8,12 @@ host sync. Tokens past rows[0] get no expert and undefined results.
 """
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
-from torch import Tensor
-from torch.nn import functional
 
 from .gemv import moe_gemv
 from .permute import permute, unpermute

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.model.weights.layers import MoeWeights
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 from .router import choose
 

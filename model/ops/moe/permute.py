@@ -9,8 +9,9 @@ not depend on the other tokens. Tokens past rows[0] are neither read nor written
 import torch
 import triton
 import triton.language as tl
-from tasuki.utils.triton.kernel_spec import KernelSpec
 from torch import Tensor
+
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _WARPS = 2
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from tasuki.utils.triton.kernel_spec import KernelSpec
 from torch import Tensor
+
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 # Every run reads the counts of all runs, so there must not be many.
 _MOST_RUNS = 128

@@ -4,9 +4,10 @@ What is named naive_* is the twin of one kernel, and part of no forward.
 """
 
 import torch
-from tasuki.model.ops.linear.reference import swiglu
 from torch import Tensor
 from torch.nn import functional
+
+from tasuki.model.ops.linear.reference import swiglu
 
 
 def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:

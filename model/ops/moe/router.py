@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 # One warp a program, so that no round of the choice waits for another warp; a second row in large
 # batches fills the latency of the first.

@@ -8,8 +8,9 @@ throughout. Tokens past rows[0] are neither read nor written.
 import torch
 import triton
 import triton.language as tl
-from tasuki.utils.triton.kernel_spec import KernelSpec
 from torch import Tensor
+
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _WARPS = 8
 

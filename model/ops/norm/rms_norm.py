@@ -6,9 +6,10 @@ A program owns one row, keeps it in registers and touches memory once per operan
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 # Elements a thread, as measured on an H200: eight are one load of 16 bytes of each operand.
 _ALONE = 32

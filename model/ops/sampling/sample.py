@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from tasuki.utils.triton.kernel_spec import KernelSpec
 from torch import Tensor
+
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .gumbel import FACTORS, LARGEST, SHIFTS
 from .radix_keys import RUN, RUN_WARPS, Cut, key_of

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from torch import Tensor
 
 from .radix_keys import RUN, RUN_WARPS, Cut, key_of, value_of
 from .sample import Draws

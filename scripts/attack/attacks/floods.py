@@ -5,14 +5,14 @@ import time
 from functools import partial
 
 import grpc
-from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 
 from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
 from scripts.attack.grpc_call import ask, bearer, judge, service
 from scripts.attack.http_call import raw
 from scripts.attack.world import ANN, BOB, MOST_SESSIONS, OWNER
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tests.harness.daemons import random_prompt
 
 _STORM = 100

@@ -6,13 +6,13 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from tasuki.proto import handover_pb2, inference_pb2
 
 from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
 from scripts.attack.drawing import examples, messages
 from scripts.attack.grpc_call import ENDS_A_NODE, Method, ask, begin, judge, methods
 from scripts.attack.world import KEYS, OWNER
+from tasuki.proto import handover_pb2, inference_pb2
 
 _LENGTH = 4
 

@@ -10,6 +10,10 @@ from typing import Any
 
 import grpc
 import numpy as np
+
+from scripts.attack.attack import Attempt
+from scripts.attack.attacks.rogue_receiver import damaged
+from scripts.attack.drawing import examples, messages
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
@@ -18,10 +22,6 @@ from tasuki.proto import handover_pb2_grpc, inference_pb2
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.node_identity import metadata_checksum
 from tasuki.transfer.transports.nixl.transport import NixlTransport
-
-from scripts.attack.attack import Attempt
-from scripts.attack.attacks.rogue_receiver import damaged
-from scripts.attack.drawing import examples, messages
 from tests.harness.daemons import Node, asked
 from tests.harness.rogue_receiver import SLABS
 

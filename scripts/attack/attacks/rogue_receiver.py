@@ -11,17 +11,17 @@ from functools import partial
 
 import grpc
 import numpy as np
+
+from scripts.attack.attack import Attempt
+from scripts.attack.crowd import at_once
+from scripts.attack.drawing import examples, messages
+from scripts.attack.grpc_call import judge
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.transports.nixl.transport import NixlTransport
-
-from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
-from scripts.attack.drawing import examples, messages
-from scripts.attack.grpc_call import judge
 from tests.harness.daemons import Node
 from tests.harness.rogue_receiver import SLABS, Rogue
 

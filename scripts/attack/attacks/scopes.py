@@ -3,8 +3,6 @@
 from functools import partial
 
 import grpc
-from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 
 from scripts.attack.attack import Attempt
 from scripts.attack.crowd import at_once
@@ -12,6 +10,8 @@ from scripts.attack.grpc_call import CALL_SECONDS, ENDS_A_NODE, ask, bearer, met
 from scripts.attack.http_call import HttpCall
 from scripts.attack.http_call import ask as ask_http
 from scripts.attack.world import ANN, BOB, KEYS, OWNER, STRANGERS
+from tasuki.proto import inference_pb2 as pb
+from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tests.harness.daemons import random_prompt
 
 _FORGED = (

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
 from tasuki.transfer.windows.descriptors import Pieces, check_bounds

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
+
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.utils.triton.kernel_spec import KernelSpec
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
