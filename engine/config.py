@@ -28,6 +28,11 @@ class EngineConfig:
         "prompt tokens in one forward; a multiple of 64",
         aliases=("--max-num-batched-tokens", "--chunked-prefill-size"),
     )
+    max_itl_ms: float | None = option(
+        None,
+        "milliseconds that prompts may make answers wait for a token: chunks beside answers become "
+        "as small as that asks, down to 64 tokens; not given: chunks are whole",
+    )
     route: str = option(
         "learnt",
         "what decides where a prompt is computed, and whether a prefill node pulls: rates, once "
@@ -56,6 +61,10 @@ class EngineConfig:
             raise EngineConfigError(
                 f"queue_timeout must be a positive number of seconds, not {self.queue_timeout}"
             )
+        if self.max_itl_ms is not None and not 0 < self.max_itl_ms < float("inf"):
+            raise EngineConfigError(
+                f"max_itl_ms must be a positive number of milliseconds, not {self.max_itl_ms}"
+            )
         if self.local_prefill_tokens < 0:
             raise EngineConfigError("local_prefill_tokens must be 0 or more")
         if self.pull_tokens < 1:
@@ -65,3 +74,7 @@ class EngineConfig:
                 "prefill_chunk_tokens must be a positive multiple of 64, "
                 f"not {self.prefill_chunk_tokens}"
             )
+
+    @property
+    def max_itl_seconds(self) -> float | None:
+        return None if self.max_itl_ms is None else self.max_itl_ms / 1000

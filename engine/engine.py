@@ -150,7 +150,7 @@ class Engine:
         can never be served is rejected. A refusal is remembered: a blocked request costs a step
         nothing until something happened that might change the answer."""
         answer_depends_on = (self._cache.room_version, self._handover.prefill_available)
-        if request.refused_at == answer_depends_on:
+        if request.refused_at == answer_depends_on or self._scheduler.parked(request):
             return False
         try:
             admitted = self._handover.admit(request)
@@ -171,6 +171,7 @@ class Engine:
         except Exception as error:
             self._fail(flight.scheduled, error)
         else:
+            self._scheduler.landed(flight.scheduled, flight.in_flight.busy_seconds)
             if follows:
                 self._times.idle.add(flight.in_flight.idle_seconds)
             self._commit(flight.scheduled, sampled)

@@ -6,6 +6,7 @@ goes Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Wait
 receiver had more than this node. Retracted gives everything back and waits again.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,6 +97,11 @@ class Progress:
         self.num_scheduled, self.scheduled_slot = stop, slot
         self.sampling_in_flight = num_sampled
 
+    @property
+    def settled(self) -> bool:
+        """Whether no forward is in flight."""
+        return self.num_scheduled == self.num_computed
+
     def land(self, stop: int, slot: int, num_sampled: int) -> None:
         """A forward has ended; the next one may be in flight already."""
         self.num_computed, self.slot = stop, slot
@@ -184,9 +190,13 @@ MOVES: dict[type, tuple[type, ...]] = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
-    """What the engine knows of one request. `tokens` is the prompt and every sampled token."""
+    """What the engine knows of one request. `tokens` is the prompt and every sampled token.
+
+    caller: with whom its caller shares the engine's room. priority: the lowest of a caller first.
+    due: when it must have been begun, on the queue's clock. overtaken: how often others
+    of its line went past it. branch_points: where others branch off before its prompt is begun."""
 
     id: m.RequestId
     prompt: m.Tokens
@@ -196,6 +206,9 @@ class Request:
     marks: tuple[int, ...] = ()
     ticket: m.Ticket | None = None
     gateway_room: m.GatewayRoom | None = None
+    caller: str = ""
+    priority: int = 0
+    patience: float = math.inf  # seconds that its client waits for an answer to begin
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: m.HitBreakdown | None = None
@@ -213,6 +226,10 @@ class Request:
     suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
     queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock
+    deadline: float | None = None  # of its client, on the queue's clock
+    due: float = math.inf
+    overtaken: int = 0
+    branch_points: list[PlannedCheckpoint] = field(default_factory=list)
     first_token_at: float | None = None
     life: list[m.LifeMark] = field(default_factory=list)
 

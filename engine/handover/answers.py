@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Request
-from tasuki.engine.scheduling.turn_end import keep_state, turn_hint
+from tasuki.engine.scheduling.turn_end import keep_landed, keep_state, turn_hint
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 
 from .base import Handover, HandoverContext, RequestInbox, misdirected
@@ -56,6 +56,9 @@ class Answers(Handover):
             message.cursor,
             message.marks,
             gateway_room=message.gateway_room,
+            caller=message.caller,
+            priority=message.priority,
+            patience=message.patience,
         )
         error = refusal or self._intake.refusal(request.prompt, request.final_length)
         if request.id in self._requests:
@@ -73,6 +76,7 @@ class Answers(Handover):
         if request is None:
             return
         if isinstance(request.state, Active):
+            keep_landed(self._cache, request, request.state)
             self._cache.release(request.state.allocation)
         request.move(Aborted())
         self.end(request, m.FinishReason.ABORT)

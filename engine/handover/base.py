@@ -78,7 +78,11 @@ class Handover(ABC):
         """The state to move to."""
         request.started = time.monotonic(), allocation.cached_tokens
         planned = plan_checkpoints(
-            request.length, allocation.cached_tokens, allocation.match, request.marks
+            request.length,
+            allocation.cached_tokens,
+            allocation.match,
+            request.marks,
+            request.branch_points,
         )
         return Prefilling(allocation, Progress(allocation.cached_tokens), checkpoints=planned)
 

@@ -21,6 +21,7 @@ from tasuki.engine.request import (
 )
 from tasuki.engine.routing.router import report
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
+from tasuki.engine.scheduling.turn_end import keep_landed
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.sending.sender import Sender
@@ -42,6 +43,8 @@ class PrefillHandover(Handover):
         self._pulls = PullReceiver(context)
         self._rooms: dict[m.RoomId, Request] = {}
         self._positions: dict[m.RoomId, int] = {}
+        self._ending: list[m.PrefillEnd] = []
+        """Of rooms whose last forward is in flight."""
 
     @property
     def requests(self) -> Collection[Request]:
@@ -49,7 +52,7 @@ class PrefillHandover(Handover):
 
     @property
     def waits(self) -> bool:
-        return self._pulls.grants.waiting
+        return self._pulls.grants.waiting or bool(self._ending)
 
     def handle(self, message: RequestInbox) -> None:
         match message:
@@ -89,6 +92,9 @@ class PrefillHandover(Handover):
 
     def advance(self) -> None:
         self._pulls.grants.advance()
+        ending, self._ending = self._ending, []
+        for message in ending:
+            self._end(message)
 
     def admit(self, request: Request) -> bool:
         """Pull what the receiver offers where that pays, else allocate, and wait for the grant."""
@@ -183,23 +189,35 @@ class PrefillHandover(Handover):
         """The room cannot go on; its allocation stays until PrefillEnd, since windows may be in
         flight."""
         self._scheduler.drop(request)
+        request.suspect = True
         assert request.ticket is not None
         self._emit(m.PrefillRefused(request.ticket.room, error))
 
     def _end(self, message: m.PrefillEnd) -> None:
-        """The room is over and its sender has drained."""
-        request = self._rooms.pop(message.room, None)
+        """The room is over and its sender has drained. What was computed of its prompt stays
+        cached, so a forward in flight is waited for."""
+        request = self._rooms.get(message.room)
         if request is None:
             return
+        self._scheduler.drop(request)
         match request.state:
+            case Active(progress=progress) if not (progress.settled or request.suspect):
+                self._ending.append(message)
+                return
             case HandingOver(allocation):
                 self._cache.release(allocation)
                 request.move(Finished())
-            case AwaitingGrant(allocation) | Active(allocation=allocation):
+            case Active(allocation=allocation) as state:
+                if not request.suspect:
+                    keep_landed(self._cache, request, state)
+                self._cache.release(allocation)
+                request.move(Aborted())
+            case AwaitingGrant(allocation):
                 self._cache.release(allocation)
                 request.move(Aborted())
             case Waiting() | Pulling():
                 request.move(Aborted())
+        del self._rooms[message.room]
         self._emit(
             m.RoomEnded(
                 message.room,
@@ -210,4 +228,3 @@ class PrefillHandover(Handover):
                 message.given_up,
             )
         )
-        self._scheduler.drop(request)

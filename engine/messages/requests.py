@@ -1,5 +1,7 @@
 """Requests: asked, ended, refused, and the tokens between. Also the drain of a node."""
 
+import math
+
 from tasuki.model.ops.sampling.params import SamplingParams
 
 from .reports import Usage
@@ -20,7 +22,9 @@ class Submit(Message):
 
     marks are token counts at which the client wants a checkpoint (role boundaries). session: what
     operators may call the conversation; the engine does not look at it. gateway_room: the room of
-    its first hand-over, where a gateway made it."""
+    its first hand-over, where a gateway made it. caller: callers of different names have equal
+    parts of the engine where it is scarce. priority: of a caller's requests the lowest comes first.
+    patience: seconds after which its client no longer waits for an answer to begin."""
 
     request_id: RequestId
     prompt: Tokens
@@ -30,6 +34,9 @@ class Submit(Message):
     marks: tuple[int, ...] = ()
     session: str | None = None
     gateway_room: GatewayRoom | None = None
+    caller: str = ""
+    priority: int = 0
+    patience: float = math.inf
 
 
 class Abort(Message):

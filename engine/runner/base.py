@@ -19,6 +19,10 @@ class InFlightForward(Protocol):
         """From the end of the forward before to the start of this one, on the device. REQUIRES:
         result() was called."""
 
+    @property
+    def busy_seconds(self) -> float:
+        """From the start of this one to its end, on the device. REQUIRES: result() was called."""
+
     def result(self) -> list[list[Sampled]]:
         """Wait for the end. The tokens of each row of the plan, none where none was to be drawn.
 

@@ -44,6 +44,7 @@ class CpuForward:
 
     drawn: list[list[Sampled]]
     idle_seconds: float
+    busy_seconds: float
 
     def result(self) -> list[list[Sampled]]:
         return self.drawn
@@ -72,10 +73,10 @@ class CpuRunner:
     def launch(self, plan: ForwardPlan) -> CpuForward:
         rows = self._sequences.apply(plan)
         run_copies(self._arena, plan.copies)
-        idle = time.perf_counter() - self._ended_at
+        before, started = self._ended_at, time.perf_counter()
         results = self._compute(plan, rows) if len(rows) else []
         self._ended_at = time.perf_counter()
-        return CpuForward(results, idle)
+        return CpuForward(results, started - before, self._ended_at - started)
 
     def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> list[list[Sampled]]:
         batch = Batch.pack(self._sequences.slices(plan, rows, self._drawn))

@@ -58,6 +58,10 @@ class CudaForward:
     def idle_seconds(self) -> float:
         return float(self.before.elapsed_time(self.started)) / 1000
 
+    @property
+    def busy_seconds(self) -> float:
+        return float(self.started.elapsed_time(self.ended)) / 1000
+
     def result(self) -> list[list[Sampled]]:
         self.ended.synchronize()
         results: list[list[Sampled]] = [[] for _ in range(self.rows)]

@@ -11,9 +11,14 @@ MAX_MARKS = 4
 
 
 def plan_checkpoints(
-    tokens: int, cached: int, match: Match, marks: Iterable[int]
+    tokens: int,
+    cached: int,
+    match: Match,
+    marks: Iterable[int],
+    branches: Iterable[PlannedCheckpoint] = (),
 ) -> list[PlannedCheckpoint]:
-    """Positions in (cached, tokens), ascending, all multiples of a page, none twice.
+    """Positions in (cached, tokens), ascending, all multiples of a page, none twice. branches:
+    where others wait to branch off.
 
     The prompt's end is kept at the last page boundary that a repeat of the same prompt may use (at
     most tokens - 1). Of many marks the last ones are kept: they cover most. A mark inside a page is
@@ -28,6 +33,8 @@ def plan_checkpoints(
     keep((tokens - 1) // PAGE_TOKENS * PAGE_TOKENS, CheckpointKind.PROMPT_END)
     if match.branch_tokens is not None:
         keep(match.branch_tokens, CheckpointKind.BRANCH)
+    for branch in branches:
+        keep(branch.position, branch.kind)
     for position in match.interior_tokens:
         keep(position, CheckpointKind.INTERIOR)
     boundaries = {mark // PAGE_TOKENS * PAGE_TOKENS for mark in marks}

@@ -18,10 +18,15 @@ class QueueLimit:
         """Nobody is due before; None: nobody waits."""
 
     def entered(self, request: Request) -> None:
-        """Its time begins: whoever comes back from another node's queue waits anew in this one."""
-        request.queued_at = self._clock()
-        if self._next is None:
-            self._next = request.queued_at + self.seconds
+        """Its time begins: whoever comes back from another node's queue waits anew in this one, but
+        never longer than its client does."""
+        now = self._clock()
+        if request.deadline is None:
+            request.deadline = now + request.patience
+        request.queued_at = now
+        request.due = min(now + self.seconds, request.deadline)
+        if self._next is None or request.due < self._next:
+            self._next = request.due
 
     @property
     def idle_seconds(self) -> float | None:
@@ -35,7 +40,5 @@ class QueueLimit:
         if self._next is None or now < self._next:
             return []
         bounded = [request for request in waiting if not request.begun]
-        due = [request for request in bounded if now - request.queued_at >= self.seconds]
-        left = [request.queued_at for request in bounded if now - request.queued_at < self.seconds]
-        self._next = min(left) + self.seconds if left else None
-        return due
+        self._next = min((request.due for request in bounded if request.due > now), default=None)
+        return [request for request in bounded if request.due <= now]

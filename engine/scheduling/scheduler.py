@@ -1,15 +1,17 @@
 """Decides what the next forward computes: admits, cuts chunks, grows allocations, retracts.
 
-Owns the queue and the running set; asks the cache for allocations; knows nothing of tensors or
-messages. Admission is first come, first served and transactional: a request gets all it needs or
-waits."""
+Owns the queue and the running set; asks the cache for allocations; has no part in tensors or
+messages. Admission is transactional: a request gets all it needs or waits. Callers who share the
+engine are admitted in turn, whoever holds least of it first; of one caller the most urgent request
+first (waiting_queue.py). Whoever holds more than an equal part gives way to one who has less.
+"""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.request import (
     Active,
+    AwaitingGrant,
     Decoding,
     PlannedCheckpoint,
     Prefilling,
@@ -17,12 +19,16 @@ from tasuki.engine.request import (
     Retracted,
     Waiting,
 )
-from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
+from .caller_shares import CallerShares
+from .chunk_limit import ChunkLimit
+from .chunk_shares import Demand, share_chunk
 from .queue_limit import QueueLimit
 from .scheduled_sequence import ScheduledSequence
+from .siblings import follow, leader_of, pays
 from .turn_end import keep_state
+from .waiting_queue import WaitingQueue
 
 Admit = Callable[[Request], bool]
 
@@ -42,17 +48,22 @@ class Scheduler:
         self._config = config
         self._admit = admit
         self._limit = limit
-        self.waiting: deque[Request] = deque()
+        self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
+        self._shares = CallerShares(cache, config.max_batch)
+        self._computing: list[Request] = []
+        """Admitted, their prompts not computed yet; maybe some that are over."""
+        self._chunks = 0
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
 
     def enqueue(self, request: Request) -> None:
         self._limit.entered(request)
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def requeue(self, request: Request) -> None:
-        """Back to the head: it has waited its turn already."""
+        """Before those that have not waited: it has waited its turn already."""
         self._limit.entered(request)
-        self.waiting.appendleft(request)
+        self.waiting.add(request, returned=True)
 
     def start(self, request: Request) -> None:
         """Run a request that got its allocation by a hand-over. REQUIRES: it is Prefilling or
@@ -63,8 +74,7 @@ class Scheduler:
         """Forget a request wherever it stands; its allocation is the caller's business."""
         if request in self.running:
             self.running.remove(request)
-        if request in self.waiting:
-            self.waiting.remove(request)
+        self.waiting.discard(request)
 
     def set_apart(self, failed: Sequence[ScheduledSequence]) -> None:
         """Start the requests of a failed forward over, each in forwards of its own until one has
@@ -79,33 +89,94 @@ class Scheduler:
             item.request.suspect = True
             self._give_way(item.request)
 
+    def landed(self, work: Sequence[ScheduledSequence], seconds: float) -> None:
+        """A forward took so long."""
+        self._chunk.landed(work, seconds)
+
     def schedule(self) -> list[ScheduledSequence]:
         """The next forward; empty when nothing can run.
 
         The one before may be in flight: what it computes counts as computed, the token it draws as
         drawn. That it was the last token shows only later; then one forward was for nothing."""
-        while self.waiting and len(self.running) < self._config.max_batch:
-            if not self._admit(self.waiting[0]):
-                break
-            request = self.waiting.popleft()
-            if isinstance(request.state, Prefilling):
-                self.running.append(request)
+        self._admit_waiting()
         work = [
             self._scheduled(request, state, request.expected_length, 1)
             for request, state in self._growable()
         ]
-        budget = self._config.prefill_chunk_tokens
-        for request in self._together():
-            if budget <= 0 or len(work) >= self._config.max_batch:
+        work += self._chunks_of(self._chunk.tokens(beside_answers=bool(work)), len(work))
+        return work
+
+    def _admit_waiting(self) -> None:
+        """Whoever holds least of the engine first, until nobody's requests find room."""
+        if not self.waiting:
+            return
+        self._computing = [request for request in self._computing if _computes(request)]
+        self.waiting.unpark()
+        blocked: set[str] = set()
+        while len(self.running) < self._config.max_batch:
+            callers = [caller for caller in self.waiting.callers if caller not in blocked]
+            if not callers:
                 break
+            caller = self._shares.least(callers, self.running)
+            if not self._admit_of(caller):
+                blocked.add(caller)
+        victim = self._shares.victim_for(self.waiting, self.running)
+        if victim is not None:
+            self._retract(victim)
+
+    def _admit_of(self, caller: str) -> bool:
+        """Whether a request of the line left it."""
+        for request in self.waiting.candidates(caller):
+            if self._admit(request):
+                self.waiting.begun(request)
+                self._computing.append(request)
+                if isinstance(request.state, Prefilling):
+                    self.running.append(request)
+                return True
+            if not self.waiting.stands(request):
+                return True
+        return False
+
+    def parked(self, request: Request) -> bool:
+        """Whether the request, which waits, goes on to wait for what another one computes."""
+        if request.output or request.gateway_room is not None:
+            return False
+        leader = leader_of(request, self._computing)
+        if leader is None:
+            return False
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        if not pays(leader, match.usable_tokens):
+            return False
+        follow(leader)
+        self.waiting.park(request, leader)
+        return True
+
+    def _chunks_of(self, budget: int, rows: int) -> list[ScheduledSequence]:
+        """What of prompts the forward computes, beside so many rows."""
+        prompts = []
+        for request in self._together():
             state = request.state
             if isinstance(state, Prefilling) and state.progress.num_scheduled < request.length:
-                chunk = self._chunk(request, state, budget)
-                if chunk is None:
-                    break
-                budget -= chunk.stop - chunk.start
-                work.append(chunk)
-        return work
+                prompts.append((request, state))
+        prompts = prompts[: max(0, self._config.max_batch - rows)]
+        if not prompts:
+            return []
+        demands = [
+            Demand(
+                request.caller,
+                state.progress.num_scheduled,
+                request.length,
+                self.waiting.sought(request, state.progress.num_scheduled, request.length),
+            )
+            for request, state in prompts
+        ]
+        stops = share_chunk(demands, budget, self._chunks)
+        self._chunks += 1
+        return [
+            self._cut(request, state, stop)
+            for (request, state), stop in zip(prompts, stops, strict=True)
+            if stop > state.progress.num_scheduled
+        ]
 
     def _together(self) -> list[Request]:
         """Running requests that may share the next forward."""
@@ -134,14 +205,13 @@ class Scheduler:
         if state.allocation.capacity_tokens >= request.expected_length:
             return
         while not self._cache.extend(state.allocation, request.next_capacity):
-            victim = self.running[-1]
+            victim = self._shares.victim(self.running)
             self._retract(victim)
             if victim is request:
                 return
 
     def _retract(self, request: Request) -> None:
-        """The youngest gives way, so that the oldest always progresses; what it computed stays
-        cached."""
+        """What it computed stays cached."""
         state = request.state
         assert isinstance(state, Active)
         keep_state(self._cache, request, state)
@@ -154,15 +224,9 @@ class Scheduler:
         request.move(Waiting())
         self.requeue(request)
 
-    def _chunk(self, request: Request, state: Prefilling, budget: int) -> ScheduledSequence | None:
-        """As much as the budget allows; inside a prompt a chunk ends on a page, so pages leave
-        whole."""
+    def _cut(self, request: Request, state: Prefilling, stop: int) -> ScheduledSequence:
+        """The tokens until there, with slots for the checkpoints among them."""
         start = state.progress.num_scheduled
-        stop = min(request.length, start + budget)
-        if stop < request.length:
-            stop = stop // PAGE_TOKENS * PAGE_TOKENS
-            if stop <= start:
-                return None
         kept = []
         for planned in state.checkpoints:
             if start < planned.position <= stop:
@@ -192,3 +256,7 @@ class Scheduler:
         )
         progress.schedule(stop, written, num_sampled)
         return scheduled
+
+
+def _computes(request: Request) -> bool:
+    return isinstance(request.state, AwaitingGrant | Prefilling)

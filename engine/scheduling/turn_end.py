@@ -51,3 +51,10 @@ def keep_state(
     if computed == allocation.match.usable_tokens:
         return
     cache.insert(allocation, computed, active.state_slot, CheckpointKind.TURN_END, hint)
+
+
+def keep_landed(cache: HybridPrefixCache, request: Request, active: Active) -> None:
+    """The same for a request that ends before its answer does. REQUIRES: no forward of it failed.
+    ENSURES: only release may follow."""
+    if len(active.slots) > 1 or active.progress.settled:
+        keep_state(cache, request, active)

@@ -37,6 +37,7 @@ class PipeForward:
     runner: "PipeRunner"
     number: int
     idle_seconds: float = 0.0
+    busy_seconds: float = 0.0
 
     def result(self) -> Tokens:
         return self.runner.reply(self.number)

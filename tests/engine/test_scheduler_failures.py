@@ -235,9 +235,10 @@ def test_a_forward_takes_what_its_budget_allows_and_ends_inside_a_prompt_on_a_pa
     planned = Planned(prefill_chunk_tokens=128)
     for seed, length in enumerate((100, 200)):
         planned.scheduler.enqueue(planned.request(length, seed))
+    # Three quarters of the chunk are one page and a half.
+    assert planned.spans() == [("r0", 0, 64, 0), ("r1", 0, 64, 0)]
     # Twenty-eight tokens are no page.
-    assert planned.spans() == [("r0", 0, 100, 1)]
-    assert planned.spans() == [("r0", 100, 101, 1), ("r1", 0, 128, 0)]
+    assert planned.spans() == [("r0", 64, 100, 1), ("r1", 64, 128, 0)]
 
 
 def test_the_last_token_of_a_budget_is_used() -> None:

@@ -1,0 +1,68 @@
+"""How much of the engine each caller holds, and who gives way to whom.
+
+A caller's share is the larger of its part of a forward's rows and its part of the arena. Has no
+part in queues. Thread rule: the engine loop's.
+Invariant: one of those who run with the lowest priority number, of the caller who holds least,
+never gives way; so there is always progress.
+"""
+
+from collections.abc import Sequence
+
+from tasuki.engine.request import Active, Request
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from .waiting_queue import WaitingQueue
+
+
+class CallerShares:
+    def __init__(self, cache: HybridPrefixCache, max_batch: int) -> None:
+        layout = cache.arena.layout
+        self._slot_tokens = layout.pages_per_slab * PAGE_TOKENS
+        self._tokens = cache.arena.slabs * self._slot_tokens
+        self._max_batch = max_batch
+
+    def least(self, callers: Sequence[str], running: Sequence[Request]) -> str:
+        """Whose turn it is."""
+        if len(callers) == 1:
+            return callers[0]
+        shares = self._shares(running)
+        return min(callers, key=lambda caller: shares.get(caller, 0.0))
+
+    def victim(self, running: Sequence[Request]) -> Request:
+        """Who gives way so that another one may grow: of the least urgent the caller's who holds
+        most, and of these the youngest."""
+        shares = self._shares(running)
+        return max(
+            reversed(running), key=lambda request: (request.priority, shares[request.caller])
+        )
+
+    def victim_for(self, waiting: WaitingQueue, running: Sequence[Request]) -> Request | None:
+        """Who gives way so that a caller with less than an equal part may begin; None where nobody
+        has more, or what begins would have more itself."""
+        callers = {*waiting.callers, *(request.caller for request in running)}
+        if len(callers) == 1 or not waiting.callers or not running:
+            return None
+        shares, equal = self._shares(running), 1 / len(callers)
+        most = max(shares, key=lambda caller: shares[caller])
+        if shares[most] <= equal:
+            return None
+        for caller in waiting.callers:
+            first = waiting.candidates(caller)[0]
+            needed = self._part(1, first.next_capacity)
+            if caller != most and shares.get(caller, 0.0) + needed <= equal:
+                return self.victim([request for request in running if request.caller == most])
+        return None
+
+    def _shares(self, running: Sequence[Request]) -> dict[str, float]:
+        held: dict[str, tuple[int, int]] = {}
+        for request in running:
+            assert isinstance(request.state, Active)
+            rows, tokens = held.get(request.caller, (0, 0))
+            more = request.state.allocation.capacity_tokens
+            held[request.caller] = rows + 1, tokens + more
+        return {caller: self._part(rows, tokens) for caller, (rows, tokens) in held.items()}
+
+    def _part(self, rows: int, tokens: int) -> float:
+        """Of the engine. Each row has a slot of the arena beside its tokens, at least."""
+        return max(rows / self._max_batch, (tokens + rows * self._slot_tokens) / self._tokens)

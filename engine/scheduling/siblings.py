@@ -1,0 +1,114 @@
+"""Requests that arrive together over one long prefix: the first computes it, the others wait for
+its checkpoint where that is less to compute.
+
+A leader is a request that runs, as far as others wait for it. Knows nothing of queues. Thread rule:
+the engine loop's.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasuki.engine.messages import Tokens
+from tasuki.engine.request import AwaitingGrant, PlannedCheckpoint, Prefilling, Request
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
+from tasuki.pycache.layout import PAGE_TOKENS
+
+_LEAST_SAVED = 2 * PAGE_TOKENS
+"""Tokens for which it is worth to wait."""
+_MOST_KEPT = 8
+"""Checkpoints of one prompt: each takes a slot from what others keep."""
+
+
+@dataclass(frozen=True)
+class Leader:
+    """A running request that will keep the state after `position` tokens."""
+
+    request: Request
+    allocation: Allocation
+    position: int
+
+    def __hash__(self) -> int:
+        return hash((id(self.request), id(self.allocation), self.position))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Leader)
+            and self.request is other.request
+            and self.allocation is other.allocation
+            and self.position == other.position
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the state is kept, or never will be."""
+        state = self.request.state
+        if not isinstance(state, AwaitingGrant | Prefilling):
+            return True
+        if state.allocation is not self.allocation:
+            return True
+        return isinstance(state, Prefilling) and state.progress.num_computed >= self.position
+
+
+def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
+    """The request that will have computed most of what this one has in common with it. computing:
+    whose prompts are being computed, or about to be."""
+    best: Leader | None = None
+    for other in computing:
+        state = other.state
+        if other.salt != request.salt or not isinstance(state, AwaitingGrant | Prefilling):
+            continue
+        common = min(common_tokens(request.prompt, other.prompt), len(request.prompt) - 1)
+        position = common // PAGE_TOKENS * PAGE_TOKENS
+        if position > (0 if best is None else best.position) and _may_keep(other, position):
+            best = Leader(other, state.allocation, position)
+    return best
+
+
+def pays(leader: Leader, usable: int) -> bool:
+    """Whether waiting is less work than computing it again. usable: tokens of the one who waits
+    that need no computing already."""
+    saved = leader.position - usable
+    return saved >= _LEAST_SAVED and usable <= _computed(leader.request)
+
+
+def follow(leader: Leader) -> None:
+    """See to it that the state is kept. REQUIRES: no forward has come as far as the position."""
+    planned = _planned(leader.request)
+    if all(checkpoint.position != leader.position for checkpoint in planned):
+        planned.append(PlannedCheckpoint(leader.position, CheckpointKind.BRANCH))
+        planned.sort(key=lambda checkpoint: checkpoint.position)
+
+
+def _may_keep(other: Request, position: int) -> bool:
+    """Whether a state after so many tokens is going to be kept, or may be."""
+    state = other.state
+    if isinstance(state, Prefilling) and state.progress.num_scheduled >= position:
+        return False
+    planned = _planned(other)
+    return len(planned) < _MOST_KEPT or any(kept.position == position for kept in planned)
+
+
+def _planned(request: Request) -> list[PlannedCheckpoint]:
+    state = request.state
+    return state.checkpoints if isinstance(state, Prefilling) else request.branch_points
+
+
+def _computed(request: Request) -> int:
+    """Tokens of a prompt that need no forward any more."""
+    state = request.state
+    if isinstance(state, Prefilling):
+        return state.progress.num_computed
+    assert isinstance(state, AwaitingGrant)
+    return state.allocation.cached_tokens
+
+
+def common_tokens(one: Tokens, other: Tokens) -> int:
+    """How many first tokens are the same."""
+    length = min(len(one), len(other))
+    if length == 0 or one[0] != other[0]:
+        return 0
+    different = one[:length] != other[:length]
+    first = int(np.argmax(different))
+    return first if different[first] else length

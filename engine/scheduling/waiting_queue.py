@@ -1,0 +1,112 @@
+"""Requests that wait to be begun: a line for each caller, the most urgent of a line first.
+
+Owns where each of them stands; says nothing of memory. Thread rule: the engine loop's.
+Invariant: a request that waits stands in its caller's line or is parked behind a sibling, never
+both; who left comes back to the place that it had.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import count
+
+from tasuki.engine.request import Request
+
+from .siblings import Leader
+
+_TRIED = 4
+"""Requests of a line that are tried while those before them find no room."""
+_OVERTAKEN = 16
+"""So often others go past a request that finds no room; then they wait with it."""
+
+_Place = tuple[int, bool, float, int, Request]
+
+
+class WaitingQueue:
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._places: dict[int, _Place] = {}
+        self._lines: dict[str, list[_Place]] = {}
+        self._parked: dict[Leader, list[Request]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, request: Request) -> bool:
+        return id(request) in self._places
+
+    def __iter__(self) -> Iterator[Request]:
+        """All of them, line by line, the parked ones last."""
+        for line in self._lines.values():
+            for place in line:
+                yield place[-1]
+        for parked in self._parked.values():
+            yield from parked
+
+    def stands(self, request: Request) -> bool:
+        """Whether it may be tried: it waits, and behind no sibling."""
+        return request in self and not any(request in parked for parked in self._parked.values())
+
+    def sought(self, request: Request, start: int, length: int) -> int:
+        """Up to where others need the tokens [start, length) of a request that runs."""
+        positions = [leader.position for leader in self._parked if leader.request is request]
+        return min((place for place in positions if place > start), default=length)
+
+    @property
+    def callers(self) -> list[str]:
+        """Those who have a line."""
+        return list(self._lines)
+
+    def add(self, request: Request, *, returned: bool = False) -> None:
+        """returned: it has waited its turn already, and stands before those who have not."""
+        place = (request.priority, not returned, request.due, next(self._numbers), request)
+        self._places[id(request)] = place
+        self._stand(place)
+
+    def discard(self, request: Request) -> None:
+        place = self._places.pop(id(request), None)
+        if place is None:
+            return
+        for leader, parked in self._parked.items():
+            if request in parked:
+                parked.remove(request)
+                if not parked:
+                    del self._parked[leader]
+                return
+        self._leave(place)
+
+    def park(self, request: Request, leader: Leader) -> None:
+        """Let it wait behind a sibling, in nobody's way. REQUIRES: it stands in a line."""
+        self._leave(self._places[id(request)])
+        self._parked.setdefault(leader, []).append(request)
+
+    def unpark(self) -> None:
+        """Whoever's sibling has come far enough, or will not, takes its place in its line again."""
+        for leader in [leader for leader in self._parked if leader.is_over]:
+            for request in self._parked.pop(leader):
+                self._stand(self._places[id(request)])
+
+    def candidates(self, caller: str) -> list[Request]:
+        """Who of the line may be tried now, the first first."""
+        line = self._lines[caller]
+        if line[0][-1].overtaken >= _OVERTAKEN:
+            return [line[0][-1]]
+        return [place[-1] for place in line[:_TRIED]]
+
+    def begun(self, request: Request) -> None:
+        """It left its line; those before it were overtaken."""
+        place = self._places.pop(id(request))
+        for before in self._lines[request.caller][:_TRIED]:
+            if before is place:
+                break
+            before[-1].overtaken += 1
+        self._leave(place)
+
+    def _stand(self, place: _Place) -> None:
+        insort(self._lines.setdefault(place[-1].caller, []), place)
+
+    def _leave(self, place: _Place) -> None:
+        caller = place[-1].caller
+        line = self._lines[caller]
+        del line[bisect_left(line, place)]
+        if not line:
+            del self._lines[caller]
