@@ -1,0 +1,87 @@
+"""A chunk is shared so that no prompt waits for the length of another one, and none for ever."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasuki.engine.scheduling.chunk_shares import Demand, share_chunk
+from tasuki.pycache.layout import PAGE_TOKENS
+
+CHUNK = 512
+
+
+def demand(length: int, caller: str = "", start: int = 0) -> Demand:
+    return Demand(caller, start, length, length)
+
+
+def chunks_until(demands: list[Demand], index: int, budget: int = CHUNK, most: int = 10_000) -> int:
+    """Forwards until the prompt of this index is computed, nobody new coming."""
+    stops = [one.start for one in demands]
+    for turn in range(most):
+        now = [
+            Demand(one.caller, stop, one.length, one.sought)
+            for one, stop in zip(demands, stops, strict=True)
+            if stop < one.length
+        ]
+        left = [number for number, one in enumerate(demands) if stops[number] < one.length]
+        for number, stop in zip(left, share_chunk(now, budget, turn), strict=True):
+            stops[number] = stop
+        if stops[index] == demands[index].length:
+            return turn + 1
+    raise AssertionError("it is never computed")
+
+
+def test_a_long_prompt_delays_a_short_one_by_a_few_chunks() -> None:
+    long, short = demand(100_000), demand(100)
+    assert chunks_until([long, short], 1) <= 2
+    assert chunks_until([long, *[short] * 4], 4) <= 3
+
+
+def test_short_prompts_that_keep_coming_do_not_stop_a_long_one() -> None:
+    long, turns = demand(10_000), 0
+    while long.left:
+        stops = share_chunk([long, *[demand(CHUNK)] * 20], CHUNK, turns)
+        long, turns = demand(10_000, start=stops[0]), turns + 1
+    alone = 10_000 / CHUNK
+    assert turns <= 6 * alone
+
+
+def test_one_prompt_alone_has_the_whole_chunk() -> None:
+    assert share_chunk([demand(2000)], CHUNK, 0) == [CHUNK]
+    assert share_chunk([], CHUNK, 0) == []
+
+
+def test_callers_have_equal_parts_however_much_each_asks_for() -> None:
+    many = [demand(4000, "greedy") for _ in range(50)]
+    one = demand(2048, "modest")
+    # A quarter of each chunk would be left to it if prompts were counted, not callers.
+    assert chunks_until([*many, one], 50) <= 2 * (2048 / CHUNK) + 1
+
+
+def test_what_others_wait_for_counts_as_little_left() -> None:
+    leader = Demand("", 0, 100_000, sought=2048)
+    stops = share_chunk([demand(100_000), leader, demand(4096)], CHUNK, 1)
+    assert stops[1] == max(stops)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.integers(1, 5000)), max_size=12
+    ),
+    st.integers(1, 40),
+    st.integers(0, 100),
+)
+def test_the_whole_budget_is_used_and_chunks_end_on_pages(
+    asked: list[tuple[str, int, int]], pages: int, turn: int
+) -> None:
+    demands = [demand(start * 16 + more, caller, start * 16) for caller, start, more in asked]
+    budget = pages * PAGE_TOKENS
+    stops = share_chunk(demands, budget, turn)
+    taken = sum(stop - one.start for one, stop in zip(demands, stops, strict=True))
+    assert taken <= budget
+    for one, stop in zip(demands, stops, strict=True):
+        assert one.start <= stop <= one.length
+        assert stop in (one.start, one.length) or stop % PAGE_TOKENS == 0
+        if stop < one.length:
+            # What nobody got is less than anybody could use.
+            assert budget - taken < (stop // PAGE_TOKENS + 1) * PAGE_TOKENS - stop
+    assert taken or not demands

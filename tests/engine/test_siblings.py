@@ -1,0 +1,246 @@
+"""Requests over one long prefix compute it once; what was computed is kept though nobody read it to
+its end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.engine.role import Role
+from tasuki.engine.runner.cpu_runner import CpuRunner
+from tests.handover.test_pulls import reserve, said, sender_over
+from tests.harness.engines import (
+    Lone,
+    assert_answered_as_alone,
+    engine_config,
+    prompt,
+    submit,
+    tiny_engine,
+    tiny_parts,
+)
+
+PREFIX = prompt(2000, seed=7)
+CHUNK = 512
+
+
+@dataclass
+class Forwarded:
+    tokens: int = 0
+
+
+@pytest.fixture
+def forwarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forwarded]:
+    """Tokens that all engines of the test's process forwarded."""
+    count, plain = Forwarded(), CpuRunner._compute
+
+    def counting(self: CpuRunner, plan, rows):  # type: ignore[no-untyped-def]
+        count.tokens += int(rows.lengths.sum())
+        return plain(self, plan, rows)
+
+    monkeypatch.setattr(CpuRunner, "_compute", counting)
+    yield count
+
+
+def siblings(number: int, own: int = 10) -> dict[str, list[int]]:
+    return {f"s{index}": PREFIX + prompt(own, seed=100 + index) for index in range(number)}
+
+
+def test_eight_at_once_compute_what_they_share_once(forwarded: Forwarded) -> None:
+    engine = tiny_engine(arena_mib=16)
+    asked = siblings(8)
+    engine.ask_all(asked, 2)
+    # 2,000 of the prefix, 80 of their own, one of each answer, and what lies behind the last page.
+    assert forwarded.tokens <= 2000 + 80 + 8 + 8 * 64
+    assert_answered_as_alone(engine, asked, 2)
+    engine.assert_at_rest()
+
+
+def test_others_wait_behind_the_shorter_part_that_they_share(forwarded: Forwarded) -> None:
+    """A tree of prefixes: all share 640 tokens, each pair of them 640 more."""
+    engine = tiny_engine(arena_mib=16)
+    pairs = [PREFIX[:640] + prompt(640, seed=pair) for pair in range(3)]
+    asked = {
+        f"{pair}{twin}": shared + prompt(40, seed=10 * pair + twin)
+        for pair, shared in enumerate(pairs)
+        for twin in range(2)
+    }
+    engine.ask_all(asked, 2)
+    assert forwarded.tokens <= 640 + 3 * 640 + 6 * (40 + 64 + 1)
+    assert_answered_as_alone(engine, asked, 2)
+
+
+def test_nobody_waits_for_little_or_for_another_ones_salt(forwarded: Forwarded) -> None:
+    engine = tiny_engine()
+    for salt in (b"a", b"b"):
+        engine.post(submit(f"of {salt!r}", PREFIX, 1, salt=salt))
+    engine.run()
+    assert forwarded.tokens == 2 * 2000
+    engine.flush()
+    forwarded.tokens = 0
+    engine.ask_all({"one": PREFIX[:100], "other": [*PREFIX[:90], 1]}, 1)
+    assert forwarded.tokens == 191, "they were begun together"
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_a_leader_that_is_aborted_leaves_the_others_what_it_computed(
+    steps: int, forwarded: Forwarded
+) -> None:
+    engine = tiny_engine(arena_mib=16, prefill_chunk_tokens=CHUNK)
+    asked = siblings(4)
+    for name, tokens in asked.items():
+        engine.post(submit(name, tokens, 2))
+    engine.steps(steps)
+    engine.post(m.Abort(m.RequestId("s0")))
+    engine.run()
+    assert engine.finished("s0").reason is m.FinishReason.ABORT
+    assert_answered_as_alone(engine, {name: asked[name] for name in ("s1", "s2", "s3")}, 2)
+    # At most the chunk in flight is computed again.
+    assert forwarded.tokens - 2013 - 3 * 2010 <= 2010 + CHUNK + 4 * (10 + 64 + 2)
+    engine.assert_at_rest()
+
+
+def test_who_is_parked_can_be_aborted_and_be_too_late() -> None:
+    engine = tiny_engine(arena_mib=16, prefill_chunk_tokens=64)
+    for name, tokens in siblings(3).items():
+        engine.post(submit(name, tokens, 2, patience=1e-9 if name == "s2" else 60.0))
+    engine.step()
+    engine.post(m.Abort(m.RequestId("s1")))
+    engine.run()
+    assert engine.finished("s1").reason is m.FinishReason.ABORT
+    assert engine.rejected("s2").kind is m.ErrorKind.QUEUE_TIMEOUT
+    assert len(engine.tokens("s0")) == 2
+    engine.assert_at_rest()
+
+
+def test_who_waits_for_a_long_prompt_makes_its_beginning_urgent() -> None:
+    engine = tiny_engine(arena_mib=16, prefill_chunk_tokens=CHUNK)
+    engine.post(submit("long", PREFIX[:640] + prompt(2500, seed=1), 1))
+    engine.step()
+    for number in range(6):
+        engine.post(submit(f"short {number}", prompt(700, seed=20 + number), 1))
+    engine.post(submit("sibling", PREFIX[:640] + prompt(5, seed=2), 1))
+    engine.run()
+    first = [token.request_id for token in engine.all_said(m.TokenOut)]
+    assert first.index("sibling") <= 2
+
+
+@pytest.mark.parametrize("length", [PREFIX, PREFIX[:1000]])
+def test_a_cancelled_prompt_is_computed_from_where_it_was(
+    length: list[int], forwarded: Forwarded
+) -> None:
+    engine = tiny_engine(prefill_chunk_tokens=CHUNK)
+    engine.post(submit("cancelled", length, 2))
+    engine.steps(2)
+    engine.post(m.Abort(m.RequestId("cancelled")))
+    engine.run()
+    forwarded.tokens = 0
+    engine.ask("again", length, 1)
+    assert engine.hit("again").usable_tokens >= CHUNK
+    assert forwarded.tokens == len(length) - engine.hit("again").usable_tokens
+    assert engine.tokens("again") == tiny_engine(prefill_chunk_tokens=4096).ask("r", length, 1)
+
+
+def test_an_answer_that_its_client_stopped_is_what_the_next_turn_goes_on_from() -> None:
+    """As a stop string ends it: the front sees the text, the engine an abort."""
+    engine = tiny_engine()
+    begin = prompt(300)
+    engine.post(submit("turn", begin, 500))
+    while len(engine.tokens("turn")) < 403:
+        engine.step()
+    engine.post(m.Abort(m.RequestId("turn")))
+    history = begin + engine.tokens("turn")
+    engine.ask("next", history + prompt(20, seed=3), 3)
+    assert engine.hit("next").usable_tokens >= len(history) - 2
+    oracle = tiny_engine(prefill_chunk_tokens=4096)
+    assert engine.tokens("next") == oracle.ask("r", history + prompt(20, seed=3), 3)
+    engine.assert_at_rest()
+
+
+@pytest.fixture
+def prefill(tmp_path: Path) -> Lone:
+    parts = tiny_parts(16)
+    config = engine_config(tmp_path, prefill_chunk_tokens=CHUNK)
+    return Lone(config, Role.PREFILL, parts, sender_over(parts))
+
+
+def start(node: Lone, room: int) -> None:
+    node.post(m.PrefillStart(m.Grant(m.RoomId(room), 1, 0, (), 0)))
+
+
+def test_rooms_that_come_together_compute_what_they_share_once(
+    prefill: Lone, forwarded: Forwarded
+) -> None:
+    prompts = {room: np.array(tokens, np.int32) for room, tokens in enumerate(siblings(4).values())}
+    for room, tokens in prompts.items():
+        prefill.post(reserve(tokens, 0, m.RoomId(room)))
+    granted: set[int] = set()
+    for _ in range(200):
+        prefill.step()
+        for accepted in said(prefill, m.PrefillAccepted):
+            if accepted.room not in granted:
+                granted.add(accepted.room)
+                start(prefill, accepted.room)
+    assert len(said(prefill, m.PrefillToken)) == 4
+    assert forwarded.tokens <= 2000 + 4 * (10 + 64)
+    for room in prompts:
+        prefill.post(m.PrefillEnd(m.RoomId(room)))
+    prefill.run()
+    prefill.assert_at_rest()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_room_that_was_cancelled_leaves_what_it_computed(
+    prefill: Lone, steps: int, forwarded: Forwarded
+) -> None:
+    tokens = np.array(PREFIX, np.int32)
+    prefill.post(reserve(tokens, 0, m.RoomId(1)))
+    prefill.step()
+    start(prefill, 1)
+    prefill.steps(steps)
+    prefill.post(m.PrefillEnd(m.RoomId(1)))
+    prefill.run()
+    prefill.assert_at_rest()
+    assert forwarded.tokens == steps * CHUNK
+    prefill.post(reserve(tokens, 0, m.RoomId(2)))
+    prefill.step()
+    start(prefill, 2)
+    prefill.run()
+    (token,) = said(prefill, m.PrefillToken)
+    assert token.hit.usable_tokens == steps * CHUNK
+    assert forwarded.tokens == 2000
+    fused = tiny_engine(prefill_chunk_tokens=4096)
+    assert [token.token] == fused.ask("r", PREFIX, 1)
+    prefill.post(m.PrefillEnd(m.RoomId(2)))
+    prefill.run()
+    prefill.assert_at_rest()
+
+
+def test_a_room_whose_forward_failed_leaves_nothing(
+    prefill: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = np.array(PREFIX, np.int32)
+    prefill.post(reserve(tokens, 0, m.RoomId(1)))
+    prefill.step()
+    start(prefill, 1)
+    prefill.step()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuRunner, "_compute", broken)
+        prefill.step()
+    (refused,) = said(prefill, m.PrefillRefused)
+    assert "broken on purpose" in refused.error.message
+    prefill.post(m.PrefillEnd(m.RoomId(1)))
+    prefill.run()
+    prefill.assert_at_rest()
+    prefill.post(reserve(tokens, 0, m.RoomId(2)))
+    prefill.step()
+    start(prefill, 2)
+    prefill.run()
+    (token,) = said(prefill, m.PrefillToken)
+    assert token.hit.usable_tokens == 0

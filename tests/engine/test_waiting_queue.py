@@ -1,0 +1,161 @@
+"""Who is begun next: of callers whoever holds least, of a caller the most urgent request."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.engine.request import Request
+from tasuki.engine.scheduling.waiting_queue import WaitingQueue
+from tasuki.model.ops.sampling.params import SamplingParams
+from tests.harness.engines import Lone, prompt, submit, tiny_engine
+
+
+def request(name: str, *, priority: int = 0, due: float = math.inf, caller: str = "") -> Request:
+    tokens = np.ones(3, dtype=np.int32)
+    made = Request(m.RequestId(name), tokens, SamplingParams(), caller=caller, priority=priority)
+    made.due = due
+    return made
+
+
+def first_of(queue: WaitingQueue, caller: str = "") -> str:
+    return queue.candidates(caller)[0].id
+
+
+def test_a_line_has_the_returned_then_the_due_then_the_first_in_each_priority() -> None:
+    queue = WaitingQueue()
+    queue.add(request("first", due=9))
+    queue.add(request("second", due=9))
+    queue.add(request("due", due=5))
+    queue.add(request("urgent", priority=-1))
+    queue.add(request("later", priority=1, due=1))
+    queue.add(request("returned", due=20), returned=True)
+    order = ["urgent", "returned", "due", "first", "second", "later"]
+    assert [waiting.id for waiting in queue] == order
+    for name in order:
+        head = queue.candidates("")[0]
+        assert head.id == name
+        queue.begun(head)
+    assert not len(queue) and not queue.callers
+
+
+def test_others_go_past_a_request_without_room_so_often_and_no_more() -> None:
+    queue = WaitingQueue()
+    large = request("large")
+    queue.add(large)
+    for number in range(100):
+        queue.add(request(f"small {number}"))
+    passed = 0
+    while len(candidates := queue.candidates("")) > 1:
+        queue.begun(candidates[1])
+        passed += 1
+    assert candidates == [large] and passed == 16
+    queue.begun(large)
+    assert len(queue.candidates("")) > 1
+
+
+def test_who_leaves_is_nowhere() -> None:
+    queue = WaitingQueue()
+    one, other = request("one"), request("other", caller="b")
+    queue.add(one)
+    queue.add(other)
+    queue.discard(one)
+    assert one not in queue and list(queue) == [other] and queue.callers == ["b"]
+    queue.discard(one)
+    assert len(queue) == 1
+
+
+def started(engine: Lone) -> list[str]:
+    """Requests in the order of their first tokens."""
+    return [token.request_id for token in engine.all_said(m.TokenOut) if token.index == 0]
+
+
+def ask(engine: Lone, name: str, length: int = 70, tokens: int = 2, **changes: object) -> None:
+    engine.post(
+        submit(name, prompt(length, seed=len(engine.said) + sum(map(ord, name))), tokens, **changes)
+    )
+
+
+def test_a_caller_with_one_request_is_not_behind_another_ones_hundred() -> None:
+    engine = tiny_engine(max_batch=2)
+    for number in range(30):
+        ask(engine, f"greedy {number}", caller="greedy")
+    engine.step()
+    ask(engine, "modest", caller="modest")
+    engine.run()
+    assert started(engine).index("modest") <= 4
+    assert len(started(engine)) == 31
+    engine.assert_at_rest()
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_a_caller_who_holds_every_row_gives_way_to_another(length: int) -> None:
+    engine = tiny_engine(max_batch=4)
+    for number in range(6):
+        ask(engine, f"endless {number}", tokens=400, caller="greedy")
+    engine.steps(20)
+    ask(engine, "modest", length, caller="modest")
+    engine.steps(40)
+    assert engine.finished("modest").usage.completion_tokens == 2
+    engine.run()
+    for number in range(6):
+        assert len(engine.tokens(f"endless {number}")) == 400
+    engine.assert_at_rest()
+
+
+def test_the_lowest_priority_number_is_begun_first_and_gives_way_last() -> None:
+    engine = tiny_engine(max_batch=1)
+    ask(engine, "runs", tokens=8)
+    engine.step()
+    for name, priority in (("last", 5), ("usual", 0), ("first", -3)):
+        ask(engine, name, priority=priority)
+    engine.run()
+    assert started(engine) == ["runs", "first", "usual", "last"]
+
+    engine = tiny_engine(slabs=10)
+    room = engine.engine.max_request_tokens
+    answer = room * 2 // 3 - 64
+    ask(engine, "old and idle", 64, answer, priority=1)
+    ask(engine, "young and urgent", 64, answer, priority=0)
+    engine.run(steps=6 * answer)
+    assert m.RequestPhase.RETRACTED in engine.phases("old and idle")
+    assert m.RequestPhase.RETRACTED not in engine.phases("young and urgent")
+    engine.assert_at_rest()
+
+
+def test_whose_client_waits_least_is_begun_first() -> None:
+    engine = tiny_engine(max_batch=1)
+    ask(engine, "runs", tokens=8)
+    engine.step()
+    ask(engine, "patient")
+    ask(engine, "hurried", patience=30.0)
+    engine.run()
+    assert started(engine) == ["runs", "hurried", "patient"]
+
+
+def test_what_its_client_no_longer_waits_for_is_not_begun() -> None:
+    engine = tiny_engine(max_batch=1)
+    ask(engine, "runs", tokens=300)
+    engine.step()
+    ask(engine, "late", patience=0.0)
+    engine.run()
+    assert engine.rejected("late").kind is m.ErrorKind.QUEUE_TIMEOUT
+    assert len(engine.tokens("runs")) == 300
+    engine.assert_at_rest()
+
+
+def test_a_large_prompt_without_room_stops_nobody_behind_it() -> None:
+    engine = tiny_engine(slabs=10)
+    room = engine.engine.max_request_tokens
+    ask(engine, "runs", room // 2, room // 3)
+    engine.steps(3)
+    ask(engine, "large", room - 70, 4)
+    ask(engine, "small", 20, 4)
+    for _ in range(60):
+        engine.step()
+    assert engine.finished("small").usage.completion_tokens == 4
+    assert "large" not in started(engine)
+    engine.run()
+    assert len(engine.tokens("large")) == 4
+    engine.assert_at_rest()
