@@ -54,10 +54,12 @@ class AsyncClient:
         request_id: str = "",
         cache_salt: bytes = b"",
         marks: Sequence[int] = (),
+        priority: int = 0,
         **sampling: Unpack[SamplingOptions],
     ) -> "AsyncAnswer":
-        """One request with its whole prompt; the call begins when the answer is first awaited."""
-        request = generate_request(prompt, request_id, cache_salt, marks, sampling)
+        """One request with its whole prompt; the call begins when the answer is first awaited.
+        priority: of a caller's requests the lowest is begun first."""
+        request = generate_request(prompt, request_id, cache_salt, marks, priority, sampling)
 
         async def start() -> AsyncCall:
             return self._inference.Generate(request, metadata=self._metadata)
@@ -176,9 +178,14 @@ class AsyncSession:
         """Adds to the end of the conversation; returns its length in tokens."""
         return await self.take(self._life.append(prompt))
 
-    def generate(self, *, request_id: str = "", **sampling: Unpack[SamplingOptions]) -> AsyncAnswer:
-        """Answers the conversation so far. A finished answer becomes part of it."""
-        request = pb.SessionGenerateRequest(request_id=request_id, sampling=pb.Sampling(**sampling))
+    def generate(
+        self, *, request_id: str = "", priority: int = 0, **sampling: Unpack[SamplingOptions]
+    ) -> AsyncAnswer:
+        """Answers the conversation so far. A finished answer becomes part of it. priority: of a
+        caller's requests the lowest is begun first."""
+        request = pb.SessionGenerateRequest(
+            request_id=request_id, sampling=pb.Sampling(**sampling), priority=priority
+        )
 
         async def start() -> AsyncCall:
             await self.take(self._life.attempt_turn(request))

@@ -49,6 +49,7 @@ def generate_request(
     request_id: str,
     cache_salt: bytes,
     marks: Sequence[int],
+    priority: int,
     sampling: SamplingOptions,
 ) -> pb.GenerateRequest:
     return pb.GenerateRequest(
@@ -56,5 +57,6 @@ def generate_request(
         sampling=pb.Sampling(**sampling),
         cache_salt=cache_salt,
         marks=marks,
+        priority=priority,
         **prompt.fields(),
     )

@@ -70,10 +70,11 @@ class Client:
         request_id: str = "",
         cache_salt: bytes = b"",
         marks: Sequence[int] = (),
+        priority: int = 0,
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerStream:
         """One request with its whole prompt. The stream may outlive this call, not this client."""
-        request = generate_request(prompt, request_id, cache_salt, marks, sampling)
+        request = generate_request(prompt, request_id, cache_salt, marks, priority, sampling)
         return AnswerStream(lambda: call(self._inference.Generate, request), self._retry)
 
     def abort(self, request_id: str) -> None:
@@ -132,10 +133,13 @@ class Session:
         return take(self._life.append(prompt), self._stub)
 
     def generate(
-        self, *, request_id: str = "", **sampling: Unpack[SamplingOptions]
+        self, *, request_id: str = "", priority: int = 0, **sampling: Unpack[SamplingOptions]
     ) -> AnswerStream:
-        """Answers the conversation so far. A finished answer becomes part of it."""
-        request = pb.SessionGenerateRequest(request_id=request_id, sampling=pb.Sampling(**sampling))
+        """Answers the conversation so far. A finished answer becomes part of it. priority: of a
+        caller's requests the lowest is begun first."""
+        request = pb.SessionGenerateRequest(
+            request_id=request_id, sampling=pb.Sampling(**sampling), priority=priority
+        )
 
         def start() -> "grpc.CallIterator[pb.GenerateResponse]":
             take(self._life.attempt_turn(request), self._stub)

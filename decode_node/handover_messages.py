@@ -45,6 +45,8 @@ def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
                 salt=ticket.salt,
                 marks=ticket.marks,
                 offered=ticket.offered,
+                caller=ticket.caller,
+                priority=ticket.priority,
             ),
             prompt=wanted.prompt.astype("<i4", copy=False).tobytes(),
             by_gateway=wanted.sender is not None,

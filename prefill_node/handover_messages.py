@@ -94,6 +94,8 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             salt=ticket.salt,
             marks=tuple(ticket.marks),
             offered=ticket.offered,
+            caller=ticket.caller,
+            priority=ticket.priority,
         ),
         prompt.astype(np.int32),
     )

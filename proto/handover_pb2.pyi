@@ -202,7 +202,7 @@ class Reserve(_message.Message):
     def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., by_gateway: bool = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered")
+    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered", "caller", "priority")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KV_MATCHED_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,8 @@ class Ticket(_message.Message):
     SALT_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     OFFERED_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     room: int
     generation: int
     kv_matched: int
@@ -217,7 +219,9 @@ class Ticket(_message.Message):
     salt: bytes
     marks: _containers.RepeatedScalarFieldContainer[int]
     offered: int
-    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ...) -> None: ...
+    caller: str
+    priority: int
+    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ..., caller: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos")

@@ -173,7 +173,11 @@ class EngineClient:
             )
         with self._requests.held(caller):
             self._limits.admit_prompt(caller, len(submit.prompt))
-            submit = replace(submit, request_id=self._names.take(caller, submit.request_id))
+            submit = replace(
+                submit,
+                request_id=self._names.take(caller, submit.request_id),
+                caller=request_context.tenant or caller.name,
+            )
             self._begin(submit.request_id, request_context)
             stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
             self._observe(submit)

@@ -36,6 +36,13 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
         )
 
 
+def check_priority(priority: int) -> int:
+    """Raises InvalidField where it does not fit 31 bits and a sign, as in gRPC."""
+    if not -(2**31) <= priority < 2**31:
+        raise InvalidField("priority", f"must be in [-2^31, 2^31), not {priority}")
+    return priority
+
+
 def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
     """The strings that end an answer. Raises InvalidField."""
     if len(stops) > MAX_STOPS:

@@ -149,6 +149,8 @@ class DecodeHandover(Handover):
             salt=request.salt,
             marks=request.marks,
             offered=match.usable_tokens,
+            caller=request.caller,
+            priority=request.priority,
         )
         request.ticket = ticket
         request.asked_at = time.monotonic()

@@ -86,6 +86,8 @@ class PrefillHandover(Handover):
             ticket.salt,
             marks=ticket.marks,
             ticket=ticket,
+            caller=ticket.caller,
+            priority=ticket.priority,
         )
         self._rooms[ticket.room] = request
         self._scheduler.enqueue(request)

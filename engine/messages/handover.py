@@ -10,7 +10,8 @@ from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, 
 
 class Ticket(Message):
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
-    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none."""
+    state. offered: tokens of which it could give KV and the state at exactly their end; 0: none.
+    caller and priority: as of Submit."""
 
     room: RoomId
     generation: int
@@ -19,6 +20,8 @@ class Ticket(Message):
     salt: bytes
     marks: tuple[int, ...] = ()
     offered: int = 0
+    caller: str = ""
+    priority: int = 0
 
 
 class Grant(Message):

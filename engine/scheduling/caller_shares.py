@@ -39,7 +39,7 @@ class CallerShares:
 
     def victim_for(self, waiting: WaitingQueue, running: Sequence[Request]) -> Request | None:
         """Who gives way so that a caller with less than an equal part may begin; None where nobody
-        has more, or what begins would have more itself."""
+        has more, or what begins would have more itself. No hand-over under way gives way."""
         callers = {*waiting.callers, *(request.caller for request in running)}
         if len(callers) == 1 or not waiting.callers or not running:
             return None
@@ -51,7 +51,8 @@ class CallerShares:
             first = waiting.candidates(caller)[0]
             needed = self._part(1, first.next_capacity)
             if caller != most and shares.get(caller, 0.0) + needed <= equal:
-                return self.victim([request for request in running if request.caller == most])
+                theirs = [request for request in running if request.caller == most]
+                return self.victim(theirs) if all(map(_answers_here, theirs)) else None
         return None
 
     def _shares(self, running: Sequence[Request]) -> dict[str, float]:
@@ -66,3 +67,7 @@ class CallerShares:
     def _part(self, rows: int, tokens: int) -> float:
         """Of the engine. Each row has a slot of the arena beside its tokens, at least."""
         return max(rows / self._max_batch, (tokens + rows * self._slot_tokens) / self._tokens)
+
+
+def _answers_here(request: Request) -> bool:
+    return isinstance(request.state, Active) and request.state.answers_here

@@ -3,6 +3,7 @@
 Uses methods' names alone. A key is never logged. One event loop's thread.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -23,6 +24,12 @@ _AUTHORIZATION = "authorization"
 def grpc_caller(keys: ApiKeys, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller | None:
     """The caller whose key is in the metadata; None where it has no known key."""
     return keys.caller([value for name, value in metadata or () if name == _AUTHORIZATION])
+
+
+def patience_of(context: CallContext) -> float:
+    """Seconds until the call's deadline; infinite where it has none."""
+    left = context.time_remaining()
+    return math.inf if left is None else left
 
 
 class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -12,7 +12,7 @@ from tasuki.server.errors import CallContext, InvalidRequest
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.text.text_codec import TextCodec
 
-from .auth import grpc_request_context
+from .auth import grpc_request_context, patience_of
 from .request_reader import read_prompt, read_sampling
 from .response_stream import REQUEST_ID_KEY, write_tokens
 
@@ -39,6 +39,8 @@ class InferenceService(pb_grpc.InferenceServicer):
             sampling=read_sampling(request.sampling, self._codec),
             salt=salt_of(request_context.tenant, request.cache_salt),
             marks=marks,
+            priority=request.priority,
+            patience=patience_of(context),
         )
         events = self._engine.generate(submit, request_context)
         answer = await write_tokens(events, context.write, self._codec.detokenizer())

@@ -17,7 +17,7 @@ from tasuki.server.sessions.session_store import Session, SessionStore, Tail
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
 
-from .auth import grpc_request_context
+from .auth import grpc_request_context, patience_of
 from .request_reader import read_sampling
 from .response_stream import REQUEST_ID_KEY, write_tokens
 from .session_input import read_session_input
@@ -95,6 +95,8 @@ class SessionService(pb_grpc.SessionServicer):
                 cursor=await self._store.cursor(session),
                 marks=session.log.marks,
                 session=session.label,
+                priority=request.priority,
+                patience=patience_of(context),
             )
             events = self._engine.generate(submit, request_context)
             answer = await write_tokens(events, context.write, self._codec.detokenizer())

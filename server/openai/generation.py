@@ -19,7 +19,7 @@ from tasuki.server.errors import InvalidField
 from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.request_checks import check_length, read_request_id
+from tasuki.server.request_checks import check_length, check_priority, read_request_id
 from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.text_answer import text_answer
 from tasuki.server.text.text_codec import TextCodec
@@ -86,6 +86,7 @@ def read_submit(
         salt=salt_of(tenant, (fields.text("cache_salt") or "").encode()),
         marks=marks,
         session=_session(fields, tenant),
+        priority=check_priority(fields.integer("priority") or 0),
     )
 
 
