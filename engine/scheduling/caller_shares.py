@@ -40,16 +40,15 @@ class CallerShares:
     def victim_for(self, waiting: WaitingQueue, running: Sequence[Request]) -> Request | None:
         """Who gives way so that a caller with less than an equal part may begin; None where nobody
         has more, or what begins would have more itself. No hand-over under way gives way."""
-        callers = {*waiting.callers, *(request.caller for request in running)}
-        if len(callers) == 1 or not waiting.callers or not running:
+        callers = {*waiting.lines, *(request.caller for request in running)}
+        if len(callers) == 1 or not waiting.lines or not running:
             return None
         shares, equal = self._shares(running), 1 / len(callers)
         most = max(shares, key=lambda caller: shares[caller])
         if shares[most] <= equal:
             return None
-        for caller in waiting.callers:
-            first = waiting.candidates(caller)[0]
-            needed = self._part(1, first.next_capacity)
+        for caller, line in waiting.lines.items():
+            needed = self._part(1, line[0][-1].next_capacity)
             if caller != most and shares.get(caller, 0.0) + needed <= equal:
                 theirs = [request for request in running if request.caller == most]
                 return self.victim(theirs) if all(map(_answers_here, theirs)) else None

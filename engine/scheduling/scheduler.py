@@ -114,7 +114,7 @@ class Scheduler:
         self.waiting.unpark()
         blocked: set[str] = set()
         while len(self.running) < self._config.max_batch:
-            callers = [caller for caller in self.waiting.callers if caller not in blocked]
+            callers = [caller for caller in self.waiting.lines if caller not in blocked]
             if not callers:
                 break
             caller = self._shares.least(callers, self.running)
@@ -126,7 +126,7 @@ class Scheduler:
 
     def _admit_of(self, caller: str) -> bool:
         """Whether a request of the line left it."""
-        for request in self.waiting.candidates(caller):
+        for *_, request in self.waiting.lines[caller][: self.waiting.tried(caller)]:
             if self._admit(request):
                 self.waiting.begun(request)
                 self._computing.append(request)

@@ -18,14 +18,15 @@ _TRIED = 4
 _OVERTAKEN = 16
 """So often others go past a request that finds no room; then they wait with it."""
 
-_Place = tuple[int, bool, float, int, Request]
+Place = tuple[int, bool, float, int, Request]
 
 
 class WaitingQueue:
     def __init__(self) -> None:
         self._numbers = count()
-        self._places: dict[int, _Place] = {}
-        self._lines: dict[str, list[_Place]] = {}
+        self._places: dict[int, Place] = {}
+        self.lines: dict[str, list[Place]] = {}
+        """By caller, each in the order in which its requests are to be begun; none is empty."""
         self._parked: dict[Leader, list[Request]] = {}
 
     def __len__(self) -> int:
@@ -36,7 +37,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """All of them, line by line, the parked ones last."""
-        for line in self._lines.values():
+        for line in self.lines.values():
             for place in line:
                 yield place[-1]
         for parked in self._parked.values():
@@ -50,11 +51,6 @@ class WaitingQueue:
         """Up to where others need the tokens [start, length) of a request that runs."""
         positions = [leader.position for leader in self._parked if leader.request is request]
         return min((place for place in positions if place > start), default=length)
-
-    @property
-    def callers(self) -> list[str]:
-        """Those who have a line."""
-        return list(self._lines)
 
     def add(self, request: Request, *, returned: bool = False) -> None:
         """returned: it has waited its turn already, and stands before those who have not."""
@@ -85,28 +81,25 @@ class WaitingQueue:
             for request in self._parked.pop(leader):
                 self._stand(self._places[id(request)])
 
-    def candidates(self, caller: str) -> list[Request]:
-        """Who of the line may be tried now, the first first."""
-        line = self._lines[caller]
-        if line[0][-1].overtaken >= _OVERTAKEN:
-            return [line[0][-1]]
-        return [place[-1] for place in line[:_TRIED]]
+    def tried(self, caller: str) -> int:
+        """How many of the line, from its first, may be tried now."""
+        return 1 if self.lines[caller][0][-1].overtaken >= _OVERTAKEN else _TRIED
 
     def begun(self, request: Request) -> None:
         """It left its line; those before it were overtaken."""
         place = self._places.pop(id(request))
-        for before in self._lines[request.caller][:_TRIED]:
+        for before in self.lines[request.caller][:_TRIED]:
             if before is place:
                 break
             before[-1].overtaken += 1
         self._leave(place)
 
-    def _stand(self, place: _Place) -> None:
-        insort(self._lines.setdefault(place[-1].caller, []), place)
+    def _stand(self, place: Place) -> None:
+        insort(self.lines.setdefault(place[-1].caller, []), place)
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: Place) -> None:
         caller = place[-1].caller
-        line = self._lines[caller]
+        line = self.lines[caller]
         del line[bisect_left(line, place)]
         if not line:
-            del self._lines[caller]
+            del self.lines[caller]

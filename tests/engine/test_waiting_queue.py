@@ -19,8 +19,8 @@ def request(name: str, *, priority: int = 0, due: float = math.inf, caller: str 
     return made
 
 
-def first_of(queue: WaitingQueue, caller: str = "") -> str:
-    return queue.candidates(caller)[0].id
+def candidates(queue: WaitingQueue, caller: str = "") -> list[Request]:
+    return [place[-1] for place in queue.lines[caller][: queue.tried(caller)]]
 
 
 def test_a_line_has_the_returned_then_the_due_then_the_first_in_each_priority() -> None:
@@ -34,10 +34,10 @@ def test_a_line_has_the_returned_then_the_due_then_the_first_in_each_priority() 
     order = ["urgent", "returned", "due", "first", "second", "later"]
     assert [waiting.id for waiting in queue] == order
     for name in order:
-        head = queue.candidates("")[0]
+        head = candidates(queue)[0]
         assert head.id == name
         queue.begun(head)
-    assert not len(queue) and not queue.callers
+    assert not len(queue) and not queue.lines
 
 
 def test_others_go_past_a_request_without_room_so_often_and_no_more() -> None:
@@ -47,12 +47,12 @@ def test_others_go_past_a_request_without_room_so_often_and_no_more() -> None:
     for number in range(100):
         queue.add(request(f"small {number}"))
     passed = 0
-    while len(candidates := queue.candidates("")) > 1:
-        queue.begun(candidates[1])
+    while len(tried := candidates(queue)) > 1:
+        queue.begun(tried[1])
         passed += 1
-    assert candidates == [large] and passed == 16
+    assert tried == [large] and passed == 16
     queue.begun(large)
-    assert len(queue.candidates("")) > 1
+    assert len(candidates(queue)) > 1
 
 
 def test_who_leaves_is_nowhere() -> None:
@@ -61,7 +61,7 @@ def test_who_leaves_is_nowhere() -> None:
     queue.add(one)
     queue.add(other)
     queue.discard(one)
-    assert one not in queue and list(queue) == [other] and queue.callers == ["b"]
+    assert one not in queue and list(queue) == [other] and list(queue.lines) == ["b"]
     queue.discard(one)
     assert len(queue) == 1
 
