@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tasuki.engine.accounting.evictions import EvictionLedger
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover, HandoverContext
-from tasuki.engine.handover.unsound import unsound
+from tasuki.engine.handover.unsound import all_sound, unsound
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.scheduling.queue_limit import QueueLimit
@@ -184,10 +184,8 @@ class Engine:
                 continue
             request, allocation = item.request, item.active.allocation
             request.suspect = False
-            found = (unsound(request, token) for token in sampled)
-            error = next((error for error in found if error is not None), None)
-            if error is not None:
-                self._handover.reject(request, error)
+            if not all_sound(sampled):
+                self._handover.reject(request, unsound(request))
                 continue
             item.active.progress.land(item.stop, item.write_index, item.num_sampled)
             for planned, slot in item.checkpoints:

@@ -244,9 +244,12 @@ class Request:
         """Whether a forward of it was ever to run here, or its first token is out."""
         return self.started is not None or bool(self.output)
 
+    def __post_init__(self) -> None:
+        self._prompt_length = len(self.prompt)
+
     @property
     def length(self) -> int:
-        return len(self.prompt) + len(self.output)
+        return self._prompt_length + len(self.output)
 
     @property
     def expected_length(self) -> int:
@@ -258,7 +261,7 @@ class Request:
     @property
     def final_length(self) -> int:
         """Most tokens that are ever forwarded: the last sampled one is not."""
-        return len(self.prompt) + self.sampling.max_new_tokens - 1
+        return self._prompt_length + self.sampling.max_new_tokens - 1
 
     @property
     def next_capacity(self) -> int:
@@ -273,6 +276,8 @@ class Request:
 
     def token_slice(self, start: int, stop: int) -> list[int]:
         """Tokens [start, stop) of prompt and output, O(stop - start)."""
-        prompt = len(self.prompt)
+        prompt = self._prompt_length
+        if start >= prompt:
+            return self.output[start - prompt : stop - prompt]
         head: list[int] = self.prompt[start:stop].tolist()
         return head + self.output[max(0, start - prompt) : max(0, stop - prompt)]

@@ -12,7 +12,7 @@ from tasuki.engine.scheduling.turn_end import keep_landed, keep_state, turn_hint
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 
 from .base import Handover, HandoverContext, RequestInbox, misdirected
-from .unsound import unsound
+from .unsound import all_sound, unsound
 
 
 class Answers(Handover):
@@ -93,8 +93,8 @@ class Answers(Handover):
         self._scheduler.start(request)
         if second is None:
             self._finish_if_over(request)
-        elif (error := unsound(request, second)) is not None:
-            self.reject(request, error)
+        elif not all_sound([second]):
+            self.reject(request, unsound(request))
         else:
             self.on_token(request, second)
 

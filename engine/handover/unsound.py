@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 
 from tasuki.engine.messages import ErrorKind, RequestError
 from tasuki.engine.request import Request
@@ -10,11 +11,14 @@ from tasuki.model.ops.sampling.reference import Sampled
 log = logging.getLogger(__name__)
 
 
-def unsound(request: Request, sampled: Sampled) -> RequestError | None:
-    """Why the request must end without this token; None where the token is sound. Nothing of such a
-    request may be kept: its state and KV are no numbers either."""
-    if math.isfinite(sampled.logprob):
-        return None
+def all_sound(tokens: Sequence[Sampled]) -> bool:
+    """Whether all were drawn from numbers."""
+    return all(math.isfinite(token.logprob) for token in tokens)
+
+
+def unsound(request: Request) -> RequestError:
+    """Why the request must end without tokens that are not sound. Nothing of it may be kept: its
+    state and KV are no numbers either."""
     log.error("request %s ends: its logits were NaN or infinite", request.id)
     return RequestError(
         ErrorKind.INTERNAL,

@@ -25,6 +25,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 from .scheduled_sequence import ScheduledSequence
 
+_DECODES, _ON_LANE = RowFlag.DECODES.value, ON_LANE.value
 _MAX_ROWS = 1
 """Tokens that a forward draws for a sequence."""
 
@@ -69,9 +70,9 @@ class ForwardPlanner:
                 pages = allocation.pages[known.row_limit // PAGE_TOKENS :]
                 new_pages.append(NewPages(lane, pages))
                 known.row_limit = row_limit
-            flags = RowFlag.DECODES.value if item.decodes else 0
+            flags = _DECODES if item.decodes else 0
             if item.drawn_before:
-                flags |= ON_LANE.value
+                flags |= _ON_LANE
             else:
                 tokens += item.request.token_slice(item.start, item.stop)
             numbers += (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tasuki.engine.request import Active, PlannedCheckpoint, Request
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ScheduledSequence:
     """Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
 

@@ -185,25 +185,36 @@ class Scheduler:
 
     def _growable(self) -> list[tuple[Request, Active]]:
         """Answering requests that have room for one more token; others are retracted to make it."""
-        for request, state in self._answering():
+        answering = self._answering()
+        short = [
+            (request, state)
+            for request, state in answering
+            if state.allocation.capacity_tokens < request.expected_length
+        ]
+        for request, state in short:
             if request.state is state:
                 self._grow(request, state)
-        return self._answering()[: self._config.max_batch]
+        if short:
+            answering = [pair for pair in answering if pair[0].state is pair[1]]
+        return answering[: self._config.max_batch]
 
     def _answering(self) -> list[tuple[Request, Active]]:
         """Requests of which one token, drawn or being drawn, is to be forwarded."""
-        return [
-            (request, state)
-            for request in self._together()
-            if isinstance(state := request.state, Active)
-            and (isinstance(state, Decoding) or state.progress.sampling_in_flight)
-            and state.answers_here
-            and state.progress.num_scheduled < min(request.expected_length, request.final_length)
-        ]
+        found = []
+        for request in self._together():
+            state = request.state
+            if isinstance(state, Decoding) or (
+                isinstance(state, Prefilling)
+                and state.progress.sampling_in_flight
+                and state.answers_here
+            ):
+                progress = state.progress
+                expected = request.length + progress.sampling_in_flight
+                if progress.num_scheduled < min(expected, request.final_length):
+                    found.append((request, state))
+        return found
 
     def _grow(self, request: Request, state: Active) -> None:
-        if state.allocation.capacity_tokens >= request.expected_length:
-            return
         while not self._cache.extend(state.allocation, request.next_capacity):
             victim = self._shares.victim(self.running)
             self._retract(victim)
