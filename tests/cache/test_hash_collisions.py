@@ -15,7 +15,7 @@ from tasuki.pycache._cpp_cache import PrefixCache, prefix_hashes
 from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.cache.colliding_pages import colliding_pages
-from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.daemons import Node, flags, meet, random_prompt
 from tests.harness.trees import Tokens, joined, keep, take, tree_of, usable
 from tests.harness.waiting import until
 
@@ -81,6 +81,7 @@ def test_names_that_collide_cost_a_router_its_estimate_and_no_more(
 def test_a_pair_answers_prompts_that_collide_as_if_each_were_alone() -> None:
     prefill = Node("prefill", *flags()).wait_ready()
     decode = Node("decode", *flags(), "--prefill", prefill.address).wait_ready()
+    meet(decode)
     pages, rest = colliding_pages(), random_prompt(8, 1)
     prompts = [(*page.tolist(), *other.tolist(), *rest) for page, other in pairwise(pages[::3])]
 

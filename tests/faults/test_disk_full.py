@@ -11,7 +11,7 @@ import pytest
 
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tests.harness.daemons import flags, random_prompt
+from tests.harness.daemons import flags, meet, random_prompt
 from tests.harness.running_nodes import needs_nixl
 
 FULL_DISK = Path("/dev/full")
@@ -49,6 +49,7 @@ def test_a_full_disk_for_logs_stops_nothing() -> None:
         logging_to_a_full_disk("decode", "--prefill", prefill) as decode,
         Client(decode) as client,
     ):
+        meet(client)
         answers = [
             client.generate(prompt, max_new_tokens=8, ignore_eos=True, cache_salt=salt).result()
             for salt in (b"a", b"b")

@@ -16,7 +16,7 @@ from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.transports.nixl.transport import installed_package
-from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
+from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import TINY, submit, tiny_parts
 from tests.harness.forked_daemon import ForkedDaemon
@@ -90,6 +90,7 @@ def test_a_session_of_fp8_travels_there_and_back_again() -> None:
         prefill = start("prefill", *flags(), *fp8)
         to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
         decode = start("decode", *flags(), *to, *fp8)
+        meet(decode)
         log = random_prompt(300, seed=1)
         for number in range(4):
             usage = (answer := asked(decode, log, b"salt").result()).usage
@@ -113,6 +114,7 @@ def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
         prefill = start("prefill", *flags(), *bf16)
         to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
         decode = start("decode", *flags(), *to, *bf16)
+        meet(decode)
         got = answers(decode, TEXTS)
         assert all(answer.usage.prefilled_on == "prefill" for answer in got)
         prefill.assert_at_rest()

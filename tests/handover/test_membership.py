@@ -11,7 +11,7 @@ from tasuki.client.answer import Answer, AnswerStream
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
-from tests.harness.daemons import Node, asked, flags, fleet, random_prompt
+from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
 from tests.harness.waiting import HANG_SECONDS, until
 
 
@@ -81,6 +81,7 @@ def test_nodes_come_and_go_and_no_request_notices(
     def members() -> dict[str, int]:
         return {node.address: node.state for node in decode.stats().prefill_nodes}
 
+    meet(decode)
     assert ask(300).result().usage.prefilled_on == "p1"
     staying = ask(1500)
     until(lambda: first.requests("Prefilling") == 1, first.story)

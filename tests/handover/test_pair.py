@@ -15,7 +15,7 @@ from tasuki.cli.demo.token_comparison import TIE_MARGIN, TIE_SHARE
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tests.harness.daemons import Node, flags, fleet
+from tests.harness.daemons import Node, flags, fleet, meet
 from tests.harness.goldens import MODELS, reference_dir
 from tests.harness.random_checkpoint import write_random_model
 
@@ -27,6 +27,7 @@ def pair(model: Path, arena_mib: int, *decode_flags: str) -> Iterator[tuple[Node
     with fleet() as start:
         prefill = start("prefill", *shared, "--prefill-chunk-tokens", "128")
         decode = start("decode", *shared, "--prefill", prefill.address, *decode_flags)
+        meet(decode)
         yield prefill, decode
         prefill.assert_at_rest()
         decode.assert_at_rest()

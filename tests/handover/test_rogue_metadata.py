@@ -233,8 +233,15 @@ def test_a_rogue_prefill_nodes_addresses_leave_a_decode_node_alive(forger: Forge
         honest = start("prefill", *nixl)
         decode = start("decode", *nixl, "--prefill", f"{address},{honest.address}")
         until(lambda: rogue.asked > len(ABORTING), "not asked again after it was refused")
-        state = {node.address: node.state for node in decode.stats().prefill_nodes}
-        assert state[honest.address] == inference_pb2.PREFILL_NODE_STATE_CONNECTED
+        connected = inference_pb2.PREFILL_NODE_STATE_CONNECTED
+
+        def state() -> int:
+            (node,) = (
+                node for node in decode.stats().prefill_nodes if node.address == honest.address
+            )
+            return node.state
+
+        until(lambda: state() == connected, decode.story)
         answer = asked(decode, question.prompt, b"").result()
         assert answer.token_ids == question.tokens
         assert answer.usage.prefilled_on == "prefill"

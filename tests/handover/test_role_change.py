@@ -27,7 +27,7 @@ from tasuki.server.errors import InvalidRequest, RoleFixed
 from tasuki.server.role_change import TUNING, RoleChange
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.config.config_file import ConfigFileError
-from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, fleet, question_of
+from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, fleet, meet, question_of
 from tests.harness.etcd_process import running_etcd
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -148,6 +148,7 @@ def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) 
             *("--other-role-config", str(other), "--api-key", "secret"),
         )
         question = question_of(decode, 300, HALF)
+        meet(decode)
         for turn in range(2):
             landed = decode.landed()
             answer = asked(decode, question.prompt, f"{turn}".encode(), HALF).result()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
@@ -216,7 +217,17 @@ def _stop(node: Node) -> None:
     assert node.stop() == 0, node.last_words
 
 
-def has_met(decode: Node) -> bool:
+class _HasStats(Protocol):
+    def stats(self) -> pb.StatsResponse: ...
+
+
+def meet(decode: _HasStats) -> None:
+    """Wait until it is connected to every prefill node that it knows of: until then it prefills
+    itself. decode: the node, or a client of it."""
+    until(lambda: has_met(decode), decode.stats)
+
+
+def has_met(decode: _HasStats) -> bool:
     """Whether it is connected to every prefill node that it knows of, and knows one."""
     known = decode.stats().prefill_nodes
     return bool(known) and all(node.state == pb.PREFILL_NODE_STATE_CONNECTED for node in known)

@@ -8,8 +8,7 @@ import pytest
 from tasuki.cli.launcher import Daemon
 from tasuki.client.errors import LaunchError
 from tasuki.transfer.transports.nixl.transport import installed_package
-from tests.harness.daemons import Node, flags, has_met
-from tests.harness.waiting import until
+from tests.harness.daemons import Node, flags, meet
 
 HTTP = ("--http-bind", "127.0.0.1:0")
 CHUNKS = ("--prefill-chunk-tokens", "64")
@@ -50,7 +49,7 @@ def node_pair(
         first = stack.enter_context(running(Node("prefill", *common, *prefill)))
         known = ("--prefill", first.handover_address)
         second = stack.enter_context(running(Node("decode", *common, *known, *decode)))
-        until(lambda: has_met(second), second.story)
+        meet(second)
         yield first, second
 
 

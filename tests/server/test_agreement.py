@@ -15,7 +15,7 @@ from tasuki.client.answer import AnswerStream
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 from tasuki.engine.messages.proto import usage_from_proto
-from tests.harness.daemons import Node, has_met, random_prompt
+from tests.harness.daemons import Node, meet, random_prompt
 from tests.harness.http_calls import fetched
 from tests.harness.metrics_text import scraped
 from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
@@ -65,7 +65,7 @@ def traffic() -> Iterator[Traffic]:
         for stream in given_up:
             stream.cancel()
         prefill.start_again()
-        until(lambda: has_met(decode), decode.story)
+        meet(decode)
         for number in range(3):
             traffic.ask(f"later-{number}", 260).result()
         until(lambda: not decode.stats().requests, decode.story)

@@ -18,7 +18,7 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.client.errors import ClientError
 from tasuki.proto import handover_pb2, inference_pb2
 from tests.harness.command_line import error_line, exit_status
-from tests.harness.daemons import Node, asked, flags, random_prompt
+from tests.harness.daemons import Node, asked, flags, meet, random_prompt
 from tests.harness.refusals import INVALID, refusal
 from tests.harness.running_nodes import needs_nixl, refused_start, running
 from tests.harness.waiting import HANG_SECONDS
@@ -134,6 +134,7 @@ def prefill() -> Iterator[Node]:
 @pytest.fixture(scope="module")
 def decode(prefill: Node) -> Iterator[Node]:
     with running(Node("decode", *flags(arena_mib=32), "--prefill", prefill.address)) as node:
+        meet(node)
         yield node
         node.assert_at_rest()
 

@@ -20,7 +20,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.utils.tls import ClientTls, ServerTls, TlsError
 from tests.harness.api_keys import headers
 from tests.harness.certificates import Authority, Issued
-from tests.harness.daemons import Node, flags, random_prompt
+from tests.harness.daemons import Node, flags, meet, random_prompt
 from tests.harness.front_fixtures import running_front
 from tests.harness.http_fixtures import running_http
 from tests.harness.refusals import refusal
@@ -158,6 +158,7 @@ def test_a_pair_hands_over_under_mutual_tls(
         ) as decode,
         Client(decode.address, tls=tls, api_key="s3cret") as client,
     ):
+        meet(client)
         answer = client.generate(prompt, max_new_tokens=4, ignore_eos=True).result()
     assert answer.usage.prefilled_on == "prefill"
     assert answer.usage.transfer is not None and answer.usage.transfer.pages == 5
