@@ -200,7 +200,7 @@ class Scheduler:
 
     def _answering(self) -> list[tuple[Request, Active]]:
         """Requests of which one token, drawn or being drawn, is to be forwarded."""
-        found = []
+        found: list[tuple[Request, Active]] = []
         for request in self._together():
             state = request.state
             if isinstance(state, Decoding) or (
