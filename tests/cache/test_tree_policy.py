@@ -112,12 +112,15 @@ def test_value_keeps_what_is_used_often_where_recency_loses_it_and_auto_follows(
     assert followed["auto"] == "value"
 
 
-def one_size_returns(tree: PrefixCache, back: int, pages: int) -> int:
+def one_size_returns(
+    tree: PrefixCache, back: int, pages: int, steps: int = 2000, *, clocked: bool = True
+) -> int:
     """Short prompts come twice, `back` requests apart; every fifth is a long one that never
     returns, of the same class but worth more a page as long as nothing else is known."""
     saved = 0
-    for step in range(2000):
-        tree.advance_to(step * 1000)
+    for step in range(steps):
+        if clocked:
+            tree.advance_to(step * 1000)
         if step % 5 == 0:
             names = range(5_000_000 + step * 100, 5_000_000 + step * 100 + pages)
         else:
@@ -139,6 +142,15 @@ def test_auto_follows_recency_where_that_saves_more(slabs: int, back: int) -> No
     assert saved["lru"] > 2 * saved["value"]
     assert followed["auto"] == "lru"
     assert saved["auto"] > 0.8 * saved["lru"]
+
+
+def test_without_a_clock_each_request_takes_a_second() -> None:
+    saved = [
+        one_size_returns(tree_of("value", 32), 4, pages=24, steps=600, clocked=clocked)
+        for clocked in (True, False)
+    ]
+    # Were there no time, nothing would be known of what comes back: 256 tokens.
+    assert saved[0] == saved[1] > 10_000
 
 
 def ask_document(tree: PrefixCache, name: int, question: int) -> Allocation:
