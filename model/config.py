@@ -12,12 +12,24 @@ from typing import Any
 
 from tasuki.pycache.layout import CacheLayout, LayerKind
 
+from .config_fields import ConfigFields, ModelConfigError
+from .rope_settings import RopeSettings, Yarn
+
 _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
 
-
-class ModelConfigError(ValueError):
-    """A config.json that cannot be served; the message names the file, the field and the mend."""
+_ONLY: tuple[tuple[str, object], ...] = (
+    ("hidden_act", "silu"),
+    ("attn_output_gate", True),
+    ("output_gate_type", "swish"),
+    ("attention_bias", False),
+)
+_ONLY_OF_EXPERTS: tuple[tuple[str, object], ...] = (
+    ("norm_topk_prob", True),
+    ("mlp_only_layers", []),
+    ("decoder_sparse_step", 1),
+)
+"""What is computed: another value would be loaded as if the field were absent."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,8 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes are elements; rope_theta and norm_eps are as published; eos_ids ascend."""
+    """Sizes are elements; rope_theta and norm_eps are as published; eos_ids ascend. yarn: None
+    where angles are as trained. max_position: tokens of the longest context, with yarn's."""
 
     model_type: str
     vocab: int
@@ -50,6 +63,7 @@ class ModelConfig:
     head_dim: int
     rotary_dim: int
     rope_theta: float
+    yarn: Yarn | None
     key_heads: int
     value_heads: int
     key_dim: int
@@ -117,91 +131,93 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class _Reader:
-    """One reading of one config: typed access to fields, each failure naming its field."""
+    """One reading of one config: what its fields mean, each failure naming its field."""
 
     def __init__(self, raw: dict[str, Any], generation: dict[str, Any], source: str) -> None:
-        self._source = source
-        self._outer = raw
+        self._outer = ConfigFields(raw, source)
         self._generation = generation
-        self._model_type = self._supported_type(raw)
+        self._model_type = self._supported_type(self._outer)
         text = raw.get("text_config", raw)
         if not isinstance(text, dict):
-            raise self._error(
+            raise self._outer.error(
                 "text_config", "is not an object", "copy it from the published config"
             )
-        self._text: dict[str, Any] = text
+        self._text = ConfigFields(text, source)
         if text is not raw and "model_type" in text:
-            self._supported_type(text)
+            self._supported_type(self._text)
 
     def config(self) -> ModelConfig:
-        head_dim = self._size("head_dim", 256)
+        text = self._text
+        head_dim = text.size("head_dim", 256)
+        rope = RopeSettings.of(text, self._outer)
         config = ModelConfig(
             model_type=self._model_type,
-            vocab=self._size("vocab_size"),
-            hidden=self._size("hidden_size"),
+            vocab=text.size("vocab_size"),
+            hidden=text.size("hidden_size"),
             layer_kinds=self._layer_kinds(),
-            query_heads=self._size("num_attention_heads"),
-            kv_heads=self._size("num_key_value_heads"),
+            query_heads=text.size("num_attention_heads"),
+            kv_heads=text.size("num_key_value_heads"),
             head_dim=head_dim,
-            rotary_dim=int(head_dim * self._rope("partial_rotary_factor", 0.25)),
-            rope_theta=self._rope("rope_theta", 1e7),
-            key_heads=self._size("linear_num_key_heads", 16),
-            value_heads=self._size("linear_num_value_heads", 32),
-            key_dim=self._size("linear_key_head_dim", 128),
-            value_dim=self._size("linear_value_head_dim", 128),
-            conv_width=self._size("linear_conv_kernel_dim", 4),
+            rotary_dim=int(head_dim * rope.partial),
+            rope_theta=rope.theta,
+            yarn=rope.yarn,
+            key_heads=text.size("linear_num_key_heads", 16),
+            value_heads=text.size("linear_num_value_heads", 32),
+            key_dim=text.size("linear_key_head_dim", 128),
+            value_dim=text.size("linear_value_head_dim", 128),
+            conv_width=text.size("linear_conv_kernel_dim", 4),
             feed_forward=self._feed_forward(),
-            norm_eps=self._number(self._text, "rms_norm_eps", 1e-6),
+            norm_eps=text.number("rms_norm_eps", 1e-6),
             tied=bool(self._either("tie_word_embeddings", False)),
-            max_position=self._size("max_position_embeddings", 262144),
+            max_position=rope.positions,
             eos_ids=self._eos_ids(),
         )
         self._check(config)
         return config
 
-    def _supported_type(self, holder: dict[str, Any]) -> str:
+    def _supported_type(self, holder: ConfigFields) -> str:
         name = holder.get("model_type")
         if name == "qwen4_exp":
-            raise self._error(
+            raise holder.error(
                 "model_type",
                 "is qwen4_exp, another architecture (hyper-connections, sparse attention)",
                 "serve a qwen3_5* checkpoint: Qwen3.5, Qwen3.6 or Qwen3.8",
             )
         if name not in _DENSE_TYPES | _MOE_TYPES:
             known = ", ".join(sorted(_DENSE_TYPES | _MOE_TYPES))
-            raise self._error("model_type", f"is {name!r}, which is unknown here", f"use {known}")
+            raise holder.error("model_type", f"is {name!r}, which is unknown here", f"use {known}")
         return str(name)
 
     def _layer_kinds(self) -> tuple[LayerKind, ...]:
-        layers = self._size("num_hidden_layers")
+        layers = self._text.size("num_hidden_layers")
         names = self._text.get("layer_types")
         if names is None:
-            interval = self._size("full_attention_interval", 4)
+            interval = self._text.size("full_attention_interval", 4)
             return tuple(
                 LayerKind.GDN if (layer + 1) % interval else LayerKind.FULL
                 for layer in range(layers)
             )
         if not isinstance(names, list) or len(names) != layers:
-            raise self._error(
+            raise self._text.error(
                 "layer_types", "does not list num_hidden_layers entries", "make the two agree"
             )
         try:
             return tuple(LayerKind(name) for name in names)
         except ValueError as error:
             known = ", ".join(kind.value for kind in LayerKind)
-            raise self._error("layer_types", f"holds a kind other than {known}", "remove it") from (
-                error
-            )
+            raise self._text.error(
+                "layer_types", f"holds a kind other than {known}", "remove it"
+            ) from (error)
 
     def _feed_forward(self) -> DenseShape | MoeShape:
         if self._model_type in _DENSE_TYPES:
-            return DenseShape(self._size("intermediate_size"))
-        intermediate = self._size("moe_intermediate_size")
+            return DenseShape(self._text.size("intermediate_size"))
+        intermediate = self._text.size("moe_intermediate_size")
         return MoeShape(
-            experts=self._size("num_experts"),
-            chosen=self._size("num_experts_per_tok"),
+            experts=self._text.size("num_experts"),
+            chosen=self._text.size("num_experts_per_tok"),
             intermediate=intermediate,
-            shared_intermediate=self._size("shared_expert_intermediate_size", intermediate),
+            shared_intermediate=self._text.size("shared_expert_intermediate_size", intermediate),
         )
 
     def _eos_ids(self) -> tuple[int, ...]:
@@ -210,77 +226,43 @@ class _Reader:
             found = holder.get("eos_token_id")
             listed = found if isinstance(found, list) else [] if found is None else [found]
             if not all(isinstance(item, int) for item in listed):
-                raise self._error("eos_token_id", f"is {found!r}", "use an id or a list of ids")
+                raise self._text.error(
+                    "eos_token_id", f"is {found!r}", "use an id or a list of ids"
+                )
             ids.update(listed)
         return tuple(sorted(ids))
 
     def _check(self, config: ModelConfig) -> None:
         for kind in LayerKind:
             if kind not in config.layer_kinds:
-                raise self._error(
+                raise self._text.error(
                     "layer_types",
                     f"holds no {kind.value} layer, so the model is no hybrid",
                     "serve it with an engine for models of one layer kind",
                 )
         if config.query_heads % config.kv_heads:
-            raise self._error(
+            raise self._text.error(
                 "num_attention_heads", "is no multiple of num_key_value_heads", "correct either"
             )
         if config.value_heads % config.key_heads:
-            raise self._error(
+            raise self._text.error(
                 "linear_num_value_heads", "is no multiple of linear_num_key_heads", "correct either"
             )
         if config.rotary_dim % 2 or not 0 < config.rotary_dim <= config.head_dim:
-            raise self._error(
+            raise self._text.error(
                 "partial_rotary_factor",
                 f"makes {config.rotary_dim} rotary dimensions of head_dim {config.head_dim}",
                 "choose an even number within the head",
             )
         if config.conv_width < 2:
-            raise self._error("linear_conv_kernel_dim", "is below 2", "published models have 4")
+            raise self._text.error(
+                "linear_conv_kernel_dim", "is below 2", "published models have 4"
+            )
         shape = config.feed_forward
         if isinstance(shape, MoeShape) and shape.chosen > shape.experts:
-            raise self._error("num_experts_per_tok", "exceeds num_experts", "lower it")
-        for name, only in (
-            ("hidden_act", "silu"),
-            ("attn_output_gate", True),
-            ("output_gate_type", "swish"),
-            ("attention_bias", False),
-        ):
-            if self._text.get(name, only) != only:
-                raise self._error(name, f"is {self._text[name]!r}", f"only {only!r} is supported")
-        rope_type = self._rope_parameters().get("rope_type", "default")
-        if rope_type != "default":
-            raise self._error(
-                "rope_parameters.rope_type", f"is {rope_type!r}", "only 'default' is supported"
-            )
+            raise self._text.error("num_experts_per_tok", "exceeds num_experts", "lower it")
+        for name, only in _ONLY + (_ONLY_OF_EXPERTS if isinstance(shape, MoeShape) else ()):
+            self._text.require(name, only)
 
     def _either(self, name: str, default: object) -> object:
         return self._outer.get(name, self._text.get(name, default))
-
-    def _rope_parameters(self) -> dict[str, Any]:
-        found = self._text.get("rope_parameters") or {}
-        if not isinstance(found, dict):
-            raise self._error("rope_parameters", "is not an object", "copy the published one")
-        return found
-
-    def _rope(self, name: str, default: float) -> float:
-        holder = self._rope_parameters()
-        return self._number(holder if name in holder else self._text, name, default)
-
-    def _number(self, holder: dict[str, Any], name: str, default: float) -> float:
-        value = holder.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self._error(name, f"is {value!r}", "use a positive number")
-        return float(value)
-
-    def _size(self, name: str, default: int | None = None) -> int:
-        value = self._text.get(name, default)
-        if value is None:
-            raise self._error(name, "is missing", "copy it from the published config")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._error(name, f"is {value!r}", "use a positive integer")
-        return value
-
-    def _error(self, field: str, what: str, mend: str) -> ModelConfigError:
-        return ModelConfigError(f"{self._source}: {field} {what}; {mend}")

@@ -4,7 +4,8 @@ memory plans, benchmarks."""
 from pathlib import Path
 from typing import Any
 
-from .config import ModelConfig, ModelConfigError
+from .config import ModelConfig
+from .config_fields import ModelConfigError
 
 _COMMON: dict[str, Any] = {
     "head_dim": 256,

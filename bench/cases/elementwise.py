@@ -8,12 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.ops.attention.qk_norm_rope_gate import (
-    TokenPlaces,
-    qk_norm_rope_gate,
-    rotary_cache,
-)
-from tasuki.model.ops.attention.rope import apply_rotary
+from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.attention.rope import apply_rotary, rotary_cache
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.norm import reference as norm
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm

@@ -9,7 +9,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tasuki.client.channel import open_channel
-from tasuki.model.config import ModelConfig, ModelConfigError
+from tasuki.model.config import ModelConfig
+from tasuki.model.config_fields import ModelConfigError
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError, parse_bind
 from tasuki.utils.config.flags import parse_config

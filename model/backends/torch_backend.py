@@ -8,7 +8,7 @@ from torch.nn import functional
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.ops.attention.reference import AttentionPlan, paged_attention, plan_attention
-from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
+from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
 from tasuki.model.ops.linear.reference import swiglu
@@ -32,10 +32,10 @@ class TorchPlan:
     sin: Tensor
 
     @staticmethod
-    def of(batch: Batch, config: ModelConfig) -> "TorchPlan":
+    def of(batch: Batch, config: ModelConfig, angles: RotaryAngles) -> "TorchPlan":
         lengths = batch.cu_seqlens.diff().tolist()
         saves = batch.saves()
-        cos, sin = rotary_table(batch.positions, config.rotary_dim, config.rope_theta)
+        cos, sin = angles.table(batch.positions)
         return TorchPlan(
             attention=plan_attention(
                 lengths,
@@ -56,10 +56,11 @@ class TorchBackend:
 
     def __init__(self, config: ModelConfig, reduce: Reduce = one_rank) -> None:
         self._config = config
+        self._angles = RotaryAngles.of(config)
         self._reduce = reduce
 
     def bind(self, batch: Batch) -> "TorchOperators":
-        plan = TorchPlan.of(batch, self._config)
+        plan = TorchPlan.of(batch, self._config, self._angles)
         return TorchOperators(self._config, plan, self._reduce)
 
 

@@ -4,12 +4,14 @@ Owns what all forwards share on the device: rotary angles and a second stream. E
 kernel is made in model/backends/triton_prefill.py and model/backends/triton_decode.py, at import.
 """
 
+from copy import copy
+
 import torch
 
 from tasuki.model.batch import Batch, DecodeBatch
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.long_context import warm
-from tasuki.model.ops.attention.qk_norm_rope_gate import rotary_cache
+from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.ops.linear.gemv import MOST_ROWS
 
 from .reduce import Reduce, one_rank
@@ -34,6 +36,12 @@ class TritonBackend:
         self._reduce = reduce
         self._rotary = rotary_cache(config, config.max_position, device)
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def beside(self) -> "TritonBackend":
+        """Another, for forwards that run while this one's do: both read one table of angles."""
+        other = copy(self)
+        other._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return other
 
     def bind(self, batch: Batch) -> TritonPrefill:
         """batch is on the host."""

@@ -21,6 +21,7 @@ os.environ |= {
 
 from scripts.goldens.files import differing, write_model
 from scripts.goldens.shapes import SHAPES
+from scripts.goldens.stretched import write_stretched
 
 FOLDER = Path(__file__).parent.parent.parent / "tests" / "golden_models"
 
@@ -33,6 +34,8 @@ def main() -> int:
         folder = Path(made) if check else FOLDER
         for shape in SHAPES:
             size = write_model(shape, folder / shape.name)
+            if shape.stretched:
+                size += write_stretched(shape, folder / shape.name)
             print(f"goldens: {shape.name}: {size / 1024:.0f} KiB", flush=True)
         changed = differing(folder, FOLDER)
     for name in changed:

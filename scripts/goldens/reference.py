@@ -80,6 +80,11 @@ class Reference:
                 arrays |= self._states(part, f"at{tokens}", None)
         return Answer(greedy, margin, arrays)
 
+    @torch.inference_mode()
+    def logits(self, prompt: list[int]) -> NDArray[np.float32]:
+        """[tokens, vocab], of a forward over the prompt."""
+        return _array(self._forward(prompt, None).logits[0])
+
     def _forward(self, tokens: list[int], cache: Any) -> Any:
         ids = torch.tensor([tokens])
         return self._model(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -121,17 +126,35 @@ class Reference:
                 hook.remove()
 
 
+def rotary_angles(
+    shape: Shape, positions: Tensor
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Radians a position [pairs]; cos and sin [positions, pairs]. REQUIRES: the shape is dense."""
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
+
+    rotary = Qwen3_5TextRotaryEmbedding(_config(shape))
+    # One position a token, in time, height and width alike.
+    cos, sin = rotary(torch.zeros(1), positions.expand(3, 1, -1))
+    pairs = len(rotary.inv_freq)
+    return _array(rotary.inv_freq), _array(cos[0, :, :pairs]), _array(sin[0, :, :pairs])
+
+
 def _model(shape: Shape) -> Any:
     if shape.moe:
         from transformers import Qwen3_5MoeForCausalLM as Model
-        from transformers import Qwen3_5MoeTextConfig as Config
     else:
         from transformers import Qwen3_5ForCausalLM as Model
-        from transformers import Qwen3_5TextConfig as Config
-    config = Config(**{**shape.text, "dtype": "float32"}, attn_implementation="eager")
-    model = Model(config).float()
+    model = Model(_config(shape)).float()
     model.eval()
     return model
+
+
+def _config(shape: Shape) -> Any:
+    if shape.moe:
+        from transformers import Qwen3_5MoeTextConfig as Config
+    else:
+        from transformers import Qwen3_5TextConfig as Config
+    return Config(**{**shape.text, "dtype": "float32"}, attn_implementation="eager")
 
 
 def _array(tensor: Tensor) -> NDArray[np.float32]:

@@ -21,7 +21,8 @@ class Case:
 @dataclass(frozen=True)
 class Shape:
     """One checkpoint. prefix: of its tensors' names; a nested one has a nested config too. mtp: it
-    brings the tensors of a draft head, which nobody here reads."""
+    brings the tensors of a draft head, which nobody here reads. stretched: it has goldens of longer
+    contexts too."""
 
     name: str
     seed: int
@@ -29,6 +30,7 @@ class Shape:
     mtp: bool
     text: dict[str, Any]
     cases: tuple[Case, ...]
+    stretched: bool = False
 
     @property
     def moe(self) -> bool:
@@ -85,6 +87,7 @@ SHAPES = (
             Case("long", 200, 32, states_at=(64, 200)),
             Case("turn2", 333, 32, states_at=(256,), extends="long"),
         ),
+        stretched=True,
     ),
     Shape(
         name="small-moe",

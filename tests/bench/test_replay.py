@@ -13,7 +13,8 @@ from tasuki.bench.replay.prompts import Prompts
 from tasuki.bench.replay.replay import replay
 from tasuki.bench.replay.trace import load_trace
 from tasuki.cli import main as cli
-from tasuki.model.config import ModelConfig, ModelConfigError
+from tasuki.model.config import ModelConfig
+from tasuki.model.config_fields import ModelConfigError
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 

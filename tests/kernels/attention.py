@@ -9,11 +9,8 @@ from torch import Tensor
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
-from tasuki.model.ops.attention.qk_norm_rope_gate import (
-    TokenPlaces,
-    qk_norm_rope_gate,
-    rotary_cache,
-)
+from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.pycache.arena import Arena
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
+from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.norm import reference as norm
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
@@ -72,6 +72,6 @@ def test_queries_keys_and_values(
 
     split = projected[:, : 2 * heads.queries * heads.dim].unflatten(1, (heads.queries, -1))
     normed = norm.rms_norm(split[..., : heads.dim], case.weights.q_norm, config.norm_eps)
-    cos, sin = rotary_table(places.positions, config.rotary_dim, config.rope_theta)
+    cos, sin = RotaryAngles.of(config).table(places.positions)
     close(q[:5], apply_rotary(normed, cos, sin)[:5].cpu(), tolerance)
     assert q[5:].isnan().all()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasuki.model.config import DenseShape, ModelConfig, ModelConfigError, MoeShape
+from tasuki.model.config import DenseShape, ModelConfig, MoeShape
+from tasuki.model.config_fields import ModelConfigError
 from tasuki.pycache.layout import LayerKind
 from tests.harness.model_shapes import DENSE, MOE, dense_raw, moe_raw
 
@@ -102,7 +103,7 @@ def test_tie_of_the_outer_config_wins() -> None:
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is below 2"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor makes 48"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type is 'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.rope_type is 'linear'"),
         ({"rope_parameters": [1]}, "rope_parameters is not an object"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attn_output_gate": False}, "attn_output_gate is False"),
@@ -122,6 +123,26 @@ def test_more_experts_chosen_than_there_are() -> None:
     raw["text_config"]["num_experts_per_tok"] = 7
     with pytest.raises(ModelConfigError, match="num_experts_per_tok exceeds num_experts"):
         ModelConfig.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"norm_topk_prob": False}, "norm_topk_prob is False; only True"),
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]; only \[\]"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2; only 1"),
+    ],
+)
+def test_experts_that_are_not_computed_as_the_config_has_them(
+    change: dict[str, Any], field: str
+) -> None:
+    raw = moe_raw()
+    raw["text_config"] |= {"norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1}
+    assert ModelConfig.from_dict(raw) == MOE
+    raw["text_config"] |= change
+    with pytest.raises(ModelConfigError, match=field):
+        ModelConfig.from_dict(raw)
+    assert ModelConfig.from_dict(dense_raw() | change) == DENSE
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

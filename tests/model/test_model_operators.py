@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.ops.attention.reference import paged_attention, plan_attention
-from tasuki.model.ops.attention.rope import apply_rotary, rotary_table
+from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.gdn.reference import gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import causal_conv, plan_conv
 from tasuki.model.ops.gdn.reference_recurrent import recurrent_gated_delta_rule
@@ -146,7 +146,7 @@ def test_norms() -> None:
 def test_rotary_turns_halves_and_passes_the_rest() -> None:
     x = noise(1, 3, 2, 16)
     positions = torch.tensor([0, 5, 300])
-    got = apply_rotary(x, *rotary_table(positions, 8, 1e4))
+    got = apply_rotary(x, *RotaryAngles.stretched(8, 1e4, None).table(positions))
     for row, position in enumerate(positions.tolist()):
         for j in range(4):
             turn = torch.polar(torch.ones(1), torch.tensor([position * 1e4 ** (-2 * j / 8)]))

@@ -10,7 +10,6 @@ The kernel ahead may not write rows or positions: they are read before it has en
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,8 +18,6 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-
-from .rope import rotary_table
 
 _HEADS = 8
 _WARPS = 2
@@ -38,16 +35,6 @@ class TokenPlaces:
     owners: Tensor
     page_table: Tensor
     rows: Tensor
-
-
-def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
-    """[positions, 2, rotary_dim / 2] float32: cos, then sin, of every position; made at start-up.
-
-    A table gives the oracle's angles to the last bit, and costs a token 1% of the kernel's bytes.
-    """
-    every = torch.arange(positions, device=device)
-    cos, sin = rotary_table(every, config.rotary_dim, config.rope_theta)
-    return torch.cat([cos, sin], dim=1).contiguous()
 
 
 def qk_norm_rope_gate(

@@ -1,17 +1,80 @@
-"""Partial rotary embedding, neox halves.
+"""Partial rotary embedding, neox halves, with YaRN where the model has it.
 
 The positions of text are equal in all mrope sections, which makes mrope plain rotary.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from tasuki.model.config import ModelConfig
+from tasuki.model.rope_settings import Yarn
 
-def rotary_table(positions: Tensor, rotary_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [T, 1, rotary_dim / 2] float32, of positions [T]."""
-    exponents = torch.arange(0, rotary_dim, 2, device=positions.device).float() / rotary_dim
-    angles = positions.float()[:, None, None] * (1.0 / theta**exponents)
-    return angles.cos(), angles.sin()
+
+@dataclass(frozen=True)
+class RotaryAngles:
+    """frequencies [rotary_dim / 2] float32, radians a position, on the host; scale: of cos, sin.
+
+    They are computed on the host for every device: at position 1,000,000 the last bit of another
+    device's power is a hundredth of a radian.
+    """
+
+    frequencies: Tensor
+    scale: float
+
+    @staticmethod
+    def of(config: ModelConfig) -> "RotaryAngles":
+        return RotaryAngles.stretched(config.rotary_dim, config.rope_theta, config.yarn)
+
+    @staticmethod
+    def stretched(rotary_dim: int, theta: float, yarn: Yarn | None) -> "RotaryAngles":
+        """As trained where there is no yarn."""
+        exponents = torch.arange(0, rotary_dim, 2).float() / rotary_dim
+        powers = theta**exponents
+        if yarn is None:
+            return RotaryAngles(1.0 / powers, 1.0)
+        low, high = _mixed_pairs(rotary_dim, theta, yarn)
+        pairs = torch.arange(rotary_dim // 2).float()
+        # One minus the ramp, and back: rounded as transformers rounds it.
+        kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
+        slowed = 1.0 / (yarn.factor * powers)
+        return RotaryAngles(slowed * (1 - kept) + 1.0 / powers * kept, yarn.attention_factor)
+
+    def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, each [T, 1, rotary_dim / 2] float32, of positions [T] on any device."""
+        angles = positions.float()[:, None, None] * self.frequencies.to(positions.device)
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
+
+def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, float]:
+    """The last pair of elements that keeps its frequency, and the first that is slowed all the
+    way."""
+
+    def pair(turns: float) -> float:
+        """The one that turns so often in the trained length."""
+        return rotary_dim * math.log(yarn.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(yarn.beta_fast), pair(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
+    """[positions, 2, rotary_dim / 2] float32: cos, then sin, of every position; made at start-up.
+
+    A table gives the oracle's angles to the last bit, and costs a token 1% of the kernel's bytes.
+    """
+    cos, sin = RotaryAngles.of(config).table(torch.arange(positions, device=device))
+    return torch.cat([cos, sin], dim=1)
+
+
+def rotary_cache_bytes(config: ModelConfig, positions: int) -> int:
+    """Of `rotary_cache`: 256 a position where 64 elements turn, 64 MiB for 262,144."""
+    return positions * config.rotary_dim * 4
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
