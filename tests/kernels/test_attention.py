@@ -9,10 +9,12 @@ from torch import Tensor
 
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.long_context import (
+    MOST_KEYS,
     ContextBlock,
     ContextBlocks,
     block_rows,
     cudnn_attention,
+    gathered_bytes,
     served_keys,
 )
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
@@ -82,8 +84,9 @@ def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
     [(torch.float32, 16, 2e-6), (torch.bfloat16, 128, 3e-2)],
     ids=["fp32", "bf16"],
 )
+@pytest.mark.parametrize("most_keys", [MOST_KEYS, 64], ids=["at-once", "in-pieces"])
 def test_blocks_and_what_they_leave_equal_the_cpu_path(
-    dtype: torch.dtype, block: int, tolerance: float, device: torch.device
+    dtype: torch.dtype, block: int, tolerance: float, most_keys: int, device: torch.device
 ) -> None:
     lengths, contexts = (9, block + 4), (70, 130)
     case = attention_case(Heads(2, 1, 64), lengths, contexts, dtype, device)
@@ -95,10 +98,36 @@ def test_blocks_and_what_they_leave_equal_the_cpu_path(
         ContextBlock(row=9, rows=block, sequence=1, keys=128),
         ContextBlock(row=9 + block, rows=4, sequence=1, keys=64),
     )
-    context = ContextBlocks(blocks, block, naive_attention)
+    context = ContextBlocks(blocks, block, naive_attention, most_keys)
     tiles = PrefillTiles.after(context, lengths, contexts, dtype, device)
     output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
     close(output, expected, tolerance)
+
+
+def test_no_more_is_gathered_than_is_counted(device: torch.device) -> None:
+    case = attention_case(Heads(2, 1, 64), [128, 128], [8192, 20], torch.bfloat16, device)
+    gathered = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        gathered.append(sum(x.untyped_storage().nbytes() for x in (k, v)))
+        return naive_attention(q, k, v)
+
+    blocks = (ContextBlock(row=0, rows=128, sequence=0, keys=served_keys(8192)),)
+    places = case.places(256)
+    q = case.queries(case.projected(), places)
+    for most_keys in (MOST_KEYS, 4096):
+        ContextBlocks(blocks, 128, attend, most_keys).run(q, case.kv, places.page_table)
+    counted = gathered_bytes(case.config, 8192 + 128, torch.bfloat16)
+    assert gathered == [counted, counted // 2, counted // 2]
+
+
+def test_what_is_gathered_is_counted_up_to_a_piece_and_in_16_bit_types_only() -> None:
+    config = Heads(16, 4, 256).config()
+    assert gathered_bytes(config, 2**18, torch.bfloat16) == 2**30
+    assert gathered_bytes(config, 2**20, torch.bfloat16) == 2**30
+    assert gathered_bytes(config, 100_000, torch.bfloat16) == 98_304 * 4096
+    assert gathered_bytes(config, 8000, torch.bfloat16) == 0
+    assert gathered_bytes(config, 2**20, torch.float32) == 0
 
 
 def test_runs_are_cut_into_blocks_that_see_many_keys() -> None:
@@ -122,6 +151,12 @@ def test_keys_come_in_few_sizes_that_leave_little() -> None:
     for before in (8192, 15000, 50000, 262143):
         assert before - served_keys(before) < max(2048, before / 8)
     assert served_keys(8191) == 0
+
+
+def test_the_last_piece_of_a_long_context_has_a_size_that_is_planned() -> None:
+    planned = {served_keys(before) for before in range(0, MOST_KEYS + 1, 64)}
+    for before in range(MOST_KEYS, 2**21 + 1, 2048):
+        assert (served_keys(before) - 1) % MOST_KEYS + 1 in planned
 
 
 def test_blocks_fill_the_device() -> None:

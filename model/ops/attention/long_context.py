@@ -5,6 +5,9 @@ starts from its result and adds the keys that are left: the diagonal and a remai
 keys side by side, so a sequence's pages are gathered first, 1% of the time. It also builds a plan
 for every shape, 30 ms each, and keeps it for the calling thread only: so blocks have one size, and
 keys come in eight sizes an octave, and `warm` builds all plans.
+
+What is gathered at once is bounded: of contexts beyond MOST_KEYS a block attends to one piece after
+the other. Invariant: a piece has a size that keys of a shorter context come in.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +26,8 @@ _TILE_ROWS = 128
 _STEP = 2048
 _FEWEST_KEYS = 8192
 _SIZES_AN_OCTAVE = 8
+MOST_KEYS = 2**18
+"""Gathered at a time: 1 GiB with the values, of 4 heads of 256 elements of 2 bytes."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,13 @@ class ContextBlock:
 
 @dataclass(frozen=True)
 class ContextBlocks:
-    """Blocks of one forward; each is padded to block_rows, a multiple of 128."""
+    """Blocks of one forward; each is padded to block_rows, a multiple of 128. most_keys: gathered
+    at a time."""
 
     blocks: tuple[ContextBlock, ...]
     block_rows: int
     attend: DenseAttention
+    most_keys: int = MOST_KEYS
 
     @staticmethod
     def of(
@@ -76,20 +83,42 @@ class ContextBlocks:
         rows of no block are left unwritten. kv dense, page_table as for our kernel."""
         output = torch.empty_like(q)
         sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        sequence = None
-        for block in sorted(self.blocks, key=lambda block: (block.sequence, -block.keys)):
-            if block.sequence != sequence:
-                sequence = block.sequence
-                keys, values = _gather(kv, page_table[sequence], block.keys)
+        for sequence in sorted({block.sequence for block in self.blocks}):
+            blocks = [block for block in self.blocks if block.sequence == sequence]
+            table = page_table[sequence]
+            for start in range(0, max(block.keys for block in blocks), self.most_keys):
+                self._attend_piece(blocks, start, q, kv, table, output, sums)
+        return output, sums
+
+    def _attend_piece(
+        self,
+        blocks: Sequence[ContextBlock],
+        start: int,
+        q: Tensor,
+        kv: Tensor,
+        table: Tensor,
+        output: Tensor,
+        sums: Tensor,
+    ) -> None:
+        """Let the blocks of one sequence attend to its keys [start, start + most_keys), as far as
+        each sees them; the keys are freed at the end, before others are gathered."""
+        longest = max(block.keys for block in blocks) - start
+        keys, values = _gather(kv, table, start, min(longest, self.most_keys))
+        for block in blocks:
+            seen = min(block.keys - start, self.most_keys)
+            if seen <= 0:
+                continue
             rows = slice(block.row, block.row + block.rows)
             queries = q[rows]
             if block.rows < self.block_rows:
                 queries = q.new_zeros(self.block_rows, *q.shape[1:])
                 queries[: block.rows] = q[rows]
-            attended, weights = self.attend(queries, keys[: block.keys], values[: block.keys])
-            output[rows] = attended[: block.rows]
-            sums[rows] = weights[: block.rows]
-        return output, sums
+            attended, weights = self.attend(queries, keys[:seen], values[:seen])
+            if start:
+                _join(output[rows], sums[rows], attended[: block.rows], weights[: block.rows])
+            else:
+                output[rows] = attended[: block.rows]
+                sums[rows] = weights[: block.rows]
 
 
 def served_keys(before: int) -> int:
@@ -114,10 +143,10 @@ def block_rows(query_heads: int, processors: int) -> int:
 
 def warm(config: ModelConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     """Build cuDNN's plans for contexts of up to `tokens`, on the thread that will use them; 30 ms
-    each, some 40 for 262144 tokens."""
+    each, some 40 for 262144 tokens and more."""
     rows = block_rows_of(config, device)
     q = torch.zeros(rows, config.query_heads, config.head_dim, dtype=dtype, device=device)
-    keys = served_keys(tokens)
+    keys = served_keys(min(tokens, MOST_KEYS))
     cache = torch.zeros(keys, config.kv_heads, config.head_dim, dtype=dtype, device=device)
     while keys:
         cudnn_attention(q, cache[:keys], cache[:keys])
@@ -136,11 +165,28 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return result[0].squeeze(0).transpose(0, 1), result[1].view(q.shape[1:3]).transpose(0, 1)
 
 
-def _gather(kv: Tensor, table: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [keys, kv_heads, head_dim] of a sequence; keys: whole pages."""
+def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
+    """The most that keys and values side by side take, for contexts of up to `tokens`."""
+    if dtype.itemsize != 2:
+        return 0
+    keys = min(served_keys(tokens), MOST_KEYS)
+    return 2 * keys * config.kv_heads * config.head_dim * dtype.itemsize
+
+
+def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> None:
+    """Let output and sums, of earlier keys, be of those and of the keys that `attended` is of."""
+    both = torch.logaddexp(sums, weights)
+    earlier, later = ((part - both).exp().unsqueeze(-1) for part in (sums, weights))
+    output.copy_(output * earlier + attended * later)
+    sums.copy_(both)
+
+
+def _gather(kv: Tensor, table: Tensor, start: int, keys: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [keys, kv_heads, head_dim] of a sequence from position start on; both are
+    whole pages."""
     pages, kinds, tokens, heads, dim = kv.shape
     halves = kv.view(pages * kinds, -1)
-    chosen = table[: keys // tokens] * kinds
+    chosen = table[start // tokens :][: keys // tokens] * kinds
     shape = (keys, heads, dim)
     return (
         halves.index_select(0, chosen).view(shape),
