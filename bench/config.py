@@ -12,9 +12,8 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
+from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import option
-
-_CPU_ARENA_MIB = 512
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class BenchConfig:
     device: str = option("cuda", "where to measure", ("cuda", "cpu"))
     dtype: str = option("bfloat16", "as of tasuki serve", ("float32", "bfloat16"))
     ssm_dtype: str = option("float32", "as of tasuki serve", ("float32", "bfloat16"))
-    arena_mib: int | None = option(None, "as of tasuki serve; by default all that fits")
+    arena_mib: int | Auto = option(Auto.AUTO, "as of tasuki serve")
     max_batch: int = option(64, "as of tasuki serve")
     prefill_chunk_tokens: int = option(8192, "as of tasuki serve")
     out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
@@ -50,27 +49,25 @@ class BenchConfig:
 
     def engine_config(self) -> EngineConfig:
         """Raises EngineConfigError, and ModelConfigError."""
-        if self.arena_mib is not None:
+        if self.device == "cpu" or not isinstance(self.arena_mib, Auto):
             return self._engine(self.arena_mib)
-        if self.device == "cpu":
-            return self._engine(_CPU_ARENA_MIB)
-        return self._engine(self._plan(1).fitting_arena // MIB)
+        # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
+        return self._engine(self._plan(self.arena_mib).arena // MIB)
 
     def memory_note(self, engine: EngineConfig) -> str:
         """What the plan foresaw beside the arena, and what is taken now. REQUIRES: a GPU."""
         plan = self._plan(engine.arena_mib)
-        foreseen = plan.weights + plan.workspace + plan.graphs + plan.context
         free, total = torch.cuda.mem_get_info()
         return (
-            f"GPU memory beside the arena: {foreseen / MIB:.0f} MiB planned, "
+            f"GPU memory beside the arena: {plan.beside / MIB:.0f} MiB planned, "
             f"{(total - free - plan.arena) / MIB:.0f} MiB taken"
         )
 
-    def _plan(self, arena_mib: int) -> MemoryPlan:
+    def _plan(self, arena_mib: int | Auto) -> MemoryPlan:
         memory = torch.cuda.get_device_properties(0).total_memory
         return MemoryPlan.of(self.model_config(), self._engine(arena_mib), memory, Role.FUSED)
 
-    def _engine(self, arena_mib: int) -> EngineConfig:
+    def _engine(self, arena_mib: int | Auto) -> EngineConfig:
         return EngineConfig(
             model=self.model,
             device=self.device,

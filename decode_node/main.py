@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
@@ -39,7 +40,7 @@ async def run(
 ) -> NextRole | None:
     """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
     role_change = RoleChange("decode", (engine_config, server_config, config))
-    parts = build_parts(engine_config, progress_bar("weights"))
+    parts = build_parts(engine_config, progress_bar("weights"), Role.DECODE)
     model = parts.model_config
     codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)

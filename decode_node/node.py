@@ -95,6 +95,7 @@ class DecodeNode:
             server_config,
             parts.model_config,
             engine.max_request_tokens,
+            engine.max_batch,
             codec.tokenizer,
         )
         self.front = Node(

@@ -4,6 +4,7 @@ The device is chosen here, once: on a GPU the model gets Triton's operators and 
 Only then are those modules imported, so that a machine without Triton never needs them.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from tasuki.engine.accounting.auto_sizes import arena_slabs, max_batch
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
@@ -37,6 +39,8 @@ from .config import EngineConfig, EngineConfigError
 from .engine import Engine
 from .intake import PromptLimits
 from .role import Role
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,16 +69,18 @@ class EngineParts:
         return flops.quadratic / flops.linear
 
 
-def build_parts(config: EngineConfig, progress: Progress = no_progress) -> EngineParts:
-    """Load the model, layer by layer, and allocate the arena. Raises the model's typed errors and
-    EngineConfigError."""
+def build_parts(
+    config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
+) -> EngineParts:
+    """Load the model, layer by layer, and allocate the arena. role: of the engine to come. Raises
+    the model's typed errors and EngineConfigError."""
     torch.set_num_threads(config.threads)
     if not config.model:
         raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
     device = torch_device(config)
     use_device(device)
     model_config = ModelConfig.load(config.model)
-    arena = build_arena(config, model_config, device)
+    arena = build_arena(config, model_config, device, role)
     dtype = getattr(torch, config.dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
     return EngineParts(model_config, build_model(model_config, weights), arena, StepCounter())
@@ -97,16 +103,14 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def build_arena(config: EngineConfig, model: ModelConfig, device: torch.device) -> Arena:
-    """Raises EngineConfigError where arena_mib is too little or too much."""
+def build_arena(
+    config: EngineConfig, model: ModelConfig, device: torch.device, role: Role = Role.FUSED
+) -> Arena:
+    """role: of the engine to come. REQUIRES: nothing of it is on the device yet. Raises
+    EngineConfigError where arena_mib is too little or too much."""
+    free = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    slabs = arena_slabs(config, model, role, free)
     layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
-    slabs = config.arena_mib * 2**20 // layout.slab_bytes
-    if slabs < 4:
-        need = -(-4 * layout.slab_bytes // 2**20)
-        raise EngineConfigError(
-            f"arena_mib {config.arena_mib} holds {slabs} slabs of {layout.slab_bytes} bytes; "
-            f"give at least {need}"
-        )
     try:
         return Arena(layout, slabs, device)
     except RuntimeError as error:
@@ -144,8 +148,7 @@ def build_fused_engine(
     """An engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
     progress: of the warm-up, where there is one."""
     answers = partial(build_answers, config, parts)
-    runner = build_runner(config, parts, hands_on=False, progress=progress)
-    return _assemble(config, Role.FUSED, parts, cache, runner, answers)
+    return _assemble(config, Role.FUSED, parts, cache, answers, progress)
 
 
 def build_prefill_engine(
@@ -157,9 +160,8 @@ def build_prefill_engine(
 ) -> Engine:
     """An engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of the
     parts; the sender counts their steps."""
-    runner = build_runner(config, parts, hands_on=True, progress=progress)
     side = partial(PrefillHandover, sender=sender)
-    return _assemble(config, Role.PREFILL, parts, cache, runner, side)
+    return _assemble(config, Role.PREFILL, parts, cache, side, progress)
 
 
 def build_decode_engine(
@@ -175,8 +177,7 @@ def build_decode_engine(
     def side(context: HandoverContext) -> DecodeHandover:
         return DecodeHandover(context, build_answers(config, parts, context), early)
 
-    runner = build_runner(config, parts, hands_on=False, progress=progress)
-    return _assemble(config, Role.DECODE, parts, cache, runner, side)
+    return _assemble(config, Role.DECODE, parts, cache, side, progress)
 
 
 def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverContext) -> Answers:
@@ -189,12 +190,19 @@ def _assemble(
     role: Role,
     parts: EngineParts,
     cache: HybridPrefixCache,
-    runner: Runner,
     side: Callable[[HandoverContext], Handover],
+    progress: Progress,
 ) -> Engine:
-    model = parts.model_config
+    model, arena = parts.model_config, parts.arena
     limits = PromptLimits(model.max_position, model.vocab, role.working_slots)
-    return Engine(config, cache, runner, limits, side, wire=parts.wire or parts.layout)
+    on_gpu = arena.bytes.device.type != "cpu"
+    batch = max_batch(config, parts.layout, role, arena.slabs, on_gpu=on_gpu)
+    if on_gpu:
+        size = arena.bytes.nbytes // 2**20
+        log.info("an arena of %d MiB, and up to %d requests in a forward", size, batch)
+    runner = build_runner(parts, batch, hands_on=role is Role.PREFILL, progress=progress)
+    wire = parts.wire or parts.layout
+    return Engine(config, cache, runner, limits, side, wire=wire, max_batch=batch)
 
 
 def build_early_start(
@@ -206,16 +214,18 @@ def build_early_start(
         return EarlyStart(EarlySteps(model, parts.arena, on_end), barriers)
     from tasuki.model.backends.triton_backend import TritonBackend
 
+    assert isinstance(model.backend, TritonBackend)
     # Of its own: forwards of one back end share streams.
-    backend = TritonBackend(model.config, model.weights.dtype, parts.arena.bytes.device)
+    backend = model.backend.beside()
     apart = Qwen35Model(model.config, model.weights, backend)
     return EarlyStart(EarlySteps(apart, parts.arena, on_end, backend.prepare), barriers)
 
 
 def build_runner(
-    config: EngineConfig, parts: EngineParts, *, hands_on: bool, progress: Progress = no_progress
+    parts: EngineParts, batch: int, *, hands_on: bool, progress: Progress = no_progress
 ) -> Runner:
-    """On a GPU this captures the decode graphs. hands_on: whether anybody counts its steps."""
+    """On a GPU this captures the decode graphs. batch: the most requests of a forward. hands_on:
+    whether anybody counts its steps."""
     if parts.arena.bytes.device.type == "cpu":
         return CpuRunner(parts.model, parts.arena, parts.steps)
     from tasuki.engine.runner.cuda_runner import CudaRunner
@@ -225,7 +235,7 @@ def build_runner(
         parts.model,
         parts.arena,
         LayerEvents(parts.steps, parts.model_config.layers) if hands_on else None,
-        max_batch=config.max_batch,
+        max_batch=batch,
         max_position=parts.model_config.max_position,
         progress=progress,
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import option
 
 
@@ -17,10 +18,15 @@ class EngineConfig:
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
     device: str = option("cpu", "where weights, arena and forwards are: cpu, cuda or cuda:N")
-    arena_mib: int = option(512, "KV pages and state slots together, MiB")
-    max_batch: int = option(
-        64,
-        "requests in one forward",
+    arena_mib: int | Auto = option(
+        Auto.AUTO,
+        "KV pages and state slots together, MiB; auto: of a GPU all that is free beside the rest, "
+        "on a CPU 512",
+    )
+    max_batch: int | Auto = option(
+        Auto.AUTO,
+        "requests in one forward; auto: on a GPU as many as the arena has room for, 256 at most, "
+        "on a CPU 64",
         aliases=("--max-num-seqs", "--max-running-requests"),
     )
     prefill_chunk_tokens: int = option(
@@ -55,8 +61,9 @@ class EngineConfig:
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise EngineConfigError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
         for name in ("arena_mib", "max_batch", "threads"):
-            if getattr(self, name) < 1:
-                raise EngineConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, Auto) and value < 1:
+                raise EngineConfigError(f"{name} must be at least 1, not {value}")
         if not 0 < self.queue_timeout < float("inf"):
             raise EngineConfigError(
                 f"queue_timeout must be a positive number of seconds, not {self.queue_timeout}"

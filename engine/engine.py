@@ -47,10 +47,12 @@ class Engine:
         side: Callable[[HandoverContext], Handover],
         *,
         wire: UnitSizes,
+        max_batch: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """side: makes the role's part. wire: lengths in bytes of what travels. clock: of the time
-        that requests wait in the queue, seconds."""
+        """side: makes the role's part. wire: lengths in bytes of what travels. max_batch: requests
+        in one forward. clock: of the time that requests wait in the queue, seconds."""
+        self.max_batch = max_batch
         self._cache = cache
         self._plans = PlanStream(runner, cache)
         self._outbox: list[m.Outbox] = []
@@ -61,7 +63,7 @@ class Engine:
         self._ledger = EvictionLedger(cache, self._lessees)
         self._intake = Intake(cache, limits, emit)
         self._queue = QueueLimit(config.queue_timeout, clock)
-        self._scheduler = Scheduler(cache, config, self._admit, self._queue)
+        self._scheduler = Scheduler(cache, config, self._admit, self._queue, max_batch)
         self._handover = side(
             HandoverContext(
                 cache,

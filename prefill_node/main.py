@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
@@ -37,7 +38,7 @@ async def run(
 ) -> NextRole | None:
     """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
     role_change = RoleChange("prefill", (engine_config, server_config, config))
-    parts = build_parts(engine_config, progress_bar("weights"))
+    parts = build_parts(engine_config, progress_bar("weights"), Role.PREFILL)
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
         plane = DataPlane.over(

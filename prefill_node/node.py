@@ -90,6 +90,7 @@ class PrefillNode:
             server_config,
             parts.model_config,
             engine.max_request_tokens,
+            engine.max_batch,
             None,
             answers,
         )

@@ -1,19 +1,25 @@
 """What of a GPU's memory goes where, before anything is allocated.
 
-Weights, slabs, slots and pages are exact: they come from the same shapes that allocate them.
-Workspace is the widest block's activations for one chunk; graphs and the CUDA context are
-allowances, checked against a GPU in docs/kernels.md. Pure.
+Weights, slabs, slots and pages are exact: they come from the same shapes that allocate them, and so
+are the angles' table and the keys and values that long prompts gather. The rest of the workspace is
+the widest block's activations for one chunk; graphs and the CUDA context are allowances, checked
+against a GPU in docs/kernels.md. Pure.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
+from tasuki.engine.runner.padded_sizes import padded_sizes
 from tasuki.model.config import DenseShape, ModelConfig
+from tasuki.model.ops.attention.long_context import gathered_bytes
+from tasuki.model.ops.attention.rope import rotary_cache_bytes
 from tasuki.model.weights.weight_sizes import WeightSizes
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, itemsize
+from tasuki.utils.config.auto import Auto
 
 MIB = 2**20
 # Context, loaded kernels and cuBLAS workspaces; then what the driver keeps of each captured graph.
@@ -21,11 +27,17 @@ _CONTEXT_BYTES = 1280 * MIB
 _GRAPHS_BYTES = 512 * MIB
 # Of what remains, so that fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02
+_MOST_REQUESTS = 256
+"""Of a forward where `max_batch` is auto: each more has its logits and rows kept ready."""
+_PAGES_OF_A_REQUEST = 4
+"""At least, beside its working slots: one with fewer hardly profits from a batch."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes, where not said otherwise. device: all memory of the GPU. arena: as configured.
+    """Bytes, where not said otherwise. device: memory of the GPU that is free before anything of
+    ours is there. arena: as configured, or all that fits. max_batch: requests in one forward, as
+    configured or worked out. context_tokens: of the longest context of model and arena.
 
     fitting_arena is the largest arena beside everything else, in whole slabs; 0 where not even the
     weights fit.
@@ -35,35 +47,61 @@ class MemoryPlan:
     working_slots: int
     device: int
     weights: int
+    rotary: int
     workspace: int
+    gathered: int
     graphs: int
     context: int
     arena: int
     fitting_arena: int
+    max_batch: int
+    context_tokens: int
 
     @staticmethod
     def of(model: ModelConfig, config: EngineConfig, device: int, role: Role) -> "MemoryPlan":
         layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
+        rotary = rotary_cache_bytes(model, model.max_position)
         weights = WeightSizes.of(model, getattr(torch, config.dtype)).total
-        workspace = _workspace(model, config)
-        graphs = _GRAPHS_BYTES + _activations(model, config.max_batch, config.dtype)
-        rest = device - weights - workspace - graphs - _CONTEXT_BYTES
-        fitting = max(0, int(rest * (1 - _HEADROOM)) // layout.slab_bytes)
+        rest = device - weights - rotary - _CONTEXT_BYTES
+
+        def is_too_large(slabs: int) -> bool:
+            beside = _Beside.of(model, config, layout, role, slabs).total
+            return slabs * layout.slab_bytes > (rest - beside) * (1 - _HEADROOM)
+
+        # More slabs never have less beside them, so that there is one number from which none fits.
+        most = max(rest // layout.slab_bytes, 0)
+        fitting = bisect_left(range(1, most + 1), True, key=is_too_large)
+        slabs = (
+            fitting
+            if isinstance(config.arena_mib, Auto)
+            else config.arena_mib * MIB // layout.slab_bytes
+        )
+        beside = _Beside.of(model, config, layout, role, slabs)
         return MemoryPlan(
             layout=layout,
             working_slots=role.working_slots,
             device=device,
             weights=weights,
-            workspace=workspace,
-            graphs=graphs,
+            rotary=rotary,
+            workspace=beside.workspace,
+            gathered=beside.gathered,
+            graphs=beside.graphs,
             context=_CONTEXT_BYTES,
-            arena=config.arena_mib * MIB // layout.slab_bytes * layout.slab_bytes,
+            arena=slabs * layout.slab_bytes,
             fitting_arena=fitting * layout.slab_bytes,
+            max_batch=beside.max_batch,
+            context_tokens=beside.context_tokens,
         )
 
     @property
     def fits(self) -> bool:
-        return self.arena <= self.fitting_arena
+        return 0 < self.arena <= self.fitting_arena
+
+    @property
+    def beside(self) -> int:
+        """All but the arena."""
+        parts = (self.weights, self.rotary, self.workspace, self.gathered, self.graphs)
+        return sum(parts) + self.context
 
     def slabs(self, arena: int) -> int:
         return arena // self.layout.slab_bytes
@@ -74,14 +112,59 @@ class MemoryPlan:
 
     def requests(self, arena: int, tokens: int) -> int:
         """Running at a time with that many tokens each, none shared."""
-        # A slab's pages may belong to several requests, so a slot counts as a slab's worth of them.
-        slots = self.working_slots * self.layout.pages_per_slab
-        return self.pages(arena) // (-(-tokens // PAGE_TOKENS) + slots)
+        pages = -(-tokens // PAGE_TOKENS)
+        return _requests(self.layout, self.slabs(arena), self.working_slots, pages)
 
 
-def _workspace(model: ModelConfig, config: EngineConfig) -> int:
+@dataclass(frozen=True)
+class _Beside:
+    """What depends on the arena's size, and what comes from that; bytes as in MemoryPlan."""
+
+    max_batch: int
+    context_tokens: int
+    workspace: int
+    gathered: int
+    graphs: int
+
+    @staticmethod
+    def of(
+        model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, slabs: int
+    ) -> "_Beside":
+        batch = batch_of_a_gpu(config, layout, role, slabs)
+        tokens = min(model.max_position, slabs * layout.pages_per_slab * PAGE_TOKENS)
+        dtype = getattr(torch, config.dtype)
+        # A step's logits stay where its graph left them, each graph's in a place of its own.
+        kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
+        return _Beside(
+            max_batch=batch,
+            context_tokens=tokens,
+            workspace=_workspace(model, config, batch),
+            gathered=gathered_bytes(model, tokens, dtype),
+            graphs=_GRAPHS_BYTES + _activations(model, batch, config.dtype) + kept_logits,
+        )
+
+    @property
+    def total(self) -> int:
+        return self.workspace + self.gathered + self.graphs
+
+
+def batch_of_a_gpu(config: EngineConfig, layout: CacheLayout, role: Role, slabs: int) -> int:
+    """Requests in one forward: as configured, else as many as have a few pages and their working
+    slots in an arena of so many slabs."""
+    if not isinstance(config.max_batch, Auto):
+        return config.max_batch
+    found = _requests(layout, slabs, role.working_slots, _PAGES_OF_A_REQUEST)
+    return min(max(found, 1), _MOST_REQUESTS)
+
+
+def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -> int:
+    # A slab's pages may belong to several requests, so a slot counts as a slab's worth of them.
+    return slabs * layout.pages_per_slab // (pages + working_slots * layout.pages_per_slab)
+
+
+def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
     """Activations of a prefill chunk, and the logits and scores of every sampled row."""
-    logits = 4 * model.vocab * config.max_batch * 4
+    logits = 4 * model.vocab * batch * 4
     return _activations(model, config.prefill_chunk_tokens, config.dtype) + logits
 
 

@@ -42,14 +42,16 @@ class Scheduler:
         config: EngineConfig,
         admit: Admit,
         limit: QueueLimit,
+        max_batch: int,
     ) -> None:
-        """limit: notes each request that begins to wait."""
+        """limit: notes each request that begins to wait. max_batch: requests in one forward, which
+        the config may leave open."""
         self._cache = cache
-        self._config = config
         self._admit = admit
         self._limit = limit
+        self._max_batch = max_batch
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
-        self._shares = CallerShares(cache, config.max_batch)
+        self._shares = CallerShares(cache, max_batch)
         self._computing: list[Request] = []
         """Admitted, their prompts not computed yet; maybe some that are over."""
         self._chunks = 0
@@ -113,7 +115,7 @@ class Scheduler:
         self._computing = [request for request in self._computing if _computes(request)]
         self.waiting.unpark()
         blocked: set[str] = set()
-        while len(self.running) < self._config.max_batch:
+        while len(self.running) < self._max_batch:
             callers = [caller for caller in self.waiting.lines if caller not in blocked]
             if not callers:
                 break
@@ -158,7 +160,7 @@ class Scheduler:
             state = request.state
             if isinstance(state, Prefilling) and state.progress.num_scheduled < request.length:
                 prompts.append((request, state))
-        prompts = prompts[: max(0, self._config.max_batch - rows)]
+        prompts = prompts[: max(0, self._max_batch - rows)]
         if not prompts:
             return []
         demands = [
@@ -196,7 +198,7 @@ class Scheduler:
                 self._grow(request, state)
         if short:
             answering = [pair for pair in answering if pair[0].state is pair[1]]
-        return answering[: self._config.max_batch]
+        return answering[: self._max_batch]
 
     def _answering(self) -> list[tuple[Request, Active]]:
         """Requests of which one token, drawn or being drawn, is to be forwarded."""

@@ -8,6 +8,7 @@ from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
 from tasuki.model.known_models import published_or_folder
+from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import option
 
 # What the driver reports as total, MiB.
@@ -18,7 +19,9 @@ _CONTEXTS = (8_192, 50_000)
 @dataclass(frozen=True)
 class DryRunConfig:
     dry_run: bool = option(False, "print the memory plan and exit; --model may be a published name")
-    gpu: str = option("", f"of the plan: {', '.join(GPUS)}, or MiB; this machine's by default")
+    gpu: str = option(
+        "", f"of the plan: {', '.join(GPUS)}, or MiB; by default what is free of this machine's"
+    )
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
@@ -28,11 +31,11 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     model = published_or_folder(engine_config.model)
     device = gpu_bytes(config.gpu)
-    return as_text(MemoryPlan.of(model, engine_config, device, Role.FUSED))
+    return as_text(MemoryPlan.of(model, engine_config, device, Role.FUSED), engine_config)
 
 
 def gpu_bytes(name: str) -> int:
-    """All memory of the named GPU. Raises EngineConfigError."""
+    """All memory of the named GPU; of this machine's, what is free. Raises EngineConfigError."""
     if name.lower() in GPUS:
         return GPUS[name.lower()] * MIB
     if name.isdecimal():
@@ -41,18 +44,27 @@ def gpu_bytes(name: str) -> int:
         raise EngineConfigError(f"gpu {name!r} is not known: use {', '.join(GPUS)}, or its MiB")
     if not torch.cuda.is_available():
         raise EngineConfigError("no GPU is here to plan for: name one with --gpu")
-    return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(torch.cuda.mem_get_info()[0])
 
 
-def as_text(plan: MemoryPlan) -> str:
+def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
+    """config: what the plan is of."""
     layout = plan.layout
     rows = [
         ("GPU memory", _mib(plan.device)),
         ("weights", _mib(plan.weights)),
+        ("rotary angles", _mib(plan.rotary)),
         ("workspace of a prefill chunk", _mib(plan.workspace)),
-        ("decode graphs", _mib(plan.graphs)),
+        ("gathered keys and values", f"{_mib(plan.gathered)}  {plan.context_tokens} tokens"),
+        (
+            "decode graphs",
+            f"{_mib(plan.graphs)}  of up to {plan.max_batch} requests, {_how(config.max_batch)}",
+        ),
         ("CUDA context and libraries", _mib(plan.context)),
-        ("arena as configured", f"{_mib(plan.arena)}  {_contents(plan, plan.arena)}"),
+        (
+            f"arena {_how(config.arena_mib)}",
+            f"{_mib(plan.arena)}  {_contents(plan, plan.arena)}",
+        ),
         (
             "largest arena that fits",
             f"{_mib(plan.fitting_arena)}  {_contents(plan, plan.fitting_arena)}",
@@ -72,6 +84,10 @@ def as_text(plan: MemoryPlan) -> str:
         else "the plan does not fit: the weights and workspace alone fill this GPU"
     )
     return "\n".join([*lines, verdict])
+
+
+def _how(given: int | Auto) -> str:
+    return "auto" if isinstance(given, Auto) else "as configured"
 
 
 def _contents(plan: MemoryPlan, arena: int) -> str:

@@ -49,7 +49,12 @@ async def serve(engine_config: EngineConfig, server_config: ServerConfig) -> Non
     )
     served = served_model(engine_config.model, server_config, engine.max_request_tokens, codec)
     gateway = gateway_of(
-        engine_config, server_config, model, engine.max_request_tokens, codec.tokenizer
+        engine_config,
+        server_config,
+        model,
+        engine.max_request_tokens,
+        engine.max_batch,
+        codec.tokenizer,
     )
     node = Node(
         engine,

@@ -26,13 +26,14 @@ def gateway_of(
     config: ServerConfig,
     model_config: ModelConfig,
     max_tokens: int,
+    max_batch: int,
     tokenizer: Tokenizer | None,
     answers: Answers | None = None,
 ) -> Callable[[EngineClient], tuple[Service, ...]]:
     """A function from the engine's client to the gateway's services: none where the config does not
-    serve it, and then the model's folder is not read. max_tokens: of prompt and answer together.
-    answers: takes the requests; the engine's client by default. The function raises
-    GatewayUnavailable."""
+    serve it, and then the model's folder is not read. max_tokens: of prompt and answer together;
+    max_batch: requests in one forward. answers: takes the requests; the engine's client by default.
+    The function raises GatewayUnavailable."""
 
     def services(client: EngineClient) -> tuple[Service, ...]:
         if not config.gateway:
@@ -51,7 +52,7 @@ def gateway_of(
             answers or client,
             model,
             tokenizer,
-            engine_config.max_batch,
+            max_batch,
             config.access.keys,
         )
         add = partial(pb_grpc.add_TokenSpeedSchedulerServicer_to_server, servicer)

@@ -8,6 +8,7 @@ import pytest
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
 from tasuki.server.config import ServerConfig
+from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.flags import parse_config, parse_configs
 from tasuki.utils.config.options import option
 from tests.harness.command_line import error_line, exit_status
@@ -142,6 +143,17 @@ def test_a_file_gives_settings_and_the_command_line_has_the_last_word(tmp_path: 
     assert front.insecure and front.bind == ServerConfig().bind
 
 
+def test_a_size_may_be_left_open_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('max_batch = "auto"\narena_mib = 9\n')
+    flags = ["--config", str(path), "--arena-mib", "auto"]
+    engine, _ = parse_configs("tasuki serve", "", flags, EngineConfig, ServerConfig)
+    assert (engine.max_batch, engine.arena_mib) == (Auto.AUTO, Auto.AUTO)
+    assert engine == EngineConfig()
+    engine, _ = parse_configs("tasuki serve", "", flags[:2], EngineConfig, ServerConfig)
+    assert (engine.max_batch, engine.arena_mib) == (Auto.AUTO, 9)
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -149,6 +161,7 @@ def test_a_file_gives_settings_and_the_command_line_has_the_last_word(tmp_path: 
         ("max_batch = [3]", "max_batch must be text, a number or true"),
         ("max_batch = 0", "max_batch must be at least 1"),
         ('max_batch = "many"', "invalid int value: 'many'"),
+        ('prefill_chunk_tokens = "auto"', "invalid int value: 'auto'"),
         ("max_batch =", "is not TOML"),
     ],
 )

@@ -11,6 +11,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.model.weights.weight_sizes import WeightSizes, tensors
@@ -19,11 +20,14 @@ from tests.harness.engines import TINY, tiny_parts
 from tests.harness.model_shapes import MOE
 
 H200 = GPUS["h200"] * MIB
+NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
 
 
-def plan(model: str = "9b", device: int = H200, **changes: int) -> MemoryPlan:
-    config = EngineConfig(arena_mib=64 * 1024, **changes)  # type: ignore[arg-type]
-    return MemoryPlan.of(published_or_folder(model), config, device, Role.FUSED)
+def plan(
+    model: ModelConfig = NINE, device: int = H200, role: Role = Role.FUSED, **changes: object
+) -> MemoryPlan:
+    config = EngineConfig(**({"arena_mib": 64 * 1024, "max_batch": 64} | changes))  # type: ignore[arg-type]
+    return MemoryPlan.of(model, config, device, role)
 
 
 def allocated(weights: ModelWeights) -> int:
@@ -59,16 +63,36 @@ def test_the_arena_is_counted_as_it_is_allocated() -> None:
 
 def test_everything_together_stays_within_the_gpu() -> None:
     full = plan()
-    parts = (full.weights, full.workspace, full.graphs, full.context, full.fitting_arena)
-    assert 0.95 * H200 < sum(parts) <= H200
+    assert 0.95 * H200 < full.beside + full.fitting_arena <= H200
     assert full.fits
-    assert not plan("35b-a3b", device=80_000 * MIB).fits
-    assert plan("397b-a17b").fitting_arena == 0
+    assert not plan(MOST, device=80_000 * MIB).fits
+    assert plan(published_or_folder("397b-a17b")).fitting_arena == 0
 
 
 def test_longer_chunks_and_more_requests_leave_less_for_the_arena() -> None:
     assert plan(prefill_chunk_tokens=8192).fitting_arena < plan().fitting_arena
     assert plan(max_batch=256).fitting_arena < plan(max_batch=1).fitting_arena
+
+
+@pytest.mark.parametrize(
+    ("arena_mib", "tokens"),
+    # An arena of 100 slabs of 24 pages holds shorter contexts than the model knows.
+    [(64 * 1024, 262_144), (4925, 100 * 24 * 64), (300, 6 * 24 * 64)],
+)
+def test_what_is_gathered_is_counted_for_the_longest_context_that_the_arena_holds(
+    arena_mib: int, tokens: int
+) -> None:
+    counted = plan(arena_mib=arena_mib)
+    assert counted.context_tokens == tokens
+    assert counted.gathered == gathered_bytes(NINE, tokens, torch.bfloat16)
+
+
+def test_a_longer_context_takes_a_longer_table_and_no_more_to_gather() -> None:
+    long = plan(replace(NINE, max_position=1_010_000))
+    assert long.context_tokens == 1_010_000
+    assert long.rotary == 1_010_000 * 256
+    assert long.gathered == plan().gathered == 2**30
+    assert plan(dtype="float32").gathered == 0
 
 
 def test_requests_that_run_at_a_time_fill_the_slabs() -> None:
@@ -83,7 +107,8 @@ def test_requests_that_run_at_a_time_fill_the_slabs() -> None:
 def test_the_dry_run_prints_the_plan_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--dry-run", "--model", "9b", "--gpu", "h200"]) == 0
     printed = capsys.readouterr().out
-    for word in ("weights", "arena", "slots", "pages", "graphs", "workspace", "the plan fits"):
+    words = ("weights", "arena", "slots", "pages", "graphs", "workspace", "rotary", "gathered")
+    for word in (*words, "the plan fits"):
         assert word in printed
     assert "17079 MiB" in printed
 
@@ -111,9 +136,6 @@ def test_the_dry_run_names_what_to_mend(
     assert named in capsys.readouterr().err
 
 
-NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
-
-
 @pytest.mark.parametrize(
     ("model", "block"),
     [
@@ -129,17 +151,23 @@ NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
     ids=["linear", "attention", "dense", "experts"],
 )
 def test_the_plan_is_what_the_widest_block_comes_to_by_hand(model: ModelConfig, block: int) -> None:
-    config = EngineConfig(arena_mib=1000, max_batch=48, prefill_chunk_tokens=4096)
+    config = EngineConfig(arena_mib=64 * 1024, max_batch=48, prefill_chunk_tokens=4096)
     counted = MemoryPlan.of(model, config, H200, Role.FUSED)
     # The residual stream, its norm and their sum beside the block, in bfloat16.
     of_a_token = 2 * (3 * model.hidden + block)
     assert counted.workspace == 4096 * of_a_token + 4 * (48 * 248_320) * 4
-    assert counted.graphs == 512 * MIB + 48 * of_a_token
+    # The logits of graphs of 1, 2, 4, 8, 12, 16, 24, 32, 40 and 48 rows stay where they are.
+    assert counted.graphs == 512 * MIB + 48 * of_a_token + 187 * 248_320 * 2
     assert counted.context == 1280 * MIB
-    rest = H200 - counted.weights - counted.workspace - counted.graphs - counted.context
+    # 64 elements of a head turn; keys and values of 262,144 tokens, in bfloat16.
+    assert counted.rotary == 262_144 * 64 * 4
+    assert counted.gathered == 2 * 262_144 * model.kv_heads * 256 * 2
+    beside = (counted.weights, counted.rotary, counted.workspace, counted.gathered, counted.graphs)
+    assert counted.beside == sum(beside) + counted.context
+    rest = H200 - counted.beside
     slab = counted.layout.slab_bytes
     assert counted.fitting_arena == int(rest * 0.98) // slab * slab
-    assert counted.arena == 1000 * MIB // slab * slab
+    assert counted.arena == 64 * 1024 * MIB // slab * slab
 
 
 def test_an_arena_that_fills_the_rest_exactly_fits_and_all_its_slabs_may_hold_pages() -> None:

@@ -179,7 +179,10 @@ class Planned:
         self.cache = HybridPrefixCache(tiny_parts().arena)
         self._slots = slots
         config = EngineConfig(model="tiny", **changes)  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.cache, config, self.begin, QueueLimit(60.0))
+        limit = QueueLimit(60.0)
+        self.scheduler = Scheduler(
+            self.cache, config, self.begin, limit, changes.get("max_batch", 64)
+        )
 
     def request(self, length: int, seed: int = 0) -> Request:
         tokens = np.array(prompt(length, seed), dtype=np.int32)

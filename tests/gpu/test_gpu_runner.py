@@ -23,7 +23,7 @@ def sequence(first: int, count: int) -> SequencePages:
 
 
 def test_padded_sizes_reach_the_largest_and_waste_little() -> None:
-    from tasuki.engine.runner.cuda_graphs import padded_sizes
+    from tasuki.engine.runner.padded_sizes import padded_sizes
 
     for largest in (1, 2, 3, 5, 16, 60, 64, 100, 512):
         sizes = padded_sizes(largest)

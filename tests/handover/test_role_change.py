@@ -1,5 +1,6 @@
 """Two nodes swap their roles under load, and no request fails that may be asked again."""
 
+import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,8 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.errors import InvalidRequest, RoleFixed
 from tasuki.server.role_change import TUNING, RoleChange
 from tasuki.transfer.transports.nixl.transport import installed_package
-from tasuki.utils.config.config_file import ConfigFileError
+from tasuki.utils.config.config_file import ConfigFileError, flags_of
+from tasuki.utils.config.flags import read_configs
 from tests.harness.daemons import NEW_TOKENS, Node, Question, asked, flags, fleet, meet, question_of
 from tests.harness.etcd_process import running_etcd
 from tests.harness.waiting import HANG_SECONDS, until
@@ -214,9 +216,21 @@ def test_what_the_new_role_would_refuse_changes_nothing() -> None:
     role.ask("decode", {})
     assert role.wanted is not None and stops == [1]
     assert role.wanted.settings == {**CARRIED, "max_batch": "3"}
-    assert role.wanted.left["advertise"] == "10.0.0.1:7" and role.wanted.left["max_batch"] == 64
+    assert role.wanted.left["advertise"] == "10.0.0.1:7" and role.wanted.left["max_batch"] == "auto"
     with pytest.raises(RoleFixed, match="becoming a decode node"):
         role.ask("prefill", {})
+
+
+def test_sizes_that_are_left_open_stay_open_in_either_role() -> None:
+    role, stops = make_change(drain_timeout=7.0)
+    role.offer("127.0.0.1:7", None, lambda: stops.append(1))
+    role.ask("decode", {"max_batch": "auto"})
+    assert role.wanted is not None
+    assert role.wanted.settings == {**CARRIED, "max_batch": "auto"}
+    sizes = {name: role.wanted.left[name] for name in ("arena_mib", "max_batch")}
+    # The new process reads them from a file of text and numbers.
+    read = read_configs(flags_of(json.loads(json.dumps(sizes))), EngineConfig, ServerConfig)
+    assert read[0] == EngineConfig()
 
 
 @pytest.mark.parametrize("name", sorted(FIXED))

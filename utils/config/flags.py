@@ -1,8 +1,8 @@
 """Command-line flags from frozen config dataclasses: one field, one flag.
 
 A field `drain_timeout: float` with metadata {"help": ..., "choices": ...} is `--drain-timeout`.
-Types: str, int, float, bool (a switch), and each of these `| None`. "aliases" are other spellings.
-A field without default is required. Pure but for `exit` and the config file.
+Types: str, int, float, bool (a switch), and each of these `| None` or `| Auto`. "aliases" are other
+spellings. A field without default is required. Pure but for `exit` and the config file.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import difflib
 import json
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import (
     Any,
@@ -23,6 +23,7 @@ from typing import (
     overload,
 )
 
+from .auto import Auto
 from .config_file import ConfigFileError, file_flags
 
 DESCRIBE = "--describe-flags"
@@ -74,13 +75,14 @@ class FlagParser(argparse.ArgumentParser):
         default = item.default
         text = item.metadata.get("help", "").replace("%", "%%") or " "
         kind = _plain_type(hint)
+        read = _or_auto(kind) if Auto in get_args(hint) else kind
         if kind is bool:
             self.add_argument(*flags, action="store_true", dest=item.name, help=text)
             return
         self.add_argument(
             *flags,
             dest=item.name,
-            type=kind,
+            type=read,
             metavar=kind.__name__.upper() if "choices" not in item.metadata else None,
             choices=item.metadata.get("choices"),
             required=default is MISSING,
@@ -176,10 +178,19 @@ class _Describe(argparse.Action):
 
 def _plain_type(hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = [part for part in get_args(hint) if part is not type(None)]
+        (hint,) = [part for part in get_args(hint) if part not in (type(None), Auto)]
     if hint not in (str, int, float, bool):
         raise TypeError(f"no flag can hold {hint}: use str, int, float or bool")
     return hint
+
+
+def _or_auto(kind: type[Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        return Auto.AUTO if text == Auto.AUTO.value else kind(text)
+
+    # argparse names what it could not read by its function.
+    read.__name__ = kind.__name__
+    return read
 
 
 def _unknown_flag(flag: str, known: Sequence[str]) -> str:
