@@ -105,19 +105,20 @@ def test_blocks_and_what_they_leave_equal_the_cpu_path(
 
 
 def test_no_more_is_gathered_than_is_counted(device: torch.device) -> None:
-    case = attention_case(Heads(2, 1, 64), [128, 128], [8192, 20], torch.bfloat16, device)
+    config, keys = Heads(2, 1, 64).config(), served_keys(8192)
+    q = torch.zeros(4, 2, 64, dtype=torch.bfloat16, device=device)
+    kv = torch.zeros(keys // 64, 2, 64, 1, 64, dtype=torch.bfloat16, device=device)
+    pages = torch.arange(keys // 64, dtype=torch.int32, device=device)[None]
     gathered = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         gathered.append(sum(x.untyped_storage().nbytes() for x in (k, v)))
-        return naive_attention(q, k, v)
+        return q, q[..., 0].float()
 
-    blocks = (ContextBlock(row=0, rows=128, sequence=0, keys=served_keys(8192)),)
-    places = case.places(256)
-    q = case.queries(case.projected(), places)
-    for most_keys in (MOST_KEYS, 4096):
-        ContextBlocks(blocks, 128, attend, most_keys).run(q, case.kv, places.page_table)
-    counted = gathered_bytes(case.config, 8192 + 128, torch.bfloat16)
+    blocks = (ContextBlock(row=0, rows=4, sequence=0, keys=keys),)
+    for most_keys in (MOST_KEYS, keys // 2):
+        ContextBlocks(blocks, 4, attend, most_keys).run(q, kv, pages)
+    counted = gathered_bytes(config, 8192 + 4, torch.bfloat16)
     assert gathered == [counted, counted // 2, counted // 2]
 
 
