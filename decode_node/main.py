@@ -53,6 +53,7 @@ async def run(
             config.transport,
             config.name,
             config.wire,
+            angles=parts.model_config.angles,
         )
         node = DecodeNode(
             engine_config, server_config, config, parts, plane, codec, role_change=role_change

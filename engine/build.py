@@ -108,6 +108,7 @@ def build_arena(
 ) -> Arena:
     """role: of the engine to come. REQUIRES: nothing of it is on the device yet. Raises
     EngineConfigError where arena_mib is too little or too much."""
+    # What the context has taken already the plan counts again, which leaves some memory to spare.
     free = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     slabs = arena_slabs(config, model, role, free)
     layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)

@@ -95,6 +95,12 @@ class ModelConfig:
         return len(self.layer_kinds)
 
     @property
+    def angles(self) -> str:
+        """All that decides the angles of a position, to be compared with another node's."""
+        stretched = "as trained" if self.yarn is None else str(self.yarn)
+        return f"{self.rotary_dim} elements of base {self.rope_theta:g}, {stretched}"
+
+    @property
     def conv_channels(self) -> int:
         """Width of [q | k | v] of a GDN layer, all of which pass the convolution."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim

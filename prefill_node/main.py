@@ -49,6 +49,7 @@ async def run(
             config.transport,
             config.name,
             config.wire,
+            angles=parts.model_config.angles,
         )
         node = PrefillNode(
             engine_config, server_config, config, parts, plane, role_change=role_change

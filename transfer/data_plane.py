@@ -62,10 +62,11 @@ class DataPlane:
         name: str,
         wire: WireSettings | None = None,
         arena: ArenaKey = ONLY_ARENA,
+        angles: str = NOT_USED,
     ) -> "DataPlane":
         """memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device, registered here and
         nothing else. wire: exact by default. arena: which of the node's it is, by default its only
-        one.
+        one. angles: of the model's positions, for the contract.
 
         Raises TransportError, WireError.
         """
@@ -98,6 +99,7 @@ class DataPlane:
                 wire_state=wire.precision.state.value,
                 nixl=transport.libraries.get("nixl", NOT_USED),
                 ucx=transport.libraries.get("ucx", NOT_USED),
+                angles=angles,
             ),
             NodeIdentity.new(name, kind, transport, slabs, arena),
             arena,

@@ -1,6 +1,7 @@
 """Death, departure and disagreement of real daemons: a slower answer, the same tokens, nothing
 held."""
 
+import json
 import os
 import shutil
 import signal
@@ -217,7 +218,14 @@ def test_a_node_of_another_contract_is_refused_by_name(
     weights[name].flatten()[0] += 1
     save_file(weights, other / "model.safetensors")
 
-    prefills = [Node("prefill", *flags(other)), Node("prefill", *flags(dtype="bfloat16"))]
+    stretched = tmp_path / "stretched"
+    shutil.copytree(embedded_model(), stretched)
+    config = json.loads((stretched / "config.json").read_text())
+    config["rope_parameters"] |= {"rope_type": "yarn", "factor": 4.0}
+    (stretched / "config.json").write_text(json.dumps(config))
+
+    models = (flags(other), flags(dtype="bfloat16"), flags(stretched))
+    prefills = [Node("prefill", *model) for model in models]
     with ExitStack() as stack:
         targets = ",".join(stack.enter_context(running(node)).address for node in prefills)
         decode = stack.enter_context(running(Node("decode", *flags(), "--prefill", targets)))
@@ -227,10 +235,11 @@ def test_a_node_of_another_contract_is_refused_by_name(
         assert answer.usage.prefilled_on == "local" and not answer.usage.local_fallback
         seen = decode.stats().prefill_nodes
         assert [node.address for node in seen] == [node.address for node in prefills]
-        assert [node.state for node in seen] == [REFUSED, REFUSED]
+        assert [node.state for node in seen] == [REFUSED] * 3
         differing = [{item.field for item in node.differences} for node in seen]
         assert differing[0] == {"weights_digest"}
         assert {"kv_dtype", "conv_dtype"} <= differing[1] and "weights_digest" not in differing[1]
+        assert differing[2] == {"angles"}
         assert all(item.ours != item.theirs for node in seen for item in node.differences)
         for node in prefills:
             assert node.stats().tree["leased_requests"] == 0

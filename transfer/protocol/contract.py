@@ -34,7 +34,8 @@ class ContractMismatch(TransferError):
 class Contract:
     """weights_digest: hex digest of the weights in use. tensor_parallel: ranks that share one
     model. wire_kv, wire_state: names of the wire's precisions. nixl, ucx: versions, where the
-    transport uses them; UCX of another version may read an address differently, and abort."""
+    transport uses them; UCX of another version may read an address differently, and abort. angles:
+    of positions, which a config may stretch while the weights stay."""
 
     weights_digest: str
     layout: CacheLayout
@@ -45,6 +46,7 @@ class Contract:
     wire_state: str = Precision.EXACT.value
     nixl: str = NOT_USED
     ucx: str = NOT_USED
+    angles: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
         """Every field by name, the layout's among them."""
