@@ -33,7 +33,7 @@ _OTHER_ROLE = "other_role_config"
 TUNING = frozenset(
     {
         *("arena_mib", "max_batch", "prefill_chunk_tokens", "threads", "cache_policy"),
-        "queue_timeout",
+        *("queue_timeout", "max_itl_ms"),
         *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),
         *("drain_timeout", "max_sessions", "session_idle_seconds", "log_level"),
     }
