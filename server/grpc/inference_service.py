@@ -32,12 +32,13 @@ class InferenceService(pb_grpc.InferenceServicer):
         await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
         request_context = grpc_request_context(self._keys, context)
         self._engine.admit(request_context.caller)
-        tokens, marks = await self._codec.work.run(partial(read_prompt, request, self._codec))
+        salt = salt_of(request_context.tenant, request.cache_salt)
+        tokens, marks = await self._codec.work.run(partial(read_prompt, request, salt, self._codec))
         submit = Submit(
             request_id=request_id,
             prompt=tokens,
             sampling=read_sampling(request.sampling, self._codec),
-            salt=salt_of(request_context.tenant, request.cache_salt),
+            salt=salt,
             marks=marks,
             priority=request.priority,
             patience=patience_of(context),

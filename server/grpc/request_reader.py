@@ -26,14 +26,16 @@ from tasuki.server.text.chat_renderer import MAX_MESSAGES, ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
 
 
-def read_prompt(request: pb.GenerateRequest, codec: TextCodec) -> tuple[Tokens, tuple[int, ...]]:
-    """The whole prompt, int32 [T], and its marks, ascending."""
+def read_prompt(
+    request: pb.GenerateRequest, salt: bytes, codec: TextCodec
+) -> tuple[Tokens, tuple[int, ...]]:
+    """The whole prompt, int32 [T], and its marks, ascending. salt: of the prompt in the engine."""
     kind = request.WhichOneof("input")
     if kind == "messages":
         rendered = ChatRenderer(codec).conversation(
-            read_messages(request.messages), open_answer=True
+            read_messages(request.messages), open_answer=True, salt=salt
         )
-        tokens, marks = np.array(rendered.token_ids, dtype=np.int32), rendered.marks
+        tokens, marks = rendered.tokens, rendered.marks
     else:
         tokens, marks = read_plain_input(request, codec), ()
     if not len(tokens):

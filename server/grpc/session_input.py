@@ -38,12 +38,12 @@ class SessionInput:
 
 
 def read_session_input(
-    request: pb.SessionAppendRequest, tail: Tail, codec: TextCodec
+    request: pb.SessionAppendRequest, tail: Tail, salt: bytes, codec: TextCodec
 ) -> SessionInput:
-    """tail: the log's before. Raises InvalidRequest, PromptTooLong."""
+    """tail: the log's before. salt: of the session. Raises InvalidRequest, PromptTooLong."""
     match request.WhichOneof("input"):
         case "messages":
-            return _messages(request.messages, tail, ChatRenderer(codec))
+            return _messages(request.messages, tail, salt, ChatRenderer(codec))
         case "answer":
             # The log is then as after a turn that was generated here.
             tokens = read_token_ids("answer", request.answer.ids, codec)
@@ -57,12 +57,13 @@ def read_session_input(
             return SessionInput(Tail.TOKENS, tokens)
 
 
-def _messages(messages: pb.Messages, tail: Tail, renderer: ChatRenderer) -> SessionInput:
+def _messages(
+    messages: pb.Messages, tail: Tail, salt: bytes, renderer: ChatRenderer
+) -> SessionInput:
     read = read_messages(messages)
     if tail is Tail.EMPTY:
-        rendered = renderer.conversation(read, open_answer=False)
+        rendered = renderer.conversation(read, open_answer=False, salt=salt)
     else:
-        rendered = renderer.continuation(read)
+        rendered = renderer.continuation(read, salt=salt)
     closing = renderer.answer_closing() if tail is Tail.ANSWER else []
-    tokens = np.array(rendered.token_ids, dtype=np.int32)
-    return SessionInput(Tail.MESSAGES, tokens, rendered.marks, tuple(closing))
+    return SessionInput(Tail.MESSAGES, rendered.tokens, rendered.marks, tuple(closing))

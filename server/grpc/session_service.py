@@ -54,8 +54,11 @@ class SessionService(pb_grpc.SessionServicer):
     ) -> pb.SessionAppendResponse:
         caller = self._caller(context)
         self._engine.admit(caller)
-        tail = self._store.idle(caller, request.session_id).tail
-        added = await self._codec.work.run(partial(read_session_input, request, tail, self._codec))
+        before_reading = self._store.idle(caller, request.session_id)
+        tail, salt = before_reading.tail, before_reading.salt
+        added = await self._codec.work.run(
+            partial(read_session_input, request, tail, salt, self._codec)
+        )
         # Other calls may have changed it meanwhile.
         session = self._store.idle(caller, request.session_id)
         if session.tail is not tail:

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: what a chat asks, and the shape of its reply."""
 
-import numpy as np
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
@@ -10,7 +9,7 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tool_call_scanner import ToolCallScanner
 
 from .chat_reply import ChatReply
-from .generation import ServedModel, read_submit
+from .generation import ServedModel, prompt_salt, read_submit
 from .messages import read_chat_messages, read_tools
 from .reply import ReplyHead
 from .request_fields import RequestFields
@@ -21,8 +20,9 @@ def read_chat(
     model: ServedModel, request: web.Request, fields: RequestFields
 ) -> tuple[Submit, AnswerOptions, ChatReply]:
     """On any thread."""
-    rendered = render_chat(fields, model.codec, open_answer=True)
-    tokens = np.array(rendered.token_ids, dtype=np.int32)
+    salt = prompt_salt(request, fields)
+    rendered = render_chat(fields, model.codec, open_answer=True, salt=salt)
+    tokens = rendered.tokens
     # Without a limit an answer may fill what the prompt leaves, as elsewhere.
     options = read_options(fields, model.codec, max(1, model.max_tokens - len(tokens)))
     top = fields.integer("top_logprobs") or 0
@@ -37,8 +37,10 @@ def read_chat(
     return submit, options, shape
 
 
-def render_chat(fields: RequestFields, codec: TextCodec, *, open_answer: bool) -> RenderedPrompt:
-    """`messages` and `tools` through the checkpoint's template."""
+def render_chat(
+    fields: RequestFields, codec: TextCodec, *, open_answer: bool, salt: bytes
+) -> RenderedPrompt:
+    """`messages` and `tools` through the checkpoint's template. salt: as of the prompt."""
     return ChatRenderer(codec).conversation(
-        read_chat_messages(fields), open_answer=open_answer, tools=read_tools(fields)
+        read_chat_messages(fields), open_answer=open_answer, salt=salt, tools=read_tools(fields)
     )

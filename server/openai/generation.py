@@ -83,11 +83,18 @@ def read_submit(
         request_id=read_request_id(request.headers.get(REQUEST_ID_HEADER, "")),
         prompt=tokens,
         sampling=options.sampling,
-        salt=salt_of(tenant, (fields.text("cache_salt") or "").encode()),
+        salt=prompt_salt(request, fields),
         marks=marks,
         session=_session(fields, tenant),
         priority=check_priority(fields.integer("priority") or 0),
     )
+
+
+def prompt_salt(request: web.Request, fields: RequestFields) -> bytes:
+    """Of the prompts that may share with this one what is cached. Raises InvalidRequest,
+    PermissionDenied."""
+    tenant = http_request_context(request).tenant
+    return salt_of(tenant, (fields.text("cache_salt") or "").encode())
 
 
 def _session(fields: RequestFields, tenant: str | None) -> str | None:

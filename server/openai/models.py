@@ -6,12 +6,13 @@ from typing import Any
 
 from aiohttp import web
 
+from tasuki.engine.messages import Tokens
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.text.text_codec import TextCodec
 
 from .chat import render_chat
 from .completions import read_prompt
-from .generation import ServedModel
+from .generation import ServedModel, prompt_salt
 from .request_fields import RequestFields
 
 
@@ -30,7 +31,7 @@ class ModelHandlers:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """`prompt` as completions take it, or `messages` as chats do."""
-        reply = await self._model.read(request, partial(_tokenized, self._model))
+        reply = await self._model.read(request, partial(_tokenized, self._model, request))
         return web.Response(body=reply, content_type="application/json", charset="utf-8")
 
     def _card(self) -> dict[str, Any]:
@@ -43,16 +44,16 @@ class ModelHandlers:
         }
 
 
-def _tokenized(model: ServedModel, fields: RequestFields) -> bytes:
+def _tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
     """On any thread: half a million token ids take longer to write than the loop may be held."""
-    tokens = _tokens(model.codec, fields)
+    tokens = _tokens(model.codec, request, fields).tolist()
     reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
     return json.dumps(reply).encode()
 
 
-def _tokens(codec: TextCodec, fields: RequestFields) -> list[int]:
+def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> Tokens:
     if fields.get("messages") is None:
-        tokens: list[int] = read_prompt(fields, codec).tolist()
-        return tokens
+        return read_prompt(fields, codec)
     opened = fields.get("add_generation_prompt") is None or fields.flag("add_generation_prompt")
-    return render_chat(fields, codec, open_answer=opened).token_ids
+    salt = prompt_salt(request, fields)
+    return render_chat(fields, codec, open_answer=opened, salt=salt).tokens

@@ -26,13 +26,3 @@ class ChatMessage:
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
-
-    def variables(self) -> dict[str, Any]:
-        """As templates expect it: `tool_calls` only where there are any."""
-        shown: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.tool_calls:
-            shown["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.tool_calls
-            ]
-        return shown

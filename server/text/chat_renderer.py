@@ -23,6 +23,10 @@ from .tokenizer import TooManyTokens
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
 
+_MESSAGE_KEYS = len("role" + "content")
+_CALLS_KEY = len("tool_calls")
+_CALL_KEYS = len("type" + "function" + "function" + "name" + "arguments")
+
 
 class ChatRenderer:
     def __init__(self, codec: TextCodec) -> None:
@@ -40,24 +44,29 @@ class ChatRenderer:
         messages: Sequence[ChatMessage],
         *,
         open_answer: bool,
+        salt: bytes,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedPrompt:
-        """A whole conversation, as ChatTemplate.prompt."""
+        """A whole conversation, as ChatTemplate.prompt. salt: as of the prompt in the engine."""
         template = self._codec.require_template()
         if len(tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(tools)}: send at most {MAX_TOOLS}")
         self._check_messages(messages, sum(map(_characters, tools)))
         with self._refusals("messages"):
             return template.prompt(
-                messages, open_answer=open_answer, tools=tools, most=self._codec.max_tokens
+                messages,
+                open_answer=open_answer,
+                tools=tools,
+                salt=salt,
+                most=self._codec.max_tokens,
             )
 
-    def continuation(self, messages: Sequence[ChatMessage]) -> RenderedPrompt:
-        """Messages after a closed turn, as ChatTemplate.continuation."""
+    def continuation(self, messages: Sequence[ChatMessage], *, salt: bytes) -> RenderedPrompt:
+        """Messages after a closed turn, as ChatTemplate.continuation. salt: as of the session."""
         template = self._codec.require_template()
         self._check_messages(messages, 0)
         with self._refusals("messages"):
-            return template.continuation(messages, self._codec.max_tokens)
+            return template.continuation(messages, salt=salt, most=self._codec.max_tokens)
 
     def answer_opening(self) -> list[int]:
         with self._refusals("messages"):
@@ -72,7 +81,7 @@ class ChatRenderer:
             raise PromptTooLong(
                 f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
             )
-        characters = sum(_characters(message.variables()) for message in messages)
+        characters = sum(map(_message_characters, messages))
         self._check_characters("messages", characters + more_characters)
 
     def _check_characters(self, field: str, characters: int) -> None:
@@ -96,12 +105,22 @@ class ChatRenderer:
             ) from error
 
 
+def _message_characters(message: ChatMessage) -> int:
+    """Of all strings that a template is given of it, keys included."""
+    characters = _MESSAGE_KEYS + len(message.role) + len(message.content)
+    if message.tool_calls:
+        characters += _CALLS_KEY
+    for call in message.tool_calls:
+        characters += _CALL_KEYS + len(call.name) + _characters(call.arguments)
+    return characters
+
+
 def _characters(value: Any) -> int:
     """Of all strings in a JSON value, keys included."""
     if isinstance(value, str):
         return len(value)
-    if isinstance(value, Mapping):
-        return sum(_characters(key) + _characters(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return sum(map(_characters, value))
+    if isinstance(value, Mapping):
+        return sum(_characters(key) + _characters(item) for key, item in value.items())
     return 0

@@ -16,13 +16,11 @@ def matches(
 ) -> Iterator["re.Match[str]"]:
     """As `pattern.finditer(text)`. REQUIRES: no match is empty or has more than `longest`
     characters, and none depends on what surrounds it."""
-    position = begin = 0
-    while begin < len(text):
+    position = 0
+    for begin in range(0, len(text), slice_characters):
         end = begin + slice_characters
-        found = pattern.search(text, position, end + longest - 1)
-        if found is None or found.start() >= end:
-            position = begin = end
-            continue
-        yield found
-        position = found.end()
-        begin = max(begin, position)
+        for found in pattern.finditer(text, max(begin, position), end + longest - 1):
+            if found.start() >= end:
+                break
+            yield found
+            position = found.end()

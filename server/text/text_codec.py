@@ -7,7 +7,7 @@ from pathlib import Path
 from tasuki.server.errors import InvalidRequest
 from tasuki.server.work_threads import WorkThreads
 
-from .chat_template import ChatTemplate
+from .chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
 from .tokenizer import IncrementalDetokenizer, Tokenizer
 
 
@@ -24,10 +24,15 @@ class TextCodec:
     work: WorkThreads = field(default_factory=WorkThreads, repr=False, compare=False)
 
     @staticmethod
-    def load(model_dir: Path, vocab_size: int, max_tokens: int) -> "TextCodec":
-        """Raises TokenizerError and ChatTemplateError where a file is there but broken."""
+    def load(
+        model_dir: Path, vocab_size: int, max_tokens: int, cache_bytes: int = DEFAULT_CACHE_BYTES
+    ) -> "TextCodec":
+        """cache_bytes: to remember tokens of conversations in. Raises TokenizerError and
+        ChatTemplateError where a file is there but broken."""
         tokenizer = Tokenizer.load(model_dir)
-        template = None if tokenizer is None else ChatTemplate.load(model_dir, tokenizer)
+        template = None
+        if tokenizer is not None:
+            template = ChatTemplate.load(model_dir, tokenizer, cache_bytes)
         return TextCodec(vocab_size, max_tokens, tokenizer, template)
 
     def require_tokenizer(self) -> Tokenizer:

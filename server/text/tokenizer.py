@@ -8,7 +8,7 @@ chat template places those, through `added_tokens`.
 import codecs
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,11 @@ class Tokenizer:
         if most is not None and len(encoded) > most:
             raise TooManyTokens(len(encoded))
         return list(encoded.ids)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode` of each, with one call and without the interpreter's lock."""
+        encoded = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [item.ids for item in encoded]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of an answer, special tokens left out, broken UTF-8 as U+FFFD."""

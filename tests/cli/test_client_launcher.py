@@ -144,4 +144,4 @@ def test_the_script_is_ten_turns_of_several_hundred_tokens(folder: Path) -> None
     assert len(turns) == 10
     for turn in turns:
         messages = [ChatMessage(message["role"], message["content"]) for message in turn]
-        assert len(template.continuation(messages).token_ids) >= 300
+        assert len(template.continuation(messages).tokens) >= 300

@@ -98,7 +98,7 @@ def test_our_forward_finds_the_recorded_loss_of_the_held_out_excerpt(
 def test_a_greedy_answer_to_a_chat_ends_its_turn(tokenizer: Tokenizer, model: Qwen35Model) -> None:
     template = ChatTemplate.load(FOLDER, tokenizer)
     assert template is not None, f"{FOLDER} has no chat template"
-    prompt = template.prompt([ChatMessage("user", QUESTION)], open_answer=True).token_ids
+    prompt = template.prompt([ChatMessage("user", QUESTION)], open_answer=True).tokens.tolist()
     request = Request(Workspace(model), len(prompt) + 160)
     answer = request.greedy(request.forward(prompt), 128)
     turn_end = tokenizer.added_tokens["<|im_end|>"]

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
-from tasuki.server.text.chat_template import ChatTemplate, RenderedPrompt
-from tasuki.server.text.special_token_guard import SpecialTokenGuard
+from tasuki.server.text.rendering.compiled_template import CompiledTemplate
+from tasuki.server.text.rendering.special_token_guard import SpecialTokenGuard, any_of
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.front_fixtures import TEMPLATE
 
@@ -168,22 +168,43 @@ TEMPLATES = {
 
 
 def rendered_part_by_part(
-    template: ChatTemplate,
+    source: str,
     tokenizer: Tokenizer,
     messages: Sequence[ChatMessage],
     *,
     open_answer: bool,
     tools: Sequence[Mapping[str, Any]] = (),
-) -> RenderedPrompt:
-    """The naive twin of ChatTemplate.prompt: as many renderings as messages."""
-    guard = SpecialTokenGuard(messages, tools, tokenizer)
-    text = template._render(guard.messages, open_answer, guard.tools)
+) -> tuple[list[int], tuple[int, ...]]:
+    """The naive twin of ChatTemplate.prompt: as many renderings as messages, each piece encoded
+    where it stands."""
+    template = CompiledTemplate(source, {"bos_token": "<|endoftext|>"})
+    guard = SpecialTokenGuard(tokenizer)
+    shown, definitions = guard.messages(messages), guard.tools(tools)
+    text = template.text(shown, open_answer, definitions)
     ends = set()
     for count in range(1, len(messages) + 1):
         try:
-            part = template._render(guard.messages[:count], False, guard.tools)
+            part = template.text(shown[:count], False, definitions)
         except ChatTemplateError:
             continue
         if text.startswith(part):
             ends.add(len(part))
-    return template._encode(text, ends, guard)
+    return encoded_with_marks(text, ends, guard, tokenizer)
+
+
+def encoded_with_marks(
+    text: str, ends: set[int], guard: SpecialTokenGuard, tokenizer: Tokenizer
+) -> tuple[list[int], tuple[int, ...]]:
+    token_ids: list[int] = []
+    marks = set()
+    position = 0
+    for special in any_of(tokenizer.added_tokens).finditer(text):
+        token_ids += tokenizer.encode(guard.restore(text[position : special.start()]))
+        if special.start() in ends:
+            marks.add(len(token_ids))
+        token_ids.append(tokenizer.added_tokens[special.group()])
+        position = special.end()
+    token_ids += tokenizer.encode(guard.restore(text[position:]))
+    if len(text) in ends:
+        marks.add(len(token_ids))
+    return token_ids, tuple(sorted(marks - {0}))

@@ -81,9 +81,9 @@ def test_only_the_template_places_special_tokens(
 ) -> None:
     messages = [ChatMessage("system", INJECTION), ChatMessage("user", INJECTION)]
     rendered = template.prompt(messages, open_answer=True)
-    placed = [token for token in rendered.token_ids if token in (0, IM_START, IM_END)]
+    placed = [token for token in rendered.tokens if token in (0, IM_START, IM_END)]
     assert placed == [IM_START, IM_END, IM_START, IM_END, IM_START]
-    text = tokenizer.decode(rendered.token_ids)
+    text = tokenizer.decode(rendered.tokens.tolist())
     assert text == f"system\n{INJECTION}\nuser\n{INJECTION}\nassistant\n"
 
 
@@ -98,7 +98,7 @@ def test_an_assistants_own_words_keep_their_tokens_but_no_special_one(tmp_path: 
     template = ChatTemplate(TEMPLATE, tokenizer, {})
     said = "<think>so<|im_end|>"
     for role, thoughts in (("assistant", 1), ("user", 0), ("tool", 0)):
-        tokens = template.prompt([ChatMessage(role, said)], open_answer=False).token_ids
+        tokens = template.prompt([ChatMessage(role, said)], open_answer=False).tokens.tolist()
         assert (tokens.count(320), tokens.count(IM_END)) == (thoughts, 1)
         assert tokenizer.decode(tokens) == f"{role}\n{said}\n"
 
@@ -107,7 +107,7 @@ def test_marks_stand_where_messages_end(template: ChatTemplate, tokenizer: Token
     messages = [ChatMessage("system", "be kind"), ChatMessage("user", "hello")]
     rendered = template.prompt(messages, open_answer=True)
     assert len(rendered.marks) == 2
-    parts = [rendered.token_ids[:mark] for mark in rendered.marks]
+    parts = [rendered.tokens[:mark].tolist() for mark in rendered.marks]
     assert [tokenizer.decode(part) for part in parts] == [
         "system\nbe kind\n",
         "system\nbe kind\nuser\nhello\n",
@@ -118,14 +118,14 @@ def test_a_conversation_in_parts_has_the_tokens_of_the_whole(template: ChatTempl
     first = [ChatMessage("system", "be kind"), ChatMessage("user", INJECTION)]
     answer = ChatMessage("assistant", "it was fine")
     second = [ChatMessage("tool", "漢字"), ChatMessage("user", "go on")]
-    whole = template.prompt([*first, answer, *second], open_answer=True).token_ids
+    whole = template.prompt([*first, answer, *second], open_answer=True).tokens.tolist()
     opening = template.answer_opening()
-    parts = template.prompt(first, open_answer=False).token_ids + opening
-    said = template.prompt([*first, answer], open_answer=False).token_ids
+    parts = template.prompt(first, open_answer=False).tokens.tolist() + opening
+    said = template.prompt([*first, answer], open_answer=False).tokens.tolist()
     closing = template.answer_closing()
     assert said[: len(parts)] == parts and said[-len(closing) :] == closing
     parts += said[len(parts) : -len(closing)] + closing
-    assert parts + template.continuation(second).token_ids + opening == whole
+    assert parts + template.continuation(second).tokens.tolist() + opening == whole
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 A message's end counts if the messages up to it, rendered alone, are a prefix of the whole text: a
 template may render a turn differently once others follow. Of a short conversation every part is
 rendered. In a long one all ends of one kind take the result of the shortest part of that kind.
-Pure. Invariant: the rendered parts have together at most twice the conversation's messages and
-_MORE_MESSAGES more. Ends that no part covers are left out, which costs a checkpoint and no token.
+Pure. Invariants: the rendered parts have together at most twice the conversation's messages and
+_MORE_MESSAGES more, those that the caller remembers included, so that no result depends on what is
+remembered. Ends that no part covers are left out, which costs a checkpoint and no token.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
+
+from .template_marks import MarkedText
 
 # All parts of 31 messages.
 _MORE_MESSAGES = 512
@@ -16,12 +19,13 @@ _MORE_MESSAGES = 512
 
 def message_ends(
     messages: Sequence[Mapping[str, Any]],
-    text: str,
-    places: Mapping[int, int],
-    part: Callable[[int], str | None],
+    marked: MarkedText,
+    part: Callable[[int], int | None],
 ) -> set[int]:
-    """Positions in `text`. places: by a count of messages the end of the last one, where known.
-    part: renders so many messages alone; None where the template refuses them."""
+    """Positions in the marked text, which is of all messages. part: the length of the text of so
+    many messages alone, where the whole text begins with it; None where it does not, or where the
+    template refuses them."""
+    places = marked.ends
     short = len(messages) * (len(messages) + 1) // 2 <= _MORE_MESSAGES
     left = 2 * len(messages) + _MORE_MESSAGES
     later_question = _later_question(messages)
@@ -35,13 +39,16 @@ def message_ends(
             if holds[kind]:
                 ends.add(places[count])
             continue
-        if count > left:
+        if count == len(messages) and marked.closed is not None:
+            length: int | None = marked.closed
+        elif count <= left:
+            left -= count
+            length = part(count)
+        else:
             continue
-        left -= count
-        prefix = part(count)
-        holds[kind] = prefix is not None and text.startswith(prefix)
-        if prefix is not None and holds[kind]:
-            ends.add(len(prefix))
+        holds[kind] = length is not None
+        if length is not None:
+            ends.add(length)
     return ends
 
 

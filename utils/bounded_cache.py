@@ -1,0 +1,52 @@
+"""A cache of values that can be made again, bounded by the bytes that they take.
+
+Owns its values. Thread rule: any thread. Invariants: what is held never takes more than the
+capacity, as its users count; each entry counts at least ENTRY_BYTES, so that entries are bounded
+too; what was asked for longest ago goes first.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+ENTRY_BYTES = 300
+"""About what an entry takes beside its key's and its value's own content."""
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class BoundedCache(Generic[Key, Value]):
+    """used: bytes."""
+
+    def __init__(self, capacity: int) -> None:
+        """capacity: bytes; with 0 nothing is ever held."""
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._held: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        self.used = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: Key) -> Value | None:
+        with self._lock:
+            found = self._held.get(key)
+            if found is None:
+                return None
+            self._held.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Key, value: Value, content_bytes: int) -> None:
+        """content_bytes: of the key and the value. What alone is over the capacity is not held."""
+        size = content_bytes + ENTRY_BYTES
+        if size > self._capacity:
+            return
+        with self._lock:
+            replaced = self._held.pop(key, None)
+            self.used += size - (0 if replaced is None else replaced[1])
+            self._held[key] = (value, size)
+            while self.used > self._capacity:
+                _, (_, freed) = self._held.popitem(last=False)
+                self.used -= freed
