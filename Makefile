@@ -10,7 +10,7 @@ SAMPLE ?= 150
 WORKERS ?= auto
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -139,6 +139,10 @@ boards: $(VENV)/dev-installed
 # /health of a real node while the worst bodies are posted; exit status 1 over 50 ms. For a quiet machine.
 quiet-health: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.quiet_health
+
+# CPU time of a 402-message chat's first turn and of the next one; exit status 1 over 150 and 20 ms.
+chat-cost: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.chat_cost $(CHAT_ARGS)
 
 # Compiles every Triton kernel for sm_90 and sm_100, which needs no GPU; `make test` compares.
 kernels: $(VENV)/dev-installed

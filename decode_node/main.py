@@ -42,7 +42,12 @@ async def run(
     role_change = RoleChange("decode", (engine_config, server_config, config))
     parts = build_parts(engine_config, progress_bar("weights"), Role.DECODE)
     model = parts.model_config
-    codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
+    codec = TextCodec.load(
+        Path(engine_config.model),
+        model.vocab,
+        model.max_position,
+        server_config.chat_cache_bytes,
+    )
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
         plane = DataPlane.over(

@@ -115,6 +115,7 @@ class DecodeNode:
             status=self._status,
             about={"node": config.name, "role": "decode"},
             tracing=open_tracing(server_config.otlp_endpoint, config.name, "decode"),
+            chat_tokens=codec.chat_tokens,
         )
         self._loop = LoopThread("tasuki-handover", self.front.lose)
         self.links = HandoverClient(

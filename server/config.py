@@ -58,6 +58,9 @@ class ServerConfig:
     )
     max_watchers: int = option(64, "streams of events at a time; 0: no limit")
     max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
+    chat_cache_mib: int = option(
+        64, "for tokens of chats, so that a next turn is encoded as far as it is new, MiB; 0: none"
+    )
     max_connections: int = option(1024, "open at a time, of HTTP and of gRPC each")
     allowed_hosts: str = option(
         "",
@@ -109,12 +112,18 @@ class ServerConfig:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if not 1 <= self.max_message_mib <= 1024:
             raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
+        if self.chat_cache_mib < 0:
+            raise ValueError(f"chat_cache_mib must be 0 or more, not {self.chat_cache_mib}")
         if self.max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.drain_timeout >= 0:
             raise ValueError(f"drain_timeout must be 0 or more, not {self.drain_timeout}")
+
+    @property
+    def chat_cache_bytes(self) -> int:
+        return self.chat_cache_mib * 2**20
 
     @property
     def access(self) -> Access:

@@ -66,4 +66,10 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         "peer",
         {peer: progress.front_seconds for peer, progress in report.peers.items()},
     )
+    yield counter(
+        "chat_tokens",
+        "Tokens of rendered chats by source: encoded for it, or remembered from an earlier one.",
+        "source",
+        report.chat_tokens,
+    )
     yield counter("handover_windows", "Windows sent here, by outcome.", "outcome", report.windows)

@@ -90,6 +90,7 @@ def _report() -> NodeReport:
         windows=one,
         sent=SenderCounters(),
         peers={_LABEL_ONLY: NodeProgress()},
+        chat_tokens=one,
     )
 
 

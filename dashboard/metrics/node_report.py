@@ -12,10 +12,12 @@ from tasuki.transfer.sending.counters import SenderCounters
 class NodeReport:
     """prefill_nodes: counts by state. windows: counts of windows sent here, by outcome. sent: of a
     node that hands prompts over. peers: the progress that linked nodes report of themselves, by
-    address or name."""
+    address or name. chat_tokens: of rendered conversations, by their source; empty of a node that
+    renders none."""
 
     stats: StatsReply
     prefill_nodes: Mapping[str, int] = field(default_factory=dict)
     windows: Mapping[str, int] = field(default_factory=dict)
     sent: SenderCounters | None = None
     peers: Mapping[str, NodeProgress] = field(default_factory=dict)
+    chat_tokens: Mapping[str, int] = field(default_factory=dict)

@@ -43,7 +43,12 @@ async def serve(engine_config: EngineConfig, server_config: ServerConfig) -> Non
     """Startup, main loop, drain."""
     parts = build_parts(engine_config, progress_bar("weights"))
     model = parts.model_config
-    codec = TextCodec.load(Path(engine_config.model), model.vocab, model.max_position)
+    codec = TextCodec.load(
+        Path(engine_config.model),
+        model.vocab,
+        model.max_position,
+        server_config.chat_cache_bytes,
+    )
     engine = build_fused_engine(
         engine_config, parts, build_cache(engine_config, parts), progress_bar("decode graphs")
     )
@@ -65,6 +70,7 @@ async def serve(engine_config: EngineConfig, server_config: ServerConfig) -> Non
         ),
         routes=partial(openai_routes, model=served),
         tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
+        chat_tokens=codec.chat_tokens,
     )
     async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
         address = await node.startup()

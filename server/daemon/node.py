@@ -72,11 +72,12 @@ class Node:
         status: HandoverStatusSource = HandoverStatus,
         about: Mapping[str, str] = _FUSED,
         tracing: Tracing | None = None,
+        chat_tokens: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """services, routes: those of this role over its engine, by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread. status: of this node's
         hand-overs. about: the page's heading, `node` (its name) and `role`. tracing: closed with
-        the node."""
+        the node. chat_tokens: as in NodeReport."""
         self._config = config
         self._loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
@@ -100,7 +101,7 @@ class Node:
         )
         self._pulse = LoopPulse(self._loop)
         self._services = services(self.engine)
-        self._report = partial(node_report, self.engine, status)
+        self._report = partial(node_report, self.engine, status, chat_tokens)
         source = DashboardSource(
             self._recorder.history,
             self._recorder.now,

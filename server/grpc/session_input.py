@@ -65,5 +65,5 @@ def _messages(
         rendered = renderer.conversation(read, open_answer=False, salt=salt)
     else:
         rendered = renderer.continuation(read, salt=salt)
-    closing = renderer.answer_closing() if tail is Tail.ANSWER else []
-    return SessionInput(Tail.MESSAGES, rendered.tokens, rendered.marks, tuple(closing))
+    closing = tuple(renderer.answer_closing().tolist()) if tail is Tail.ANSWER else ()
+    return SessionInput(Tail.MESSAGES, rendered.tokens, rendered.marks, closing)

@@ -2,8 +2,6 @@
 
 from functools import partial
 
-import numpy as np
-
 from tasuki.engine.messages import FinishReason, Submit
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
@@ -129,5 +127,4 @@ class SessionService(pb_grpc.SessionServicer):
         if session.tail is Tail.EMPTY:
             raise InvalidRequest("session has no tokens: append text, token_ids or messages first")
         if session.tail is Tail.MESSAGES:
-            opening = ChatRenderer(self._codec).answer_opening()
-            session.log.append(np.array(opening, dtype=np.int32))
+            session.log.append(ChatRenderer(self._codec).answer_opening())

@@ -1,7 +1,7 @@
 """GET /metrics: the node's counters for Prometheus."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 
@@ -15,12 +15,21 @@ from tasuki.transfer.liveness.link_status import (
 )
 
 
-async def node_report(engine: EngineClient, handover: HandoverStatusSource) -> NodeReport:
-    """The node's counters, now."""
+async def node_report(
+    engine: EngineClient,
+    handover: HandoverStatusSource,
+    chat_tokens: Callable[[], Mapping[str, int]],
+) -> NodeReport:
+    """The node's counters, now. chat_tokens: as in NodeReport."""
     stats = await engine.counters()
     status = handover()
     return NodeReport(
-        stats, _by_state(status.prefill_nodes), status.windows, status.sent, status.peers
+        stats,
+        _by_state(status.prefill_nodes),
+        status.windows,
+        status.sent,
+        status.peers,
+        chat_tokens(),
     )
 
 

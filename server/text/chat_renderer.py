@@ -68,11 +68,11 @@ class ChatRenderer:
         with self._refusals("messages"):
             return template.continuation(messages, salt=salt, most=self._codec.max_tokens)
 
-    def answer_opening(self) -> list[int]:
+    def answer_opening(self) -> Tokens:
         with self._refusals("messages"):
             return self._codec.require_template().answer_opening()
 
-    def answer_closing(self) -> list[int]:
+    def answer_closing(self) -> Tokens:
         with self._refusals("messages"):
             return self._codec.require_template().answer_closing()
 

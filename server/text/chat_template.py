@@ -10,6 +10,7 @@ so a log of tokens only ever grows and its prefix stays cached.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -19,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from tasuki.engine.messages import Tokens
+from tasuki.utils.bounded_cache import BoundedCache
 
 from .chat_message import ChatMessage, ChatTemplateError
 from .encoded_pieces import EncodedPieces
 from .long_text import matches
 from .rendering.compiled_template import CompiledTemplate
+from .rendering.conversation_parts import PARTS_BYTES, ConversationParts, Part
 from .rendering.message_ends import message_ends
-from .rendering.part_memory import PartMemory
 from .rendering.special_token_guard import MARK_BEGIN, MARK_END, SpecialTokenGuard, any_of
 from .tokenizer import Tokenizer
 
@@ -64,7 +66,10 @@ class ChatTemplate:
         }
         self._longest = max(map(len, tokenizer.added_tokens), default=1)
         self.pieces = EncodedPieces(tokenizer, cache_bytes)
-        self._parts = PartMemory()
+        self._parts: BoundedCache[bytes, Part] = BoundedCache(PARTS_BYTES)
+        with suppress(ChatTemplateError):
+            # Sessions ask for it on an event loop, which is no place to render.
+            self.answer_opening()
 
     @staticmethod
     def load(
@@ -103,17 +108,17 @@ class ChatTemplate:
         counting; more raise TooManyTokens.
         """
         shown, definitions = self._guard.messages(messages), self._guard.tools(tools)
-        marked = self._template.marked_text(shown, open_answer, definitions)
-        parts = self._parts.of(salt, messages, tools)
-        if marked.closed is not None:
-            parts.remember(len(messages), marked.text[: marked.closed])
+        text, places = self._template.text_and_places(shown, open_answer, definitions)
+        parts = ConversationParts(self._parts, salt, messages, tools)
+        if places.closed is not None:
+            parts.remember(len(messages), text[: places.closed])
 
         def part(count: int) -> int | None:
             return parts.begins(
-                count, marked.text, lambda: self._template.text(shown[:count], False, definitions)
+                count, text, lambda: self._template.text(shown[:count], False, definitions)
             )
 
-        return self._encode(salt, marked.text, message_ends(shown, marked, part), most)
+        return self._encode(salt, text, message_ends(shown, places, part), most)
 
     def continuation(
         self, messages: Sequence[ChatMessage], *, salt: bytes = b"", most: int | None = None
@@ -127,14 +132,14 @@ class ChatTemplate:
             )
         return self._encode(salt, text[len(closing) :], {len(text) - len(closing)}, most)
 
-    def answer_opening(self) -> list[int]:
-        """Tokens that open the assistant's turn after a closed one."""
-        return self._encode(b"", self._opening, set()).tokens.tolist()
+    def answer_opening(self) -> Tokens:
+        """int32 [T]: what opens the assistant's turn after a closed one."""
+        return self._encode(b"", self._opening, set()).tokens
 
-    def answer_closing(self) -> list[int]:
-        """Tokens that stand after an answer's text, the end token that a model samples among
-        them."""
-        return self._encode(b"", self._closing, set()).tokens.tolist()
+    def answer_closing(self) -> Tokens:
+        """int32 [T]: what stands after an answer's text, the end token that a model samples among
+        it."""
+        return self._encode(b"", self._closing, set()).tokens
 
     @cached_property
     def _opening(self) -> str:

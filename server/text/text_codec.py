@@ -54,5 +54,12 @@ class TextCodec:
         longest = 1 if self.tokenizer is None else self.tokenizer.longest_token
         return self.max_tokens * longest
 
+    def chat_tokens(self) -> dict[str, int]:
+        """Tokens of conversations so far, by their source; empty where there is no template."""
+        if self.template is None:
+            return {}
+        pieces = self.template.pieces
+        return {"encoded": pieces.encoded, "remembered": pieces.remembered}
+
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)

@@ -7,6 +7,7 @@ from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
 from tasuki.server.text.rendering.compiled_template import CompiledTemplate
 from tasuki.server.text.rendering.special_token_guard import SpecialTokenGuard, any_of
 from tasuki.server.text.tokenizer import Tokenizer
+from tests.harness.agent_chat import AGENT_TEMPLATE
 from tests.harness.front_fixtures import TEMPLATE
 
 # The logic of Qwen3's own: what was thought is told in the last turn alone, answers of tools share
@@ -158,6 +159,7 @@ LAST_IS_SPECIAL = (
 TEMPLATES = {
     "chatml": TEMPLATE,
     "thinking": THINKING,
+    "agent": AGENT_TEMPLATE,
     "trimming": TRIMMING,
     "alternating": ALTERNATING,
     "in a macro": IN_A_MACRO,

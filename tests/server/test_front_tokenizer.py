@@ -119,10 +119,10 @@ def test_a_conversation_in_parts_has_the_tokens_of_the_whole(template: ChatTempl
     answer = ChatMessage("assistant", "it was fine")
     second = [ChatMessage("tool", "漢字"), ChatMessage("user", "go on")]
     whole = template.prompt([*first, answer, *second], open_answer=True).tokens.tolist()
-    opening = template.answer_opening()
+    opening = template.answer_opening().tolist()
     parts = template.prompt(first, open_answer=False).tokens.tolist() + opening
     said = template.prompt([*first, answer], open_answer=False).tokens.tolist()
-    closing = template.answer_closing()
+    closing = template.answer_closing().tolist()
     assert said[: len(parts)] == parts and said[-len(closing) :] == closing
     parts += said[len(parts) : -len(closing)] + closing
     assert parts + template.continuation(second).tokens.tolist() + opening == whole

@@ -5,6 +5,7 @@ Beats, streams and probes share that loop.
 
 import gc
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +15,9 @@ import grpc
 import pytest
 
 from tasuki.proto import inference_pb2 as pb
+from tasuki.server.text.rendering.compiled_template import CompiledTemplate
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.daemons import asked, random_prompt
 from tests.harness.front_fixtures import running_front
 from tests.harness.grpc_calls import GrpcCalls
@@ -144,6 +147,42 @@ def test_no_message_holds_the_loop(codec: TextCodec, watch: LoopWatch, kind: str
                 assert refusal(calls.generate, text=text).kind == "too_long"
 
         assert_short(watch, send)
+
+
+def test_no_chat_is_rendered_or_encoded_on_a_loop(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+
+    def watched(owner: type, name: str) -> None:
+        work = getattr(owner, name)
+
+        def noted(*given: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return work(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    with (
+        running_http(codec) as http,
+        grpc.insecure_channel(http.front.address) as channel,
+    ):
+        for owner, name in (
+            (CompiledTemplate, "_run"),
+            (Tokenizer, "encode"),
+            (Tokenizer, "encode_all"),
+        ):
+            watched(owner, name)
+        calls = GrpcCalls(channel)
+        assert http.chat().status == 200
+        assert http.post("/tokenize", chat("so it was")).status == 200
+        assert list(calls.generate(messages=pb.Messages(items=[pb.Message(role="user")])))
+        session = calls.open()
+        for content in ("what was it?", "and then?"):
+            calls.say(session, ("user", content))
+            assert list(calls.turn(session))
+        calls.append(session, answer=pb.TokenIds(ids=[5]))
+    assert threads and all(name.startswith("tasuki-front") for name in threads), threads
 
 
 def test_the_watch_sees_a_callback_that_is_too_long(front: HttpFront, watch: LoopWatch) -> None:

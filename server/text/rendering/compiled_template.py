@@ -16,7 +16,16 @@ from jinja2.utils import Namespace
 
 from tasuki.server.text.chat_message import ChatTemplateError
 
-from .template_marks import ITEM_MARK, MarkedText, item_mark, mark_template, read_marks
+from .special_token_guard import substituted
+from .template_marks import (
+    ITEM_MARK,
+    LONGEST_MARK,
+    MARK,
+    MessagePlaces,
+    item_mark,
+    mark_template,
+    message_places,
+)
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # Those that the base wraps are left to it.
@@ -49,13 +58,15 @@ class CompiledTemplate:
         """Raises ChatTemplateError."""
         return self._run(self._plain, messages, open_answer, tools)
 
-    def marked_text(
+    def text_and_places(
         self, messages: Sequence[Any], open_answer: bool, tools: Sequence[Any]
-    ) -> MarkedText:
+    ) -> tuple[str, MessagePlaces]:
         """The same text, and where its messages end. REQUIRES: no string in messages and tools
         holds a mark. Raises ChatTemplateError."""
-        marked = read_marks(self._run(self._marking, messages, open_answer, tools), messages)
-        return marked if open_answer else replace(marked, closed=len(marked.text))
+        marked = self._run(self._marking, messages, open_answer, tools)
+        places = message_places(marked, messages)
+        text = substituted(MARK, lambda _: "", marked, LONGEST_MARK)
+        return text, places if open_answer else replace(places, closed=len(text))
 
     def _run(
         self,

@@ -11,7 +11,7 @@ remembered. Ends that no part covers are left out, which costs a checkpoint and 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from .template_marks import MarkedText
+from .template_marks import MessagePlaces
 
 # All parts of 31 messages.
 _MORE_MESSAGES = 512
@@ -19,13 +19,12 @@ _MORE_MESSAGES = 512
 
 def message_ends(
     messages: Sequence[Mapping[str, Any]],
-    marked: MarkedText,
+    places: MessagePlaces,
     part: Callable[[int], int | None],
 ) -> set[int]:
-    """Positions in the marked text, which is of all messages. part: the length of the text of so
-    many messages alone, where the whole text begins with it; None where it does not, or where the
-    template refuses them."""
-    places = marked.ends
+    """Positions in the text of all messages, whose places are given. part: the length of the text
+    of so many messages alone, where the whole text begins with it; None where it does not, or where
+    the template refuses them."""
     short = len(messages) * (len(messages) + 1) // 2 <= _MORE_MESSAGES
     left = 2 * len(messages) + _MORE_MESSAGES
     later_question = _later_question(messages)
@@ -33,14 +32,14 @@ def message_ends(
     ends = set()
     # First the whole, whose end is where the next turn begins.
     for count in (len(messages), *range(1, len(messages))):
-        known = count in places and not short
+        known = count in places.ends and not short
         kind = _kind(messages, count, later_question[count - 1]) if known else count
         if kind in holds:
             if holds[kind]:
-                ends.add(places[count])
+                ends.add(places.ends[count])
             continue
-        if count == len(messages) and marked.closed is not None:
-            length: int | None = marked.closed
+        if count == len(messages) and places.closed is not None:
+            length: int | None = places.closed
         elif count <= left:
             left -= count
             length = part(count)

@@ -22,18 +22,18 @@ ITEM_MARK = "_tasuki_item_mark"
 
 _LOOP_END = f"{MARK_BEGIN}e{MARK_END}"
 _OPENING = f"{MARK_BEGIN}o{MARK_END}"
-_MARK = re.compile(f"{MARK_BEGIN}([meo])([0-9]*){MARK_END}")
-_LONGEST_MARK = 24
+MARK = re.compile(f"{MARK_BEGIN}([meo])([0-9]*){MARK_END}")
+LONGEST_MARK = 24
 _FLAG = "add_generation_prompt"
 
 
 @dataclass(frozen=True)
-class MarkedText:
-    """text: without marks. ends: by a count of messages the place where the last of them ends:
-    where the next one begins, or where the loop over all of them ends. closed: how much of the text
-    the template writes without the opening of an answer; None where only rendering can show it."""
+class MessagePlaces:
+    """In a text without its marks. ends: by a count of messages the place where the last of them
+    ends: where the next one begins, or where the loop over all of them ends. closed: how much of
+    the text the template writes without the opening of an answer; None where only rendering can
+    show it."""
 
-    text: str
     ends: Mapping[int, int]
     closed: int | None
 
@@ -43,32 +43,29 @@ def item_mark(item: Any) -> str:
     return f"{MARK_BEGIN}m{id(item)}{MARK_END}" if isinstance(item, dict) else ""
 
 
-def read_marks(marked: str, messages: Sequence[Any]) -> MarkedText:
-    """messages: the very objects that the template was given, so that no other living object has
-    their ids."""
+def message_places(marked: str, messages: Sequence[Any]) -> MessagePlaces:
+    """Reads the marks of a text. messages: the very objects that the template was given, so that
+    no other living object has their ids."""
     numbers = {id(message): number for number, message in enumerate(messages)}
-    pieces: list[str] = []
     ends: dict[int, int] = {}
     closed: int | None = None
-    length = position = 0
+    marks_before = 0
     last: int | None = None
-    for mark in matches(_MARK, marked, _LONGEST_MARK):
+    for mark in matches(MARK, marked, LONGEST_MARK):
         begin, end = mark.span()
-        pieces.append(marked[position:begin])
-        length += begin - position
-        position = end
+        place = begin - marks_before
+        marks_before += end - begin
         kind, item = mark.groups()
         if kind == "o":
-            closed = length
+            closed = place
         elif kind == "e":
             if last == len(messages) - 1:
-                ends[len(messages)] = length
+                ends[len(messages)] = place
         elif (number := numbers.get(int(item))) is not None:
             last = number
-            ends[last] = length
-    pieces.append(marked[position:])
+            ends[last] = place
     ends.pop(0, None)
-    return MarkedText("".join(pieces), ends, closed)
+    return MessagePlaces(ends, closed)
 
 
 def mark_template(template: nodes.Template) -> nodes.Template:
