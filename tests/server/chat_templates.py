@@ -1,12 +1,18 @@
 """Chat templates of many shapes, and how marks were found before: by rendering every part."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cache
 from typing import Any
 
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
+from tasuki.server.text.chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
+from tasuki.server.text.encoded_pieces import EncodedPieces
 from tasuki.server.text.rendering.compiled_template import CompiledTemplate
+from tasuki.server.text.rendering.conversation_parts import PARTS_BYTES
 from tasuki.server.text.rendering.special_token_guard import SpecialTokenGuard, any_of
 from tasuki.server.text.tokenizer import Tokenizer
+from tasuki.utils.bounded_cache import BoundedCache
 from tests.harness.agent_chat import AGENT_TEMPLATE
 from tests.harness.front_fixtures import TEMPLATE
 
@@ -156,6 +162,19 @@ LAST_IS_SPECIAL = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+# A conversation that is to be answered is written in another way, not only longer.
+ASKING_TWICE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% if loop.last and not add_generation_prompt %} /closed{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+CLOSING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}bye<|endoftext|>"
+    "{% endif %}"
+)
+
 TEMPLATES = {
     "chatml": TEMPLATE,
     "thinking": THINKING,
@@ -166,7 +185,26 @@ TEMPLATES = {
     "by number": BY_NUMBER,
     "reordering": REORDERING,
     "last is special": LAST_IS_SPECIAL,
+    "asking twice": ASKING_TWICE,
+    "closing": CLOSING,
 }
+
+
+BOS = {"bos_token": "<|endoftext|>"}
+
+_compiled = cache(lambda source: CompiledTemplate(source, BOS))
+_loaded = cache(lambda source, tokenizer: ChatTemplate(source, tokenizer, BOS))
+
+
+def new_template(
+    source: str, tokenizer: Tokenizer, cache_bytes: int = DEFAULT_CACHE_BYTES
+) -> ChatTemplate:
+    """One that remembers nothing yet. Compiling takes most of a small test's time, and is done
+    once."""
+    template = copy(_loaded(source, tokenizer))
+    template.pieces = EncodedPieces(tokenizer, cache_bytes)
+    template._parts = BoundedCache(PARTS_BYTES)
+    return template
 
 
 def rendered_part_by_part(
@@ -179,7 +217,7 @@ def rendered_part_by_part(
 ) -> tuple[list[int], tuple[int, ...]]:
     """The naive twin of ChatTemplate.prompt: as many renderings as messages, each piece encoded
     where it stands."""
-    template = CompiledTemplate(source, {"bos_token": "<|endoftext|>"})
+    template = _compiled(source)
     guard = SpecialTokenGuard(tokenizer)
     shown, definitions = guard.messages(messages), guard.tools(tools)
     text = template.text(shown, open_answer, definitions)

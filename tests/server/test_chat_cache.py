@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import jinja2
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tasuki.proto import inference_pb2 as pb
+from tasuki.server.config import ServerConfig
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError, ToolCall
 from tasuki.server.text.chat_template import ChatTemplate, RenderedPrompt
 from tasuki.server.text.encoded_pieces import EncodedPieces
@@ -23,10 +26,12 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer, TooManyTokens
 from tasuki.utils.bounded_cache import ENTRY_BYTES, BoundedCache
 from tests.harness.agent_chat import AGENT_TEMPLATE, agent_messages, agent_tools
+from tests.harness.api_keys import headers, keys_file, metadata
 from tests.harness.front_fixtures import write_tokenizer
-from tests.server.chat_templates import TEMPLATES, rendered_part_by_part
+from tests.harness.grpc_calls import GrpcCalls
+from tests.harness.http_fixtures import HttpFront, running_http
+from tests.server.chat_templates import BOS, TEMPLATES, new_template, rendered_part_by_part
 
-BOS = {"bos_token": "<|endoftext|>"}
 SOURCE = Path(jinja2.__file__).with_name("filters.py").read_text(encoding="utf-8")
 
 # Names that are torn apart, whole ones, marks of our own, letters that join their neighbours.
@@ -64,8 +69,8 @@ def tokenizer(codec: TextCodec) -> Tokenizer:
     return codec.require_tokenizer()
 
 
-def template_of(tokenizer: Tokenizer, source: str = AGENT_TEMPLATE, **bounds: int) -> ChatTemplate:
-    return ChatTemplate(source, tokenizer, BOS, **bounds)
+def agent_template(tokenizer: Tokenizer, **bounds: int) -> ChatTemplate:
+    return new_template(AGENT_TEMPLATE, tokenizer, **bounds)
 
 
 def values(rendered: RenderedPrompt) -> tuple[list[int], tuple[int, ...]]:
@@ -136,7 +141,7 @@ class Conversation:
 def test_a_conversation_that_changes_is_rendered_as_if_it_were_new(
     tokenizer: Tokenizer, name: str, data: st.DataObject, seed: int
 ) -> None:
-    remembering = template_of(tokenizer, TEMPLATES[name])
+    remembering = new_template(TEMPLATES[name], tokenizer)
     told = Conversation(random.Random(seed), lambda: data.draw(TEXTS))
     told.ask()
     for _ in range(10):
@@ -150,13 +155,13 @@ def test_a_conversation_that_changes_is_rendered_as_if_it_were_new(
 
 @pytest.mark.parametrize("name", ["chatml", "thinking", "agent", "last is special", "reordering"])
 def test_a_long_conversation_is_rendered_as_if_it_were_new(tokenizer: Tokenizer, name: str) -> None:
-    remembering = template_of(tokenizer, TEMPLATES[name])
+    remembering = new_template(TEMPLATES[name], tokenizer)
     drawn = random.Random(7)
     told = Conversation(drawn, lambda: "".join(drawn.choices(ODD, k=drawn.randrange(6))))
     told.messages = agent_messages(70, SOURCE, 0.05)
     for _ in range(12):
         told.change()
-        new = template_of(tokenizer, TEMPLATES[name], cache_bytes=0)
+        new = new_template(TEMPLATES[name], tokenizer, cache_bytes=0)
         asked: dict[str, Any] = {"open_answer": True, "tools": told.tools}
         grown = outcome(remembering.prompt, told.messages, salt=told.salt, **asked)
         assert grown == outcome(new.prompt, told.messages, **asked)
@@ -178,7 +183,7 @@ def test_pieces_between_special_tokens_are_encoded_as_in_the_whole(
     if any(name in content for name in names for content in contents):
         return
     messages = [ChatMessage("user", content) for content in contents]
-    template = template_of(tokenizer, TEMPLATES["chatml"])
+    template = new_template(TEMPLATES["chatml"], tokenizer)
     for count in range(1, len(messages) + 1):
         shown = [{"role": "user", "content": item.content} for item in messages[:count]]
         text = CompiledTemplate(TEMPLATES["chatml"], BOS).text(shown, True)
@@ -201,10 +206,10 @@ def test_threads_that_share_a_template_render_what_each_would_alone(tokenizer: T
     messages = agent_messages(90, SOURCE, 0.05)
     lengths = range(30, 90, 6)
     alone = {
-        count: values(template_of(tokenizer).prompt(messages[:count], open_answer=True))
+        count: values(agent_template(tokenizer).prompt(messages[:count], open_answer=True))
         for count in lengths
     }
-    shared = template_of(tokenizer, cache_bytes=40_000)
+    shared = agent_template(tokenizer, cache_bytes=40_000)
     wrong: list[int] = []
 
     def render(seed: int) -> None:
@@ -233,7 +238,7 @@ def test_a_next_turn_encodes_what_is_new_and_renders_once(
         rendered.append(len(messages))
         return run(self, template, messages, *rest)
 
-    template = template_of(tokenizer)
+    template = agent_template(tokenizer)
     messages = agent_messages(402, SOURCE, 0.1)
     prompts = {}
     for count in (398, 400):
@@ -259,7 +264,7 @@ def test_a_next_turn_takes_a_fraction_of_the_first_ones_processor_time(
 
     first, following = [], []
     for _ in range(3):
-        template = template_of(tokenizer)
+        template = agent_template(tokenizer)
         first.append(seconds(template, 402))
         following.append(seconds(template, 404))
     assert 2 * min(following) < min(first)
@@ -269,11 +274,11 @@ def test_marks_do_not_depend_on_what_is_remembered_where_few_parts_may_be_render
     tokenizer: Tokenizer,
 ) -> None:
     messages = agent_messages(402, SOURCE, 0.02)
-    remembering = template_of(tokenizer)
+    remembering = agent_template(tokenizer)
     for count in range(380, 402, 3):
         remembering.prompt(messages[:count], open_answer=True)
     grown = remembering.prompt(messages, open_answer=True)
-    assert values(grown) == values(template_of(tokenizer).prompt(messages, open_answer=True))
+    assert values(grown) == values(agent_template(tokenizer).prompt(messages, open_answer=True))
     assert grown.marks
 
 
@@ -281,7 +286,7 @@ def test_marks_do_not_depend_on_what_is_remembered_where_few_parts_may_be_render
 
 
 def test_nobody_profits_from_another_salts_conversation(tokenizer: Tokenizer) -> None:
-    template = template_of(tokenizer)
+    template = agent_template(tokenizer)
     messages = agent_messages(40, SOURCE, 0.1)
     asked: dict[str, Any] = {"open_answer": True, "tools": agent_tools()}
     runs: list[tuple[int, int]] = []
@@ -293,14 +298,48 @@ def test_nobody_profits_from_another_salts_conversation(tokenizer: Tokenizer) ->
     assert runs[2] == (0, 0)
 
 
+@pytest.mark.parametrize("surface", ["chat", "tokenize", "generate", "session"])
+def test_each_tenant_s_text_is_encoded_anew(codec: TextCodec, tmp_path: Path, surface: str) -> None:
+    pieces = codec.require_template().pieces
+    keys = ServerConfig(api_keys=keys_file(tmp_path, "ann ann-key\nben ben-key\n"))
+    content = f"it was {surface} " * 20
+    item = pb.Message(role="user", content=content)
+
+    def ask(http: HttpFront, channel: grpc.Channel, key: str, salt: str) -> None:
+        calls = GrpcCalls(channel, metadata(key))
+        body = {"messages": [{"role": "user", "content": content}], "cache_salt": salt}
+        if surface == "chat":
+            assert http.post("/v1/chat/completions", body, headers(key)).status == 200
+        elif surface == "tokenize":
+            assert http.post("/tokenize", body, headers(key)).status == 200
+        elif surface == "generate":
+            messages = pb.Messages(items=[item])
+            assert list(calls.generate(messages=messages, cache_salt=salt.encode()))
+        else:
+            calls.say(calls.open(salt.encode()), ("user", content))
+
+    with (
+        running_http(codec, keys) as http,
+        grpc.insecure_channel(http.front.address) as channel,
+    ):
+        encoded = []
+        for key, salt in [("ann", ""), ("ben", ""), ("ann", "x"), ("ann", ""), ("ben", "")]:
+            before = pieces.encoded
+            ask(http, channel, f"{key}-key", salt)
+            encoded.append(pieces.encoded - before)
+    assert all(encoded[:3]) and encoded[3:] == [0, 0]
+
+
 def test_no_more_is_held_than_may_be(tokenizer: Tokenizer) -> None:
     capacity = 100_000
-    template = template_of(tokenizer, cache_bytes=capacity)
+    template = agent_template(tokenizer, cache_bytes=capacity)
     for seed in range(6):
         messages = agent_messages(60, SOURCE, 0.3, seed)
         rendered = template.prompt(messages, open_answer=True)
         assert 0 < template.pieces.used <= capacity
-        assert values(rendered) == values(template_of(tokenizer).prompt(messages, open_answer=True))
+        assert values(rendered) == values(
+            agent_template(tokenizer).prompt(messages, open_answer=True)
+        )
 
 
 def test_a_prompt_that_is_too_long_is_refused_and_not_remembered(tokenizer: Tokenizer) -> None:

@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError, ToolCall
-from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.long_text import matches
 from tasuki.server.text.rendering.compiled_template import CompiledTemplate
 from tasuki.server.text.rendering.special_token_guard import substituted
 from tasuki.server.text.text_codec import TextCodec
-from tests.server.chat_templates import TEMPLATES, rendered_part_by_part
+from tests.server.chat_templates import TEMPLATES, new_template, rendered_part_by_part
 
 TOOL = {
     "type": "function",
@@ -58,7 +57,7 @@ def conversations(draw: st.DrawFn) -> list[ChatMessage]:
 def both(codec: TextCodec, name: str, messages: list[ChatMessage], **asked: Any) -> list[Any]:
     """What the one rendering and what the many say; an error as its text."""
     tokenizer = codec.require_tokenizer()
-    template = ChatTemplate(TEMPLATES[name], tokenizer, {"bos_token": "<|endoftext|>"})
+    template = new_template(TEMPLATES[name], tokenizer)
 
     def once() -> Any:
         rendered = template.prompt(messages, **asked)
@@ -134,7 +133,7 @@ def test_a_conversation_costs_no_more_than_a_few_renderings(
 
     monkeypatch.setattr(CompiledTemplate, "_run", counted)
     tokenizer = codec.require_tokenizer()
-    template = ChatTemplate(TEMPLATES[name], tokenizer, {"bos_token": ""})
+    template = new_template(TEMPLATES[name], tokenizer)
     messages = [ChatMessage("user" if i % 2 == 0 else "assistant", "hi") for i in range(2001)]
     template.prompt(messages, open_answer=True)
     assert 2001 <= rendered <= 3 * 2001 + 512
