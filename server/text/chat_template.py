@@ -134,7 +134,7 @@ class ChatTemplate:
 
     def answer_opening(self) -> Tokens:
         """int32 [T]: what opens the assistant's turn after a closed one."""
-        return self._encode(b"", self._opening, set()).tokens
+        return self._opening
 
     def answer_closing(self) -> Tokens:
         """int32 [T]: what stands after an answer's text, the end token that a model samples among
@@ -142,12 +142,12 @@ class ChatTemplate:
         return self._encode(b"", self._closing, set()).tokens
 
     @cached_property
-    def _opening(self) -> str:
+    def _opening(self) -> Tokens:
         question = [{"role": "user", "content": "?"}]
         closed, opened = (self._after_answer(question, flag) for flag in (False, True))
         if not opened.startswith(closed):
             raise ChatTemplateError("the chat template has no opening for an answer: append tokens")
-        return opened[len(closed) :]
+        return self._encode(b"", opened[len(closed) :], set()).tokens
 
     @cached_property
     def _closing(self) -> str:

@@ -13,7 +13,7 @@ import grpc
 import jinja2
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.proto import inference_pb2 as pb
@@ -90,7 +90,6 @@ class Conversation:
     """Changes as clients change theirs. drawn: decides how."""
 
     drawn: random.Random
-    text: Callable[[], str]
     messages: list[ChatMessage] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     salt: bytes = b""
@@ -99,6 +98,9 @@ class Conversation:
     def change(self) -> None:
         changes = [self.ask, self.ask, self.answer, self.answer, self.call, self.call, self.edit]
         self.drawn.choice([*changes, self.cut, self.fork, self.retool, self.resalt])()
+
+    def text(self) -> str:
+        return "".join(self.drawn.choices(ODD, k=self.drawn.randrange(6)))
 
     def ask(self) -> None:
         self.messages.append(ChatMessage("user", self.text()))
@@ -136,13 +138,13 @@ class Conversation:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), seed=st.integers(0, 2**32))
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32))
 def test_a_conversation_that_changes_is_rendered_as_if_it_were_new(
-    tokenizer: Tokenizer, name: str, data: st.DataObject, seed: int
+    tokenizer: Tokenizer, name: str, seed: int
 ) -> None:
     remembering = new_template(TEMPLATES[name], tokenizer)
-    told = Conversation(random.Random(seed), lambda: data.draw(TEXTS))
+    told = Conversation(random.Random(seed))
     told.ask()
     for _ in range(10):
         told.change()
@@ -156,8 +158,7 @@ def test_a_conversation_that_changes_is_rendered_as_if_it_were_new(
 @pytest.mark.parametrize("name", ["chatml", "thinking", "agent", "last is special", "reordering"])
 def test_a_long_conversation_is_rendered_as_if_it_were_new(tokenizer: Tokenizer, name: str) -> None:
     remembering = new_template(TEMPLATES[name], tokenizer)
-    drawn = random.Random(7)
-    told = Conversation(drawn, lambda: "".join(drawn.choices(ODD, k=drawn.randrange(6))))
+    told = Conversation(random.Random(7))
     told.messages = agent_messages(70, SOURCE, 0.05)
     for _ in range(12):
         told.change()
