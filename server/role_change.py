@@ -35,7 +35,7 @@ TUNING = frozenset(
         *("arena_mib", "max_batch", "prefill_chunk_tokens", "threads", "cache_policy"),
         *("queue_timeout", "max_itl_ms"),
         *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),
-        *("drain_timeout", "max_sessions", "session_idle_seconds", "log_level"),
+        *("drain_timeout", "max_sessions", "session_idle_seconds", "chat_cache_mib", "log_level"),
     }
 )
 """What a call may set: how fast a node works and how much it holds."""
