@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -248,10 +249,13 @@ def test_a_batch_outlives_its_tree() -> None:
     assert [event.tokens for event in events] == [64, 128, 150]
 
 
-def test_one_page_alone_is_cleared_as_all_is() -> None:
+@pytest.mark.parametrize("left", [keep_kv, keep], ids=["a page", "a page and its state"])
+def test_one_page_alone_is_cleared_as_all_is(
+    left: Callable[[PrefixCache, Tokens], object],
+) -> None:
     tree = tree_of()
     watch = watched(tree)
-    keep_kv(tree, text(64))
+    left(tree, text(64))
     tree.drain_events(watch)
     tree.flush()
     assert told(tree, watch) == [("cleared", 0)]

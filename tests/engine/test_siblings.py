@@ -4,13 +4,18 @@ its end."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.request import Prefilling, Progress, Request
 from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
+from tasuki.engine.scheduling.siblings import leader_of
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache._cpp_cache import Allocation
 from tests.handover.test_pulls import reserve, said, sender_over
 from tests.harness.engines import (
     Lone,
@@ -82,6 +87,26 @@ def test_nobody_waits_for_little_or_for_another_ones_salt(forwarded: Forwarded) 
     forwarded.tokens = 0
     engine.ask_all({"one": PREFIX[:100], "other": [*PREFIX[:90], 1]}, 1)
     assert forwarded.tokens == 191, "they were begun together"
+
+
+def computing(tokens: list[int], scheduled: int, name: str) -> Request:
+    """A request whose forwards have come so far."""
+    made = Request(m.RequestId(name), np.asarray(tokens, dtype=np.int32), SamplingParams())
+    made.move(Prefilling(cast(Allocation, object()), Progress(scheduled)))
+    return made
+
+
+def test_the_first_of_those_who_will_have_most_leads() -> None:
+    follower = Request(m.RequestId("f"), np.asarray(PREFIX, dtype=np.int32), SamplingParams())
+    short = computing(PREFIX[:700], 0, "short")
+    first, second = (computing(PREFIX[:1500], 0, name) for name in ("first", "second"))
+    found = leader_of(follower, [short, first, second])
+    assert found is not None and (found.request, found.position) == (first, 1472)
+    # Behind what forwards have reached no state can be kept any more.
+    past = computing(PREFIX[:1500], 1472, "past")
+    assert leader_of(follower, [past]) is None
+    assert leader_of(follower, [computing(prompt(900, seed=9), 0, "other")]) is None
+    assert leader_of(follower, []) is None
 
 
 @pytest.mark.parametrize("steps", range(1, 6))

@@ -71,13 +71,14 @@ class Connections(ReceiverConnections):
 
     def __init__(self, sender: Sender, beat_seconds: float, silence_seconds: float) -> None:
         self.lost: list[str] = []
+        self.drained: list[pb.DrainedPull] = []
         super().__init__(
             b"epoch",
             sender,  # type: ignore[arg-type]
             beat_seconds,
             silence_seconds,
             self.lost.append,
-            lambda drained: None,
+            self.drained.append,
             retry_seconds=0.0,
             settle_seconds=0.0,
             progress=lambda: NodeProgress(1.5, 0.5),
@@ -90,8 +91,13 @@ class Renewals:
     def __init__(self) -> None:
         self._sent: asyncio.Queue[pb.Renewal] = asyncio.Queue()
 
-    def send(self, sequence: int, progress: pb.Progress | None = None) -> None:
-        self._sent.put_nowait(pb.Renewal(sequence=sequence, progress=progress))
+    def send(
+        self,
+        sequence: int,
+        progress: pb.Progress | None = None,
+        drained: Sequence[pb.DrainedPull] = (),
+    ) -> None:
+        self._sent.put_nowait(pb.Renewal(sequence=sequence, progress=progress, drained=drained))
 
     async def __aiter__(self) -> AsyncIterator[pb.Renewal]:
         while True:
@@ -126,6 +132,25 @@ def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() ->
         assert before <= renewed <= sent
         await beats.aclose()
         assert name not in ours and not sender.names
+
+    asyncio.run(scenario())
+
+
+def test_pulls_that_have_drained_are_told_with_whatever_renewal_they_come() -> None:
+    async def scenario() -> None:
+        ours = Connections(Sender(), beat_seconds=0.01, silence_seconds=30.0)
+        name = await ours.add(node_of("decode"), LEASE)
+        renewals = Renewals()
+        beats = ours.beats(name, aiter(renewals))
+        first, *more = [pb.DrainedPull(room=room) for room in (3, 5, 7)]
+        renewals.send((await anext(beats)).sequence, drained=[first])
+        # An answer to no beat.
+        renewals.send(1000, drained=more)
+        async with asyncio.timeout(HANG_SECONDS):
+            while len(ours.drained) < 3:
+                await anext(beats)
+        assert ours.drained == [first, *more]
+        await beats.aclose()
 
     asyncio.run(scenario())
 

@@ -4,17 +4,20 @@ that stands is nobody's but its own callers' affair."""
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
+from tasuki.server.auth.api_keys import ApiKeys
+from tasuki.server.auth.caller import Caller
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.loop_bridge import Bridge
@@ -118,6 +121,24 @@ def test_a_stream_and_a_unary_call_cross_and_run_on_the_fronts_loop() -> None:
         )
         (front,), (host,) = both.seen, both.guest.threads
         assert front != host
+
+
+def test_keys_are_checked_on_the_fronts_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where HTTP's are: what counts calls by caller has no lock."""
+    checked: set[int] = set()
+    plain = ApiKeys.caller
+
+    def caller(self: ApiKeys, authorization: Sequence[str | bytes]) -> Caller | None:
+        checked.add(threading.get_ident())
+        return plain(self, authorization)
+
+    monkeypatch.setattr(ApiKeys, "caller", caller)
+    with bridged() as both:
+        list(both.calls.generate(5, 6))
+        both.calls.stats()
+        stranger = GrpcCalls(both.channel, metadata("guessed"))
+        assert refusal(stranger.stats).kind == "invalid_api_key"
+        assert checked == both.seen
 
 
 def test_a_front_that_stands_delays_no_guest_and_no_health() -> None:
