@@ -151,7 +151,7 @@ class Engine:
         """Whether the request no longer waits for an allocation here or a prefill node. One that
         can never be served is rejected. A refusal is remembered: a blocked request costs a step
         nothing until something happened that might change the answer."""
-        answer_depends_on = (self._cache.room_version, self._handover.prefill_available)
+        answer_depends_on = (self._cache.room_version, self._handover.admission_terms)
         if request.refused_at == answer_depends_on or self._scheduler.parked(request):
             return False
         try:

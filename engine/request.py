@@ -8,6 +8,7 @@ receiver had more than this node. Retracted gives everything back and waits agai
 
 import math
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -177,9 +178,9 @@ class Aborted(State, phase=m.RequestPhase.ABORTED):
 
 MOVES: dict[type, tuple[type, ...]] = {
     Waiting: (AwaitingPrefill, AwaitingGrant, Pulling, Prefilling, Aborted, Finished),
-    AwaitingPrefill: (Receiving, Waiting, Aborted),
+    AwaitingPrefill: (Receiving, Waiting, Finished, Aborted),
     Pulling: (Waiting, Aborted),
-    Receiving: (Decoding, Waiting, Aborted),
+    Receiving: (Decoding, Waiting, Finished, Aborted),
     AwaitingGrant: (Prefilling, Aborted),
     Prefilling: (Decoding, HandingOver, Retracted, Finished, Aborted),
     Decoding: (Retracted, Finished, Aborted),
@@ -222,7 +223,7 @@ class Request:
     )
     prefilled_on: str = "local"
     handover_lost: bool = False
-    refused_at: tuple[int, bool] | None = None  # what the last refusal depended on
+    refused_at: Hashable = None  # what the last refusal depended on
     suspect: bool = False  # a forward with it and others failed: the next one is its own
     created: float = field(default_factory=time.monotonic)
     queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock

@@ -98,11 +98,13 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             priority=ticket.priority,
         ),
         prompt.astype(np.int32),
+        reserve.connection_id,
     )
 
 
 def grant_from_wire(room: m.RoomId, grant: pb.Grant) -> m.Grant:
-    return m.Grant(room, grant.generation, grant.first_page, tuple(grant.pages), grant.slot)
+    slot = grant.slot if grant.HasField("slot") else None
+    return m.Grant(room, grant.generation, grant.first_page, tuple(grant.pages), slot)
 
 
 def refused(error: m.RequestError) -> pb.SenderMessage:

@@ -8,8 +8,10 @@ draining); the receiver gets the end of the room exactly once, and nothing after
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from math import inf
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
@@ -50,8 +52,7 @@ class GatewayMissing:
 
 
 RoomEvent = (
-    m.PrefillQueued
-    | m.PrefillAccepted
+    m.PrefillAccepted
     | m.PrefillRefused
     | m.PrefillToken
     | m.Grant
@@ -64,6 +65,9 @@ RoomEvent = (
     | GatewayMissing
 )
 
+
+_SAID_AGAIN_SECONDS = 0.25
+"""Between two places in the queue that are said because they changed."""
 
 BeginPull = Callable[[m.PullGrant, str, Say], PullReceiver | None]
 
@@ -108,7 +112,8 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
         self._post = post
         self._begin_pull = begin_pull
         self._pull: PullReceiver | None = None
-        self._position = 0
+        self._position: int | None = None
+        self._position_said_at = -inf
         self._pulled: m.PullReport | None = None
         self._given_up: m.LossCause | None = None
 
@@ -135,10 +140,6 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
     def take(self, event: RoomEvent | Stalled) -> None:
         machine = self.machine
         match event:
-            case m.PrefillQueued(position=position):
-                self._position = position
-                if machine.state is SenderState.QUEUED:
-                    self._say_position()
             case m.PrefillAccepted():
                 if machine.apply(SenderEvent.ACCEPT) is SenderState.ACCEPTED:
                     self.phases.mark(Phase.ACCEPTED)
@@ -183,7 +184,16 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
             self._say_position()
             self._repeat_later()
 
+    def moved_to(self, position: int) -> None:
+        """Its place in the queue. Said at once, unless it was a moment ago: then with the next
+        repetition, so that a queue of many that moves fast costs each of them few messages."""
+        moved, self._position = position != self._position, position
+        since = time.monotonic() - self._position_said_at
+        if moved and since >= _SAID_AGAIN_SECONDS and self.machine.state is SenderState.QUEUED:
+            self._say_position()
+
     def _say_position(self) -> None:
+        self._position_said_at = time.monotonic()
         self._say(pb.SenderMessage(queued=pb.Queued(position=self._position)))
 
     def _refuse(self, error: m.RequestError) -> None:

@@ -154,7 +154,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     def _dispatch(self, message: m.Outbox) -> None:
         match message:
-            case m.PrefillQueued() | m.PrefillAccepted() | m.PrefillRefused() | m.PrefillToken():
+            case m.PrefillQueue(rooms):
+                for position, number in enumerate(rooms):
+                    if (waiting := self._rooms.get(number)) is not None:
+                        waiting.moved_to(position)
+            case m.PrefillAccepted() | m.PrefillRefused() | m.PrefillToken():
                 room = self._rooms.get(message.room)
                 if room is not None:
                     room.put(message)

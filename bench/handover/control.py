@@ -107,7 +107,7 @@ async def _hand_overs() -> tuple[float, float]:
     def prefill_engine(message: m.Inbox) -> None:
         match message:
             case m.PrefillReserve(ticket=ticket):
-                service.deliver(m.PrefillQueued(ticket.room, 0))
+                service.deliver(m.PrefillQueue((ticket.room,)))
                 service.deliver(m.PrefillAccepted(ticket.room))
             case m.PrefillStart(grant=grant):
                 there.sender.plan_forward(grant.room, FinishedLayers(steps.value, 0, (0,), 1))

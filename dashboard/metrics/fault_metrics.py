@@ -37,7 +37,8 @@ class FaultMetrics:
         for cause in LossCause:
             self._lost.labels(cause.value)
         self._cancelled = made.counter(
-            "handovers_cancelled", "Hand-overs given up because the client went away."
+            "handovers_cancelled",
+            "Hand-overs given up: the client went away, or the first token was the answer.",
         )
         self._fences = made.seconds(
             "fence", "From a room's loss until its writer was certain to write no more.", FENCE

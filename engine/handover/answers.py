@@ -120,6 +120,13 @@ class Answers(Handover):
             return m.FinishReason.LENGTH
         return None
 
+    def finish_elsewhere(self, request: Request, reason: m.FinishReason) -> None:
+        """The first token of a prompt that was computed elsewhere is the answer. REQUIRES: the
+        request holds nothing here any more."""
+        hint = turn_hint(request.output, reason, self._tool_call_ids)
+        request.move(Finished())
+        self.end(request, reason, hint)
+
     def _finish_if_over(self, request: Request) -> None:
         state = request.state
         assert isinstance(state, Decoding)

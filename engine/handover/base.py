@@ -7,7 +7,7 @@ prefill nodes (decode_side.py). Thread rule: the engine loop's.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from tasuki.engine import messages as m
@@ -48,8 +48,6 @@ class Handover(ABC):
 
     retries: bool = True
     """Whether requests of a forward that failed may be started over, each by itself."""
-    prefill_available: bool = False
-    """Whether a prefill node may be asked. A refusal of admit() holds until it changes."""
 
     def __init__(self, context: HandoverContext) -> None:
         self._cache = context.cache
@@ -97,6 +95,12 @@ class Handover(ABC):
     @abstractmethod
     def requests(self) -> Collection[Request]:
         """All that are not over."""
+
+    @property
+    def admission_terms(self) -> Hashable:
+        """What an answer of admit() depends on, beside the room in the cache: a refusal holds until
+        one of them changes."""
+        return None
 
     @abstractmethod
     def handle(self, message: RequestInbox) -> None:

@@ -1,7 +1,8 @@
 """One hand-over as a decode engine sees it. States are types; an illegal move raises.
 
 Asked -> Wanted -> Granted -> Ready -> Done -> Over is the straight line; Done is passed over where
-no early step runs by then. What was granted to a hand-over that is lost is Quarantined until its
+no early step runs by then. Where the first token is the answer it is Asked -> Bare -> Over. What
+was granted to a hand-over that is lost is Quarantined until its
 writer is fenced, and Fenced where the room's own early step may still write then.
 """
 
@@ -18,9 +19,17 @@ class Asked:
     """A prefill node has the prompt; nothing is held here."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Wanted:
-    """The prefill node is about to start: an allocation is to be granted."""
+    """The prefill node is about to start: an allocation is to be granted. refused_at: the cache's
+    room when there was none for it last."""
+
+    refused_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Bare:
+    """The prefill node computes the prompt for its first token alone: nothing was granted."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Granted:
     """The request's allocation is the sender's to write."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Ready:
     """The first token is out; windows may land. step: computes the second token meanwhile, if it
     was begun."""
@@ -65,11 +74,12 @@ class Over:
     """Holds nothing; the engine has forgotten the room."""
 
 
-RoomState = Asked | Wanted | Granted | Ready | Done | Quarantined | Fenced | Over
+RoomState = Asked | Wanted | Bare | Granted | Ready | Done | Quarantined | Fenced | Over
 
 MOVES: dict[type, tuple[type, ...]] = {
-    Asked: (Wanted, Over),
+    Asked: (Wanted, Bare, Over),
     Wanted: (Asked, Granted, Over),
+    Bare: (Over,),
     Granted: (Ready, Quarantined),
     Ready: (Done, Quarantined, Over),
     Done: (Quarantined, Over),

@@ -3,13 +3,16 @@
 Owns the rooms until their ids are owned by a request or the tree again. Emits what the decode
 node's hand-over client acts on. Messages of rooms that are over are dropped.
 Thread rule: the engine loop's.
+Invariants: a prompt is asked for only while its answer has a place here, so what is granted is
+decoded; for room in the cache, rooms and prompts that are computed here wait for each other in the
+order of their arrival, behind those that were begun before.
 """
 
 import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import replace
 from itertools import count
 
@@ -32,10 +35,27 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .answers import Answers
 from .at_rest import AtRestQueue
 from .base import Handover, HandoverContext, RequestInbox
-from .decode_room import Asked, DecodeRoom, Done, Fenced, Granted, Over, Quarantined, Ready, Wanted
+from .decode_room import (
+    Asked,
+    Bare,
+    DecodeRoom,
+    Done,
+    Fenced,
+    Granted,
+    Over,
+    Quarantined,
+    Ready,
+    Wanted,
+)
 from .early_start import EarlyStart
 from .pull_sender import PullSender
 from .room_names import RoomNames
+
+_SEATS_A_PLACE = 8
+"""For so many rows of a forward one place more: about that share of a full batch's answers end
+while a prompt is computed and sent, and their rows would be empty until then."""
+
+_NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, exposed_seconds=0)
 
 
 class DecodeHandover(Handover):
@@ -48,6 +68,12 @@ class DecodeHandover(Handover):
         self._pulls = PullSender(context)
         self._generations = count(1)
         self._rooms: dict[m.RoomId, DecodeRoom] = {}
+        self._coming = 0
+        """Live rooms whose answers are to go on here."""
+        self._places = self._scheduler.max_batch + -(-self._scheduler.max_batch // _SEATS_A_PLACE)
+        self._prefill_available = False
+        self._blocked: Request | None = None
+        """The first of those that found no room to be computed here, while it waits."""
         self._wanted: deque[DecodeRoom] = deque()
         self._grants = AtRestQueue(context.runner, self._emit_grant)
         self._names = RoomNames()
@@ -55,6 +81,11 @@ class DecodeHandover(Handover):
     @property
     def requests(self) -> Collection[Request]:
         return self._answers.requests
+
+    @property
+    def admission_terms(self) -> Hashable:
+        wanted = self._wanted[0].id if self._wanted else None
+        return self._prefill_available, self._has_place, wanted
 
     @property
     def waits(self) -> bool:
@@ -77,7 +108,7 @@ class DecodeHandover(Handover):
             case m.Abort():
                 self._abort(message)
             case m.PeersChanged(prefill_available):
-                self.prefill_available = prefill_available
+                self._prefill_available = prefill_available
             case m.GrantWanted():
                 self._grant_wanted(message)
             case m.RemoteReady():
@@ -120,20 +151,49 @@ class DecodeHandover(Handover):
                 self._answers.handle(message)
 
     def admit(self, request: Request) -> bool:
-        return self._asked_elsewhere(request) or self._answers.admit(request)
-
-    def _asked_elsewhere(self, request: Request) -> bool:
-        if not self.prefill_available or request.handover_lost or request.output:
+        """Asked for at a prefill node, or begun here."""
+        match = self._to_be_asked(request)
+        if match is None:
+            return self._admit_here(request)
+        if _goes_on_here(request) and not self._has_place:
             return False
+        self._ask(request, match)
+        return True
+
+    def _admit_here(self, request: Request) -> bool:
+        room = self._wanted[0] if self._wanted else None
+        if room is not None and _goes_before(room.request, request):
+            return False
+        admitted = self._answers.admit(request)
+        if not (admitted or self._gives_way(request)):
+            self._blocked = request
+        return admitted
+
+    def _gives_way(self, request: Request) -> bool:
+        """To a prompt that waits to be computed here and came before."""
+        blocked = self._blocked
+        if blocked is None or blocked not in self._scheduler.waiting:
+            return False
+        return _goes_before(blocked, request)
+
+    def _to_be_asked(self, request: Request) -> Match | None:
+        """What is here of a prompt that a prefill node is to compute; None where this one is."""
+        if not self._prefill_available or request.handover_lost or request.output:
+            return None
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         decision = self._router.prefill_place(match)
         # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
         if request.gateway_room is None:
             request.route = report(decision)
             if decision.choice is m.Choice.HERE:
-                return False
-        self._ask(request, match)
-        return True
+                return None
+        return match
+
+    @property
+    def _has_place(self) -> bool:
+        """Whether one answer more has a place here. None has while a room waits for memory: more
+        would only hold what the prefill node has."""
+        return not self._wanted and len(self._scheduler.running) + self._coming < self._places
 
     def _ask(self, request: Request, match: Match) -> None:
         """Ask a prefill node for the prompt; nothing is held here until it is about to start."""
@@ -156,15 +216,24 @@ class DecodeHandover(Handover):
         request.asked_at = time.monotonic()
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = DecodeRoom(ticket.room, request)
+        self._coming += _goes_on_here(request)
         self._names.note(ticket.room, request.id)
         sender = None if named is None else named.sender
         self._emit(m.HandoverWanted(request.id, ticket, request.prompt, sender))
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
         room = self._rooms.get(message.room)
-        if room is not None and isinstance(room.state, Asked):
+        if room is None or not isinstance(room.state, Asked):
+            return
+        ticket = room.request.ticket
+        if _goes_on_here(room.request):
             room.move(Wanted())
             self._wanted.append(room)
+        else:
+            assert ticket is not None
+            room.move(Bare())
+            end = -(-len(room.request.prompt) // PAGE_TOKENS)
+            self._emit(m.HandoverGranted(m.Grant(room.id, ticket.generation, end, (), None)))
 
     def advance(self) -> None:
         """Allocation and grant for every room whose sender is about to start, as far as there is
@@ -176,16 +245,21 @@ class DecodeHandover(Handover):
 
     def _granted(self, room: DecodeRoom) -> bool:
         """Whether the room waits no longer for an allocation."""
-        if not isinstance(room.state, Wanted):
+        wanted, room_version = room.state, self._cache.room_version
+        if not isinstance(wanted, Wanted):
             return True
+        if wanted.refused_at == room_version or self._gives_way(room.request):
+            return False
         try:
-            return self._grant(room)
+            granted = self._grant(room)
         except ImpossibleRequest:
             # No other sender would find more room here.
             room.request.handover_lost = True
             room.move(Asked())
             self._emit(m.HandoverDeclined(room.id))
             return True
+        wanted.refused_at = room_version
+        return granted
 
     def _grant(self, room: DecodeRoom) -> bool:
         request = room.request
@@ -226,10 +300,9 @@ class DecodeHandover(Handover):
             self._lost(m.HandoverFailed(message.room, reason))
             return
         room = self._rooms.get(message.room)
-        if room is None or not isinstance(room.state, Granted):
+        if room is None or not isinstance(room.state, Granted | Bare):
             return
-        ready, request = Ready(), room.request
-        room.move(ready)
+        request = room.request
         request.hit = self._names.told_here(message.hit)
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
@@ -238,10 +311,24 @@ class DecodeHandover(Handover):
         if request.asked_at is not None and computed > 0:
             self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
         self._answers.on_token(request, Sampled(message.token, message.logprob, message.margin))
-        if self._answers.finish_reason(request) is None:
-            assert isinstance(request.state, Receiving)
-            allocation = request.state.allocation
-            ready.step = self._early.consider(room.id, request, allocation, message.tail_seconds)
+        ended = self._answers.finish_reason(request)
+        if ended is not None:
+            self._answered(room, ended)
+            return
+        assert isinstance(request.state, Receiving)
+        allocation = request.state.allocation
+        step = self._early.consider(room.id, request, allocation, message.tail_seconds)
+        room.move(Ready(step))
+
+    def _answered(self, room: DecodeRoom, reason: m.FinishReason) -> None:
+        """By its first token: nobody will read what landed, so the rest is not waited for."""
+        request = room.request
+        if isinstance(room.state, Bare):
+            request.transfer = _NOTHING_SENT
+        else:
+            self._emit(m.HandoverCancelled(room.id))
+        self._give_up(room)
+        self._answers.finish_elsewhere(request, reason)
 
     def _done(self, message: m.RemoteDone) -> None:
         """Every window landed and matched: the request decodes, behind the room's step where one
@@ -271,6 +358,7 @@ class DecodeHandover(Handover):
         assert isinstance(request.state, Receiving)
         allocation = request.state.allocation
         second = None if room.step is None else self._early.take(room.step)
+        self._coming -= 1
         self._forget(room)
         sent = request.transfer = message.transfer
         if request.pulled is not None:
@@ -309,6 +397,7 @@ class DecodeHandover(Handover):
     def _give_up(self, room: DecodeRoom) -> None:
         """REQUIRES: the room is live. What was granted is quarantined; a step's token is worth
         nothing."""
+        self._coming -= _goes_on_here(room.request)
         state = room.request.state
         if not isinstance(state, Receiving):
             self._forget(room)
@@ -337,6 +426,20 @@ class DecodeHandover(Handover):
     def _forget(self, room: DecodeRoom) -> None:
         room.move(Over())
         del self._rooms[room.id]
+
+
+def _goes_on_here(request: Request) -> bool:
+    """Whether its answer is more than the first token."""
+    return request.sampling.max_new_tokens > 1
+
+
+def _arrival(request: Request) -> tuple[bool, float]:
+    """Orders those that wait for room: what was begun and gave way first, then as they came."""
+    return not request.begun, request.created
+
+
+def _goes_before(one: Request, other: Request) -> bool:
+    return _arrival(one) < _arrival(other)
 
 
 def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:

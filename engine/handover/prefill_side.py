@@ -5,7 +5,7 @@ Owns rooms; a room's allocation is let go only by PrefillEnd, which its daemon p
 sender has drained, so that no window ever reads a page that has a new owner. Thread rule: the
 engine loop's."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import (
@@ -27,6 +27,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import FinishedLayers
 
+from .accept_window import AcceptWindow
 from .base import Handover, HandoverContext, RequestInbox, misdirected
 from .pull_receiver import PullReceiver
 from .room_names import room_name
@@ -42,13 +43,20 @@ class PrefillHandover(Handover):
         self._sender = sender
         self._pulls = PullReceiver(context)
         self._rooms: dict[m.RoomId, Request] = {}
-        self._positions: dict[m.RoomId, int] = {}
+        self._peers: dict[m.RoomId, str] = {}
+        self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots))
+        self._order: tuple[m.RoomId, ...] = ()
+        """Of the queue, as it was emitted last."""
         self._ending: list[m.PrefillEnd] = []
         """Of rooms whose last forward is in flight."""
 
     @property
     def requests(self) -> Collection[Request]:
         return self._rooms.values()
+
+    @property
+    def admission_terms(self) -> Hashable:
+        return self._window.left
 
     @property
     def waits(self) -> bool:
@@ -86,10 +94,12 @@ class PrefillHandover(Handover):
             ticket.salt,
             marks=ticket.marks,
             ticket=ticket,
-            caller=ticket.caller,
+            # A line for each: a decode node that is full holds up no other one's rooms.
+            caller=f"{message.peer}/{ticket.caller}",
             priority=ticket.priority,
         )
         self._rooms[ticket.room] = request
+        self._peers[ticket.room] = message.peer
         self._scheduler.enqueue(request)
 
     def advance(self) -> None:
@@ -100,14 +110,18 @@ class PrefillHandover(Handover):
 
     def admit(self, request: Request) -> bool:
         """Pull what the receiver offers where that pays, else allocate, and wait for the grant."""
+        assert request.ticket is not None
+        room = request.ticket.room
+        if not self._window.has_room(self._peers[room], len(request.prompt)):
+            return False
         if self._pull_pays(request) and self._pulls.begin(request):
             return True
         allocation = self._allocate(request, request.length)
         if allocation is None:
             return False
         request.move(AwaitingGrant(allocation))
-        assert request.ticket is not None
-        self._emit(m.PrefillAccepted(request.ticket.room))
+        self._window.enter(self._peers[room], room, len(request.prompt))
+        self._emit(m.PrefillAccepted(room))
         return True
 
     def _pull_pays(self, request: Request) -> bool:
@@ -121,20 +135,22 @@ class PrefillHandover(Handover):
         return decision.choice is m.Choice.PULLED
 
     def planned(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
-        self._emit_positions()
+        for item in work:
+            assert item.request.ticket is not None
+            self._leave_window(item.request.ticket.room)
+        self._emit_queue()
         self._plan_windows(work, first_tick)
 
-    def _emit_positions(self) -> None:
+    def _leave_window(self, room: m.RoomId) -> None:
+        self._window.leave(self._peers[room], room)
+
+    def _emit_queue(self) -> None:
         """Progress for those who queue: queued is not dead."""
-        positions = {
-            request.ticket.room: position
-            for position, request in enumerate(self._scheduler.waiting)
-            if request.ticket is not None
-        }
-        for room, position in positions.items():
-            if self._positions.get(room) != position:
-                self._emit(m.PrefillQueued(room, position))
-        self._positions = positions
+        waiting = self._scheduler.waiting
+        order = tuple(request.ticket.room for request in waiting if request.ticket is not None)
+        if order and order != self._order:
+            self._emit(m.PrefillQueue(order))
+        self._order = order
 
     def _start(self, message: m.PrefillStart) -> None:
         """The receiver granted: the request may run."""
@@ -219,7 +235,8 @@ class PrefillHandover(Handover):
                 request.move(Aborted())
             case Waiting() | Pulling():
                 request.move(Aborted())
-        del self._rooms[message.room]
+        self._leave_window(message.room)
+        del self._rooms[message.room], self._peers[message.room]
         self._emit(
             m.RoomEnded(
                 message.room,

@@ -48,7 +48,7 @@ FrontOutbox = (
     | Evicted
 )
 PrefillOutbox = (
-    RoomEnded | PrefillQueued | PrefillAccepted | PrefillRefused | PrefillToken | PullWanted
+    RoomEnded | PrefillQueue | PrefillAccepted | PrefillRefused | PrefillToken | PullWanted
 )
 DecodeOutbox = (
     HandoverWanted

@@ -26,21 +26,24 @@ class Ticket(Message):
 
 class Grant(Message):
     """The receiver's page and slot ids. pages[i] is logical page first_page + i; fewer held than
-    the ticket said is allowed (first_page rules), so that nothing is pinned while queued."""
+    the ticket said is allowed (first_page rules), so that nothing is pinned while queued. slot:
+    None, with no pages, where nothing but the first token is wanted."""
 
     room: RoomId
     generation: int
     first_page: int
     pages: tuple[int, ...]
-    slot: int
+    slot: int | None
 
 
 class PrefillReserve(Message):
-    """(prefill) Queue this prompt; answered by PrefillQueued*, then PrefillAccepted or
-    PrefillRefused."""
+    """(prefill) Queue this prompt; answered by PrefillAccepted or PrefillRefused, and until then it
+    is named by each PrefillQueue. peer: the decode node, by a name of its own; the rooms of
+    different ones take turns."""
 
     ticket: Ticket
     prompt: Tokens
+    peer: str = ""
 
 
 class PrefillStart(Message):
@@ -124,9 +127,10 @@ class RoomEnded(Message):
     given_up: LossCause | None = None
 
 
-class PrefillQueued(Message):
-    room: RoomId
-    position: int
+class PrefillQueue(Message):
+    """Rooms that wait to be begun, in the order of their turns; emitted when it has changed."""
+
+    rooms: tuple[RoomId, ...]
 
 
 class PrefillAccepted(OfRoom):

@@ -49,12 +49,13 @@ class Scheduler:
         self._cache = cache
         self._admit = admit
         self._limit = limit
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
         self._shares = CallerShares(cache, max_batch)
         self._computing: list[Request] = []
         """Admitted, their prompts not computed yet; maybe some that are over."""
         self._chunks = 0
+        self._first_row = 0
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
 
@@ -115,7 +116,7 @@ class Scheduler:
         self._computing = [request for request in self._computing if _computes(request)]
         self.waiting.unpark()
         blocked: set[str] = set()
-        while len(self.running) < self._max_batch:
+        while len(self.running) < self.max_batch:
             callers = [caller for caller in self.waiting.lines if caller not in blocked]
             if not callers:
                 break
@@ -157,10 +158,10 @@ class Scheduler:
         """What of prompts the forward computes, beside so many rows."""
         prompts = []
         for request in self._together():
-            state = request.state
-            if isinstance(state, Prefilling) and state.progress.num_scheduled < request.length:
+            state = _unfinished_prompt(request)
+            if state is not None:
                 prompts.append((request, state))
-        prompts = prompts[: max(0, self._max_batch - rows)]
+        prompts = prompts[: max(0, self.max_batch - rows)]
         if not prompts:
             return []
         demands = [
@@ -198,7 +199,19 @@ class Scheduler:
                 self._grow(request, state)
         if short:
             answering = [pair for pair in answering if pair[0].state is pair[1]]
-        return answering[: self._max_batch]
+        return self._in_turns(answering)
+
+    def _in_turns(self, answering: list[tuple[Request, Active]]) -> list[tuple[Request, Active]]:
+        """As many as the next forward has rows for, but one for a prompt that waits for it. Where
+        hand-overs brought more, they take turns, so that whatever was begun goes on."""
+        if len(answering) < self.max_batch:
+            return answering
+        rows = self.max_batch - any(map(_unfinished_prompt, self._together()))
+        if len(answering) <= rows:
+            return answering
+        first = self._first_row % len(answering)
+        self._first_row = first + rows
+        return (answering[first:] + answering[:first])[:rows]
 
     def _answering(self) -> list[tuple[Request, Active]]:
         """Requests of which one token, drawn or being drawn, is to be forwarded."""
@@ -273,3 +286,11 @@ class Scheduler:
 
 def _computes(request: Request) -> bool:
     return isinstance(request.state, AwaitingGrant | Prefilling)
+
+
+def _unfinished_prompt(request: Request) -> Prefilling | None:
+    """The state of a request of which more than the next token is still to be scheduled."""
+    state = request.state
+    if isinstance(state, Prefilling) and state.progress.num_scheduled < request.length:
+        return state
+    return None

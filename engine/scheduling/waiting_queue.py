@@ -7,7 +7,7 @@ both; who left comes back to the place that it had.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, zip_longest
 
 from tasuki.engine.request import Request
 
@@ -36,10 +36,11 @@ class WaitingQueue:
         return id(request) in self._places
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them, line by line, the parked ones last."""
-        for line in self.lines.values():
-            for place in line:
-                yield place[-1]
+        """All of them: the first of each line, then the second of each, the parked ones last."""
+        for places in zip_longest(*self.lines.values()):
+            for place in places:
+                if place is not None:
+                    yield place[-1]
         for parked in self._parked.values():
             yield from parked
 

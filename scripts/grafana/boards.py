@@ -212,7 +212,9 @@ FAULTS = Board(
             "A second.",
         ),
         rates(
-            "Cancelled hand-overs", "The client went away.", cancelled="handovers_cancelled_total"
+            "Cancelled hand-overs",
+            "The client went away, or the first token was the answer.",
+            cancelled="handovers_cancelled_total",
         ),
         Panel(
             "Quarantined",

@@ -108,8 +108,11 @@ def test_an_answer_of_one_token_takes_no_step(pair: EnginePair) -> None:
         (submit("one", prompt(70), 1), m.FinishReason.LENGTH),
         (submit("stop", prompt(80, 1), 5, sampling=stop), m.FinishReason.STOP),
     ):
-        pair.done(pair.begin(asked))
+        room = pair.begin(asked)
         assert pair.decode.finished(asked.request_id).reason is reason
+        pair.done(room)
+        # Of what was given up the writer is fenced; of what was never granted that says nothing.
+        pair.decode.post(m.WriterFenced(room.ticket.room))
     assert pair.early.counters == early()
 
 

@@ -265,7 +265,7 @@ def test_a_refusal_holds_until_what_it_depends_on_has_changed() -> None:
         room_version = 1
 
     class Side:
-        prefill_available = False
+        admission_terms = False
         answer: bool | None = False
         asked = 0
 
@@ -285,9 +285,9 @@ def test_a_refusal_holds_until_what_it_depends_on_has_changed() -> None:
     engine = tiny_engine().engine
     engine._cache, engine._handover = cast(HybridPrefixCache, cache), cast(Handover, side)
     request = Planned().request(10)
-    for changed, asked in ((None, 1), (None, 1), ("room", 2), (None, 2), ("peers", 3), (None, 3)):
+    for changed, asked in ((None, 1), (None, 1), ("room", 2), (None, 2), ("terms", 3), (None, 3)):
         cache.room_version += changed == "room"
-        side.prefill_available = side.prefill_available or changed == "peers"
+        side.admission_terms = side.admission_terms or changed == "terms"
         assert not engine._admit(request) and side.asked == asked
     cache.room_version += 1
     side.answer = True

@@ -151,7 +151,7 @@ class Nodes:
     async def accept(self, room: int) -> None:
         await self.reserve(room)
         if not self.decode.of(m.GrantWanted, room):
-            self.service.deliver(m.PrefillQueued(m.RoomId(room), 0))
+            self.service.deliver(m.PrefillQueue((m.RoomId(room),)))
             self.service.deliver(m.PrefillAccepted(m.RoomId(room)))
             await self.decode.wait(m.GrantWanted, room)
 

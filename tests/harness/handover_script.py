@@ -259,8 +259,9 @@ class HandoverWorld:
                 return m.PullPinned(source_of(room, pair.target.layout))
             case "PullRefused":
                 return m.PullRefused(room, *words)
-            case "PrefillQueued":
-                return m.PrefillQueued(room, int(words[0]))
+            case "PrefillQueue":
+                # Others that no node knows are before it.
+                return m.PrefillQueue((*([m.RoomId(0)] * int(words[0])), room))
             case "PrefillRefused":
                 kind, text = words
                 return m.PrefillRefused(room, m.RequestError(m.ErrorKind[kind], text))
@@ -273,7 +274,7 @@ class HandoverWorld:
         position = 0
         while not self.both.decode.of(m.HandoverFailed, int(number)):
             position = 1 - position
-            self._deliver("PrefillQueued", number, str(position))
+            self._deliver("PrefillQueue", number, str(position))
             await asyncio.sleep(float(seconds))
 
     async def neighbours_move_until_lost(self, number: str, seconds: str) -> None:

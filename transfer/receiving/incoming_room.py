@@ -35,7 +35,8 @@ class IncomingRoom:
         self.landings: deque[LandedWindow] = deque(maxlen=KEPT_WINDOWS)
         self.waits: deque[BarrierWait] = deque(maxlen=KEPT_WINDOWS)
         self._pages = np.zeros((len(self._kinds), len(destination.pages)), dtype=np.bool_)
-        self._states = np.zeros(len(self._kinds), dtype=np.bool_)
+        # Where no slot was granted, no state is awaited.
+        self._states = np.full(len(self._kinds), destination.slot is None, dtype=np.bool_)
 
     @property
     def windows_landed(self) -> int:
@@ -53,6 +54,11 @@ class IncomingRoom:
             raise OutOfBounds(
                 f"room {self.room}: window {header.sequence} names layers {header.first_layer} to "
                 f"{header.end_layer} of {len(self._kinds)}"
+            )
+        if header.carries_state and granted.slot is None:
+            raise OutOfBounds(
+                f"room {self.room}: window {header.sequence} carries a state, for which no slot is "
+                "granted"
             )
         if header.pages and not granted.first_page <= first <= end <= granted.end_page:
             raise OutOfBounds(

@@ -10,7 +10,7 @@ flight.
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tasuki.transfer.errors import WindowPlanError
 from tasuki.transfer.transports.base import Transfer
@@ -126,7 +126,8 @@ class OutgoingRoom:
             )
         if plan.local_pages:
             self._planned_end = end
-        return plan.without_pages_before(self.destination.first_page)
+        lacked = plan.without_pages_before(self.destination.first_page)
+        return lacked if self.destination.slot is not None else replace(lacked, state_slot=None)
 
     def _end_after(self, plan: FinishedLayers) -> int:
         """Where the planned pages end with this plan. Raises WindowPlanError on a gap or an

@@ -31,11 +31,12 @@ def window_pieces(
     local_pages: Sequence[int],
     remote_pages: Sequence[int],
     local_slot: int | None,
-    remote_slot: int,
+    remote_slot: int | None,
 ) -> Pieces:
     """Pieces of every layer of the window, [n, 3] int64; n is 0 where it has nothing to send.
 
-    REQUIRES: local_pages and remote_pages have header.pages ids each.
+    REQUIRES: local_pages and remote_pages have header.pages ids each; a local_slot comes with a
+    remote_slot.
     """
     parts: list[Pieces] = []
     for layer in range(header.first_layer, header.end_layer):
@@ -43,7 +44,7 @@ def window_pieces(
             local = page_offsets(layout, layer, local_pages)
             remote = page_offsets(layout, layer, remote_pages)
             parts.append(merge_runs(local, remote, layout.block_bytes))
-        elif local_slot is not None:
+        elif local_slot is not None and remote_slot is not None:
             span = layout.state_span(layer, local_slot)
             target = layout.state_span(layer, remote_slot)
             parts.append(np.array([[span.offset, target.offset, span.length]], dtype=np.int64))

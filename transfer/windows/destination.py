@@ -11,11 +11,11 @@ from .window import WindowHeader
 @dataclass(frozen=True)
 class Destination:
     """pages[i] takes logical page first_page + i, up to the prompt's last; slot takes its final
-    state."""
+    state, which stays with the sender where there is none."""
 
     first_page: int
     pages: tuple[int, ...]
-    slot: int
+    slot: int | None
 
     @property
     def end_page(self) -> int:
@@ -26,7 +26,8 @@ class Destination:
         if self.first_page < 0:
             raise OutOfBounds(f"grant: first_page {self.first_page} is negative")
         check_pages(layout, slabs, self.pages)
-        check_slot(slabs, self.slot)
+        if self.slot is not None:
+            check_slot(slabs, self.slot)
         if len(set(self.pages)) != len(self.pages):
             raise OutOfBounds("grant: a page id is given twice")
         blocks = layout.blocks_per_slab

@@ -1,0 +1,141 @@
+"""A decode node that grants nothing holds no more of a prefill engine than its share, and holds up
+no rooms but its own; those that wait are told their places without a message for each move."""
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.engine.handover.accept_window import AcceptWindow
+from tasuki.engine.role import Role
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.prefill_node.handover_room import OutgoingHandover
+from tasuki.transfer.sending.sender import Sender
+from tests.handover.test_pulls import prompt_of, reserve, sender_over
+from tests.harness.engines import Lone, engine_config, tiny_parts
+
+AHEAD = 16
+"""Rooms of one decode node that may hold KV before they are begun."""
+
+
+def test_a_decode_node_that_grants_nothing_keeps_its_share() -> None:
+    window = AcceptWindow(100_000)
+    for number in range(1, AHEAD + 1):
+        assert window.has_room("full", 100)
+        window.enter("full", m.RoomId(number), 100)
+    assert not window.has_room("full", 1) and window.has_room("other", 100)
+    for left in (1, 1):
+        window.leave("full", m.RoomId(3))
+        assert window.has_room("full", 100) and window.left == left
+    window.leave("nobody", m.RoomId(3))
+    assert window.left == 1
+
+
+@pytest.mark.parametrize(("tokens", "together"), [(100, 10), (600, 1), (5000, 1)])
+def test_prompts_ahead_are_a_part_of_what_fits_and_one_always_may(
+    tokens: int, together: int
+) -> None:
+    window = AcceptWindow(4000)
+    entered = 0
+    while entered < 2 * AHEAD and window.has_room("full", tokens):
+        entered += 1
+        window.enter("full", m.RoomId(entered), tokens)
+    assert entered == together
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Lone:
+    parts = tiny_parts(arena_mib=0.5)
+    return Lone(engine_config(tmp_path, max_batch=80), Role.PREFILL, parts, sender_over(parts))
+
+
+def of(peer: str, number: int, tokens: int = 100) -> m.PrefillReserve:
+    asked = reserve(prompt_of(tokens, seed=number), 0, m.RoomId(number))
+    return m.PrefillReserve(asked.ticket, asked.prompt, peer)
+
+
+def test_rooms_of_other_decode_nodes_are_begun_though_one_is_full(node: Lone) -> None:
+    for number in range(1, 41):
+        node.post(of("full", number))
+    node.run()
+    held = len(node.all_said(m.PrefillAccepted))
+    assert 0 < held < 40
+    node.post(of("other", 100))
+    node.run()
+    assert node.all_said(m.PrefillAccepted)[-1].room == 100
+    node.post(m.PrefillStart(m.Grant(m.RoomId(100), 1, 2, (), 0)))
+    node.run()
+    assert [token.room for token in node.all_said(m.PrefillToken)] == [100]
+    for number in (*range(1, 41), 100):
+        node.post(m.PrefillEnd(m.RoomId(number)))
+    node.run()
+    assert len(node.all_said(m.PrefillAccepted)) == held + 1, "what was ended is not begun"
+    node.assert_at_rest()
+
+
+def test_a_queue_of_many_is_emitted_once_for_each_time_that_it_moves(tmp_path: Path) -> None:
+    parts = tiny_parts(arena_mib=2)
+    node = Lone(engine_config(tmp_path, max_batch=1), Role.PREFILL, parts, sender_over(parts))
+    count = 60
+    for number in range(1, count + 1):
+        node.post(of("peer", number, 10))
+    moved = 0
+    for number in range(1, count + 1):
+        node.step()
+        accepted = {said.room for said in node.all_said(m.PrefillAccepted)}
+        assert m.RoomId(number) in accepted
+        node.post(m.PrefillStart(m.Grant(m.RoomId(number), 1, 1, (), 0)))
+        node.run()
+        node.post(m.PrefillEnd(m.RoomId(number)))
+        moved += 1
+    orders = node.all_said(m.PrefillQueue)
+    assert len(orders) <= 2 * moved
+    assert all(before.rooms != after.rooms for before, after in pairwise(orders))
+    places = [order.rooms.index(m.RoomId(count)) for order in orders]
+    assert places == sorted(places, reverse=True) and len(set(places)) > 40
+
+
+def waiting_room(progress_seconds: float, room: int = 1) -> OutgoingHandover:
+    ticket = m.Ticket(m.RoomId(room), 1, 0, SamplingParams(), b"")
+    made = OutgoingHandover(
+        m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
+        "connection",
+        lambda message: None,
+        Mock(spec=Sender),
+        progress_seconds,
+        Mock(),
+    )
+    made.begin()
+    return made
+
+
+def said(room: OutgoingHandover) -> list[int]:
+    found = []
+    while not room.outgoing.empty():
+        message = room.outgoing.get_nowait()
+        assert message is not None and message.WhichOneof("message") == "queued"
+        found.append(message.queued.position)
+    return found
+
+
+def test_a_place_is_said_at_once_and_while_the_queue_runs_fast_with_the_repetition() -> None:
+    async def body() -> None:
+        room = waiting_room(0.05)
+        for place in range(1000, 500, -1):
+            room.moved_to(place)
+        assert said(room) == [1000], "not one for each move"
+        # The last of them is not lost.
+        await asyncio.sleep(0.1)
+        repeated = said(room)
+        assert set(repeated) == {501} and repeated
+        room._position_said_at -= 10
+        room.moved_to(501)
+        assert said(room) == [], "it did not move"
+        room.moved_to(500)
+        assert said(room) == [500], "a queue that moves slowly is said to move when it does"
+
+    asyncio.run(body())
