@@ -8,13 +8,18 @@ from functools import partial
 import numpy as np
 from timing import CLOCK_NS, heap_bytes, median_us, now, percentile_us, quiet
 from workloads import (
+    CHILDREN,
     CHUNK,
+    CROWDS,
     LENGTHS,
     PAGE,
     SCALES,
     SHORT_BATCH,
+    STRANGERS,
+    TAILS,
     Agents,
     Bushes,
+    Crowd,
     Tokens,
     prompt,
     short_prompts,
@@ -46,8 +51,8 @@ def allocated_for(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) 
     return allocation
 
 
-def keep(tree: PrefixCache, tokens: Tokens) -> None:
-    allocation = allocated_for(tree, tokens)
+def keep(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> None:
+    allocation = allocated_for(tree, tokens, cursor)
     tree.insert(allocation, len(tokens), allocation.working_slots[0], KIND)
     tree.release(allocation)
 
@@ -228,6 +233,41 @@ def blocked(row: Row) -> None:
     tree.release(live)
 
 
+def crowded(row: Row, crowd: Crowd, count: int, *, label: str, policy: str = "lru") -> None:
+    """What one more costs beside `count` that hang on the same node, each with a session open."""
+    tree = tree_for((count + 3 * STRANGERS) * 2 * PAGE, count + 3 * STRANGERS, policy)
+    keep(tree, crowd.start[: crowd.shared])
+    for tokens in crowd.prompts(0, count):
+        keep(tree, tokens, tree.open_cursor())
+    matches, requests, closings = [], [], []
+    for tokens in crowd.prompts(count, STRANGERS):
+        start = now()
+        tree.match(tokens)
+        matches.append(now() - start)
+        start = now()
+        keep(tree, tokens)
+        requests.append(now() - start)
+    for tokens in crowd.prompts(count + STRANGERS, STRANGERS):
+        cursor = tree.open_cursor()
+        keep(tree, tokens, cursor)
+        start = now()
+        tree.close_cursor(cursor)
+        closings.append(now() - start)
+    row[f"{label}: match p50, us"] = percentile_us(matches, 50)
+    row[f"{label}: a request p50, us"] = percentile_us(requests, 50)
+    row[f"{label}, a session each: close one p50, us"] = percentile_us(closings, 50)
+
+
+def crowds(row: Row, counts: tuple[int, ...]) -> None:
+    for policy, name in (("lru", ""), ("value", ", policy value")):
+        for count in counts:
+            label = f"{count} tails on one node{name}"
+            crowded(row, TAILS, count, label=label, policy=policy)
+        for count in counts:
+            label = f"{count} children on one node{name}"
+            crowded(row, CHILDREN, count, label=label, policy=policy)
+
+
 def main(full: bool) -> None:
     quiet()
     row: Row = {}
@@ -240,6 +280,7 @@ def main(full: bool) -> None:
     bushes(row, Bushes(1_000 if full else 100, 120), label="121K nodes")
     shorts(row)
     blocked(row)
+    crowds(row, CROWDS if full else CROWDS[:2])
     for nodes in SCALES if full else SCALES[:2]:
         bushes(row, Bushes(max(1, nodes // 121), 120, PAGE, PAGE), label=f"{nodes} nodes")
     print(json.dumps(row))

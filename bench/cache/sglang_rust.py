@@ -17,12 +17,17 @@ import numpy as np
 import torch
 from timing import CLOCK_NS, heap_bytes, median_us, now, percentile_us, quiet
 from workloads import (
+    CHILDREN,
     CHUNK,
+    CROWDS,
     LENGTHS,
     PAGE,
     SHORT_BATCH,
+    STRANGERS,
+    TAILS,
     Agents,
     Bushes,
+    Crowd,
     Tokens,
     prompt,
     short_prompts,
@@ -48,11 +53,11 @@ def key_of(tokens: Tokens) -> "array[int]":
 class Tree:
     """The peer's calls under the names of the work."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, page: int = PAGE) -> None:
         self._module = module
         self._core = module.RustUnifiedTreeCoreBinding(
             module.TreeCoreInitParamsBinding(
-                eviction_policy="lru", page_size=PAGE, device="cpu", mamba_cache_chunk_size=PAGE
+                eviction_policy="lru", page_size=page, device="cpu", mamba_cache_chunk_size=page
             ),
             [KV, STATE],
         )
@@ -220,6 +225,35 @@ def shorts(row: Row, module: Any) -> None:
     row["256 tokens, 64 at a time: match, us"] = percentile_us(spent, 50) / SHORT_BATCH
 
 
+def crowded(row: Row, module: Any, crowd: Crowd, count: int, *, label: str, page: int) -> None:
+    tree = Tree(module, page)
+    pages = torch.arange(crowd.tokens, dtype=torch.int64)
+    tree.insert(key_of(crowd.start[: crowd.shared]), pages[: crowd.shared], tree.state())
+    for tokens in crowd.prompts(0, count):
+        tree.insert(key_of(tokens), pages, tree.state())
+    matches, requests = [], []
+    for tokens in crowd.prompts(count, STRANGERS):
+        key, state = key_of(tokens), tree.state()
+        start = now()
+        matched, node = tree.match(key)
+        found = now()
+        lock = tree.lock(node)
+        tree.insert(key, pages, state, matched)
+        tree.unlock(node, lock)
+        requests.append(now() - start - CLOCK_NS)
+        matches.append(found - start)
+    row[f"{label}: match p50, us"] = percentile_us(matches, 50)
+    row[f"{label}: a request p50, us"] = percentile_us(requests, 50)
+
+
+def crowds(row: Row, module: Any, counts: tuple[int, ...]) -> None:
+    """With pages of one token it keeps what ends inside one of ours."""
+    for count in counts:
+        crowded(row, module, TAILS, count, label=f"{count} tails on one node", page=1)
+    for count in counts:
+        crowded(row, module, CHILDREN, count, label=f"{count} children on one node", page=PAGE)
+
+
 def main(folder: str, full: bool) -> None:
     torch.set_num_threads(1)
     quiet()
@@ -229,6 +263,7 @@ def main(folder: str, full: bool) -> None:
     agents(row, module, 200 if full else 40)
     bushes(row, module, Bushes(1_000 if full else 100, 120), "121K nodes")
     shorts(row, module)
+    crowds(row, module, CROWDS if full else CROWDS[:2])
     print(json.dumps(row))
 
 

@@ -21,6 +21,8 @@ SHORT_BATCH = 64
 LEAF_TOKENS = 256
 HEAD_TOKENS = 1_024
 SCALES = (1_000, 100_000, 2_000_000)
+CROWDS = (10, 1_000, 100_000)
+STRANGERS = 300
 
 
 def prompt(seed: int, tokens: int) -> Tokens:
@@ -90,6 +92,29 @@ class Bushes:
             for _ in range(self.leaves):
                 leaf = random.integers(0, VOCABULARY, self.leaf_tokens, dtype=np.int32)
                 yield np.concatenate([head, leaf])
+
+
+class Crowd:
+    """Prompts that share a system prompt of whole pages and go on alike for a few tokens, as under
+    a chat template; then each has tokens of its own, to the end of `tokens`."""
+
+    shared = 15 * PAGE
+    template = 8
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.start = prompt(21, self.shared + self.template)
+
+    def prompts(self, first: int, count: int) -> Iterator[Tokens]:
+        """Of the numbers from `first` on; the same number has the same prompt."""
+        for number in range(first, first + count):
+            own = prompt(1_000 + number, self.tokens - len(self.start))
+            yield np.concatenate([self.start, own])
+
+
+# Ends inside the page that follows the system prompt, and two whole pages behind it.
+TAILS = Crowd(Crowd.shared + 32)
+CHILDREN = Crowd(Crowd.shared + 2 * PAGE)
 
 
 def short_prompts(batches: int) -> list[list[Tokens]]:

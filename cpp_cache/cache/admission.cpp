@@ -70,7 +70,7 @@ bool Admission::fits_alone(const AllocationTerms& terms, const AdmissionPlan& pl
     block(raw(tree_.state(*plan.source).slot));
     held += config_.pages_per_slab;
     if (plan.source->tail) {
-      const Tail* tail = tree_.node(plan.source->node).find_tail(*plan.source->tail);
+      const Tail* tail = tree_.node(plan.source->node).tails.find(*plan.source->tail);
       block(allocator_.slab_of(*tail->page));
       ++held;
     }
@@ -127,7 +127,7 @@ void Admission::fork_from(const StateKey& source, Allocation& allocation, Tick n
   allocation.pinned_states.push_back(source);
   allocation.cow_source_slot = tree_.state(source).slot;
   if (!source.tail) return;
-  const PageId page = *tree_.node(source.node).find_tail(*source.tail)->page;
+  const PageId page = *tree_.node(source.node).tails.find(*source.tail)->page;
   allocation.source_page = page;
   const auto first_own = static_cast<std::size_t>(allocation.shared_pages);
   if (first_own == allocation.pages.size()) return;

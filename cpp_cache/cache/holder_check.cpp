@@ -32,7 +32,7 @@ class HeldIds {
   void hold(const Node& node) {
     for (const PageId page : node.pages) hold(page, Owner::kTree);
     if (node.checkpoint) hold(node.checkpoint->slot, Owner::kTree);
-    for (const Tail& tail : node.tails) {
+    for (const auto& [id, tail] : node.tails) {
       if (!tail.resident()) continue;
       hold(*tail.page, Owner::kTree);
       hold(tail.state->slot, Owner::kTree);
@@ -86,7 +86,7 @@ void check_kept(const RadixTree& tree, const Allocation& allocation, const std::
   std::vector<PageId> tails;
   for (const StateKey& state : allocation.pinned_states) {
     require(tree.state(state).pins > 0, 3, who + " holds a state without a pin");
-    if (state.tail) tails.push_back(*tree.node(state.node).find_tail(*state.tail)->page);
+    if (state.tail) tails.push_back(*tree.node(state.node).tails.find(*state.tail)->page);
   }
   for (std::size_t i = 0; i < allocation.pages.size(); ++i) {
     if (allocation.own[i]) continue;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "requests/matcher.h"
+#include "core/common_tokens.h"
 
 namespace tasuki::cache {
 
@@ -116,10 +116,8 @@ StateKey Inserter::insert_tail(Allocation& allocation, const Node& host, SlotId 
                                const Birth& birth, Tick now) {
   allocation.state = AllocationState::kClosed;
   const Tokens tokens = allocation.run(host.depth, birth.boundary);
-  const auto same = std::ranges::find_if(host.tails, [&](const Tail& tail) {
-    return tail.resident() && std::ranges::equal(tail.tokens, tokens);
-  });
-  if (same != host.tails.end()) {
+  const Tail* const same = host.tails.find(tokens);
+  if (same != nullptr && same->resident()) {
     const StateKey key{host.id, same->id};
     allocator_.give_back(slot, Owner::kWorking);
     tree_.touch(key, now);

@@ -31,25 +31,20 @@ bool Reclaimer::reclaimable(std::int64_t pages, std::int64_t slots) const {
       allocator_.page_counts().free + loose_pages + loose_slots * config_.pages_per_slab;
   if (pages > room - slots * config_.pages_per_slab) return false;
   const std::int64_t whole = allocator_.slabs_free() + loose_slots;
-  // Counting slabs that would empty walks the tree: only where free slabs and states do not
+  // Counting slabs that would empty looks at all of them: only where free slabs and states do not
   // suffice.
   return slots <= whole || slots <= whole + emptiable_slabs();
 }
 
+bool Reclaimer::is_emptiable(std::int64_t slab) const {
+  return std::ranges::all_of(allocator_.pages_in(slab), [this](PageId page) {
+    return allocator_.owner(page) == Owner::kTree && tree_.movable(page);
+  });
+}
+
 std::int64_t Reclaimer::emptiable_slabs() const {
-  std::vector<bool> blocked(static_cast<std::size_t>(config_.slabs));
-  const auto block = [&](PageId page) {
-    blocked[static_cast<std::size_t>(allocator_.slab_of(page))] = true;
-  };
-  tree_.nodes().for_each([&](const Node& node) {
-    if (node.is_protected()) std::ranges::for_each(node.pages, block);
-    for (const Tail& tail : node.tails) {
-      if (tail.resident() && tail.state->pins > 0) block(*tail.page);
-    }
-  });
-  return std::ranges::count_if(allocator_.slabs_without_foreign_pages(), [&](std::int64_t slab) {
-    return !blocked[static_cast<std::size_t>(slab)];
-  });
+  return std::ranges::count_if(allocator_.slabs_without_foreign_pages(),
+                               [this](std::int64_t slab) { return is_emptiable(slab); });
 }
 
 Eviction Reclaimer::described(const EvictionItem& item,
@@ -82,12 +77,8 @@ void Reclaimer::evict(const EvictionItem& item, std::optional<AllocationId> allo
 
 bool Reclaimer::empty_a_slab() {
   for (const std::int64_t slab : allocator_.slabs_to_empty()) {
-    const std::vector<PageId> pages = allocator_.pages_in(slab);
-    const bool all_move = std::ranges::all_of(pages, [this](PageId page) {
-      return allocator_.owner(page) == Owner::kTree && tree_.movable(page);
-    });
-    if (!all_move) continue;
-    for (const PageId from : pages) {
+    if (!is_emptiable(slab)) continue;
+    for (const PageId from : allocator_.pages_in(slab)) {
       const PageId to = allocator_.take_page_outside(slab);
       tree_.move_page(from, to);
       allocator_.hand_over(to, Owner::kWorking, Owner::kTree);

@@ -45,6 +45,8 @@ class Reclaimer {
  private:
   // Whether evicting all that is unpinned would make room.
   bool reclaimable(std::int64_t pages, std::int64_t slots) const;
+  // Whether all of its pages are the tree's and nobody needs them.
+  bool is_emptiable(std::int64_t slab) const;
   std::int64_t emptiable_slabs() const;
   void evict(const EvictionItem& item, std::optional<AllocationId> allocation, Tick now);
   // For the log; before it is evicted.

@@ -112,7 +112,8 @@ void EventJournal::hash_all() {
   for (std::size_t next = 0; next < order.size(); ++next) {
     const Node& node = tree_.node(order[next]);
     if (!node.is_root()) hash(node);
-    for (const ChildEntry& child : node.children) order.push_back(child.node);
+    for (const ChildEntry child : node.children) order.push_back(child.node);
+    for (const ChildEntry child : node.ghost_children) order.push_back(child.node);
   }
 }
 
@@ -134,7 +135,7 @@ CacheEvent EventJournal::event_of(EventKind kind, const StateKey& ref) const {
   event.root = host.hasher.root();
   if (ref.tail) {
     event.parent = host.end;
-    event.prefix = host.hasher.next(host.end, node.find_tail(*ref.tail)->tokens);
+    event.prefix = host.hasher.next(host.end, node.tails.find(*ref.tail)->tokens);
     return event;
   }
   event.parent = host.before_end;
@@ -207,13 +208,11 @@ std::vector<CacheEvent> EventJournal::snapshot(EventStream stream) {
       });
     }
     if (node.checkpoint) add_state({node.id, std::nullopt});
-    for (const Tail& tail : node.tails) {
-      if (tail.resident()) add_state({node.id, tail.id});
+    for (const auto& [id, tail] : node.tails) {
+      if (tail.resident()) add_state({node.id, id});
     }
     // Below a ghost are only ghosts.
-    for (const ChildEntry& child : node.children) {
-      if (tree_.node(child.node).resident) order.push_back(child.node);
-    }
+    for (const ChildEntry child : node.children) order.push_back(child.node);
   }
   return events;
 }

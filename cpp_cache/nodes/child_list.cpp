@@ -1,7 +1,8 @@
 #include "nodes/child_list.h"
 
 #include <algorithm>
-#include <tuple>
+#include <memory>
+#include <new>
 
 namespace tasuki::cache {
 
@@ -23,41 +24,84 @@ std::uint64_t hash_of(Tokens page) {
   return hash ^ (hash >> 32);
 }
 
-bool before(const ChildEntry& left, const ChildEntry& right) {
-  return std::tie(left.hash, left.node) < std::tie(right.hash, right.node);
-}
+// Above it runs without a gap grow long; below a quarter a walk would be over gaps.
+bool is_full(std::uint32_t size, std::uint32_t homes) { return size > homes - homes / 8; }
+bool is_sparse(std::uint32_t size, std::uint32_t homes) { return homes > 8 && size < homes / 4; }
+std::uint32_t homes_for(std::uint32_t size) { return size + size / 2; }
 
 }  // namespace
 
 PageKey::PageKey(Tokens page) : tokens(page), hash(hash_of(page)) {}
 
-void ChildList::insert(NodeId child, const PageKey& first_page) {
-  const ChildEntry entry{first_page.hash, first_page.tokens.front(), child};
-  entries_.insert(std::lower_bound(begin(), end(), entry, before), entry);
+ChildList::~ChildList() { clear(); }
+
+void ChildList::clear() {
+  if (head_) ::operator delete(std::exchange(head_, nullptr));
 }
 
-void ChildList::erase(NodeId child) {
-  entries_.erase_if([child](const ChildEntry& entry) { return entry.node == child; });
+const ChildList::Place* ChildList::first_from(std::uint64_t hash) const {
+  const Place* place = places() + home_of(hash);
+  while (place != stop() && place->taken != 0 && place->hash() < hash) ++place;
+  return place;
 }
 
-// Hashes are spread evenly, so the search begins at the expected place and widens: in a large tree
-// each step of a binary search waits for memory.
-const ChildEntry* ChildList::first_from(std::uint64_t hash) const {
-  const ChildEntry* low = begin();
-  const ChildEntry* high = end();
-  const ChildEntry* const guess = expected_place(hash);
-  std::ptrdiff_t step = 1;
-  if (guess->hash < hash) {
-    low = guess + 1;
-    for (; high - low > step && low[step - 1].hash < hash; step *= 2) low += step;
-    if (high - low > step) high = low + step;
-  } else {
-    high = guess;
-    for (; high - low > step && high[-step].hash >= hash; step *= 2) high -= step;
-    if (high - low > step) low = high - step;
+void ChildList::rebuild(std::uint32_t homes) {
+  const auto size = static_cast<std::uint32_t>(this->size());
+  const auto home_among = [homes](std::uint64_t hash) { return (hash >> 32) * homes >> 32; };
+  std::uint64_t end = 0;  // behind the last entry
+  for (const ChildEntry entry : *this) end = std::max(end, home_among(entry.hash)) + 1;
+  const auto count = std::max<std::uint64_t>(homes, end + 1 + size / 8);
+  void* const memory = ::operator new(sizeof(Head) + count * sizeof(Place));
+  auto* const head = new (memory) Head{size, homes, static_cast<std::uint32_t>(count)};
+  auto* const to = reinterpret_cast<Place*>(head + 1);
+  std::uninitialized_fill_n(to, count, Place{});
+  std::uint64_t next = 0;
+  for (const Place* from = head_ ? places() : nullptr; head_ && from != stop(); ++from) {
+    if (from->taken == 0) continue;
+    next = std::max(next, home_among(from->hash()));
+    to[next++] = *from;
   }
-  return std::lower_bound(
-      low, high, hash, [](const ChildEntry& child, std::uint64_t key) { return child.hash < key; });
+  clear();
+  head_ = head;
+}
+
+void ChildList::insert(NodeId child, std::uint64_t hash) {
+  if (!head_) {
+    rebuild(1);
+  } else if (is_full(head_->size + 1, head_->homes)) {
+    rebuild(homes_for(head_->size + 1));
+  }
+  const ChildEntry entry{hash, child};
+  auto* place = const_cast<Place*>(first_from(entry.hash));
+  while (place != stop() && place->taken != 0 && place->entry() < entry) ++place;
+  auto* gap = place;
+  while (gap != stop() && gap->taken != 0) ++gap;
+  if (gap == stop()) {
+    // Behind the last home too many were pushed on.
+    rebuild(head_->homes);
+    insert(child, hash);
+    return;
+  }
+  std::move_backward(place, gap, gap + 1);
+  *place = {static_cast<std::uint32_t>(entry.hash >> 32), static_cast<std::uint32_t>(entry.hash), 1,
+            static_cast<std::uint32_t>(raw(child))};
+  ++head_->size;
+}
+
+void ChildList::erase(NodeId child, std::uint64_t hash) {
+  auto* gap = const_cast<Place*>(first_from(hash));
+  while (gap->child() != child) ++gap;
+  // Those behind it come one place nearer to their homes.
+  for (auto* next = gap + 1; next != stop() && next->taken != 0; ++next) {
+    if (places() + home_of(next->hash()) == next) break;
+    *gap++ = *next;
+  }
+  *gap = {};
+  if (--head_->size == 0) {
+    clear();
+  } else if (is_sparse(head_->size, head_->homes)) {
+    rebuild(homes_for(head_->size));
+  }
 }
 
 }  // namespace tasuki::cache

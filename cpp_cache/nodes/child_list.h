@@ -1,11 +1,13 @@
-// The children of a node, found by their first page.
+// Children of a node, found by their first page.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <optional>
+#include <utility>
 
 #include "core/ids.h"
-#include "nodes/compact_vector.h"
 
 namespace tasuki::cache {
 
@@ -17,34 +19,132 @@ struct PageKey {
   std::uint64_t hash;
 };
 
-// first_token lets a scan for partial matches skip most children without touching their memory.
 struct ChildEntry {
   std::uint64_t hash;  // of the child's first page
-  Token first_token;
   NodeId node;
+
+  auto operator<=>(const ChildEntry&) const = default;
 };
 
-// Owns the entries, ordered by (hash, node). Several may have one hash. Costs one pointer while it
-// is empty.
+// Owns the entries, in one piece of memory with their counts: one wait for memory to reach any.
+// Costs one pointer while it is empty. Several entries may have one hash. Iterators are invalid
+// after any change.
+//
+// A hash table with the order of a list: an entry's home is where its hash would stand if hashes
+// were spread exactly evenly, so that homes ascend as hashes do, and entries stand in order.
+// Invariants: a walk is in the order of (hash, node); an entry stands at its home or behind it with
+// no gap between; gaps are at most three of four places.
+//
+// Cost: insert, erase and find read the entries of one run without a gap: a few, whatever the
+// number of children, as long as hashes are spread. It grows by a third at once.
 class ChildList {
  public:
-  bool empty() const { return entries_.empty(); }
-  std::size_t size() const { return entries_.size(); }
-  const ChildEntry* begin() const { return entries_.begin(); }
-  const ChildEntry* end() const { return entries_.end(); }
+  class Iterator;
 
-  void insert(NodeId child, const PageKey& first_page);
-  void erase(NodeId child);
+  ChildList() = default;
+  ChildList(ChildList&& other) noexcept : head_(std::exchange(other.head_, nullptr)) {}
+  ChildList& operator=(ChildList&& other) noexcept {
+    std::swap(head_, other.head_);
+    return *this;
+  }
+  ~ChildList();
 
-  // The first entry of that hash or a higher one. REQUIRES: there are children.
-  const ChildEntry* first_from(std::uint64_t hash) const;
-  // Where the entry would stand if hashes were spread exactly evenly. REQUIRES: there are children.
-  const ChildEntry* expected_place(std::uint64_t hash) const {
-    return begin() + static_cast<std::ptrdiff_t>((hash >> 32) * size() >> 32);
+  bool empty() const { return head_ == nullptr; }
+  std::size_t size() const { return head_ ? head_->size : 0; }
+  Iterator begin() const;
+  Iterator end() const;
+
+  // hash: of the child's first page.
+  void insert(NodeId child, std::uint64_t hash);
+  // REQUIRES: the child is in, under that hash.
+  void erase(NodeId child, std::uint64_t hash);
+
+  // The first child of that hash that `is_it` holds for.
+  template <typename IsIt>
+  std::optional<NodeId> find(std::uint64_t hash, IsIt is_it) const {
+    if (!head_) return std::nullopt;
+    for (const Place* place = first_from(hash); place != stop() && place->holds(hash); ++place) {
+      if (is_it(place->child())) return place->child();
+    }
+    return std::nullopt;
+  }
+  // Where memory will be read for that hash; nullptr: nowhere.
+  const void* expected_place(std::uint64_t hash) const {
+    return head_ ? places() + home_of(hash) : nullptr;
   }
 
  private:
-  CompactVector<ChildEntry> entries_;
+  // An entry, or a gap, in 12 bytes.
+  struct Place {
+    std::uint32_t high;
+    std::uint32_t low;
+    std::uint32_t taken : 1;
+    std::uint32_t node : 31;
+
+    std::uint64_t hash() const { return std::uint64_t{high} << 32 | low; }
+    NodeId child() const { return static_cast<NodeId>(node); }
+    ChildEntry entry() const { return {hash(), child()}; }
+    bool holds(std::uint64_t wanted) const { return taken != 0 && hash() == wanted; }
+  };
+  struct Head {
+    std::uint32_t size;
+    std::uint32_t homes;
+    std::uint32_t places;  // homes and, behind them, room for what their ends push on
+  };
+  static_assert(alignof(Place) <= sizeof(Head), "places follow the head");
+
+  Place* places() const { return reinterpret_cast<Place*>(head_ + 1); }
+  const Place* stop() const { return places() + head_->places; }
+  std::size_t home_of(std::uint64_t hash) const {
+    return static_cast<std::size_t>((hash >> 32) * head_->homes >> 32);
+  }
+  // The first entry of that hash or a higher one, or the gap where it would stand.
+  const Place* first_from(std::uint64_t hash) const;
+  // Makes so many homes, with room behind them for one entry more at least.
+  void rebuild(std::uint32_t homes);
+  void clear();
+
+  Head* head_ = nullptr;
 };
+
+class ChildList::Iterator {
+ public:
+  using value_type = ChildEntry;
+  using difference_type = std::ptrdiff_t;
+  using iterator_category = std::input_iterator_tag;
+  using pointer = const ChildEntry*;
+  using reference = ChildEntry;
+
+  Iterator() = default;
+  ChildEntry operator*() const { return at_->entry(); }
+  Iterator& operator++() {
+    ++at_;
+    skip_gaps();
+    return *this;
+  }
+  Iterator operator++(int) {
+    Iterator before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const Iterator& other) const { return at_ == other.at_; }
+
+ private:
+  friend class ChildList;
+  Iterator(const Place* at, const Place* stop) : at_(at), stop_(stop) { skip_gaps(); }
+  void skip_gaps() {
+    while (at_ != stop_ && at_->taken == 0) ++at_;
+  }
+
+  const Place* at_ = nullptr;
+  const Place* stop_ = nullptr;
+};
+
+inline ChildList::Iterator ChildList::begin() const {
+  return head_ ? Iterator(places(), stop()) : Iterator();
+}
+inline ChildList::Iterator ChildList::end() const {
+  return head_ ? Iterator(stop(), stop()) : Iterator();
+}
 
 }  // namespace tasuki::cache

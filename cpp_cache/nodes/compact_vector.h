@@ -43,14 +43,6 @@ class CompactVector {
     std::move(begin() + (place - begin()) + 1, end(), begin() + (place - begin()));
     shrink_to(head_->size - 1);
   }
-  template <typename Predicate>
-  std::size_t erase_if(Predicate gone) {
-    if (!head_) return 0;
-    T* const kept = std::remove_if(begin(), end(), gone);
-    const auto erased = static_cast<std::size_t>(end() - kept);
-    shrink_to(static_cast<std::size_t>(kept - begin()));
-    return erased;
-  }
 
  private:
   struct Head {

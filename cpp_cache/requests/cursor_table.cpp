@@ -17,8 +17,14 @@ const CursorTable::Cursor& CursorTable::at(CursorId id) const {
 
 CursorId CursorTable::add(Cursor cursor) {
   const auto id = static_cast<CursorId>(next_++);
+  if (cursor.end) ++waiting_[*cursor.end];
   cursors_.emplace(id, std::move(cursor));
   return id;
+}
+
+void CursorTable::leave(const TurnEnd& end) {
+  const auto waiting = waiting_.find(end);
+  if (--waiting->second == 0) waiting_.erase(waiting);
 }
 
 CursorId CursorTable::open(std::string_view salt) { return add({std::string(salt)}); }
@@ -26,17 +32,13 @@ CursorId CursorTable::open(std::string_view salt) { return add({std::string(salt
 CursorId CursorTable::fork(CursorId id) { return add(at(id)); }
 
 std::optional<StateKey> CursorTable::close(CursorId id) {
-  const Cursor closed = at(id);
+  const std::optional<TurnEnd> end = at(id).end;
   cursors_.erase(id);
-  if (!closed.end || !tree_.alive(closed.end->node, closed.end_serial)) return std::nullopt;
+  if (!end) return std::nullopt;
+  leave(*end);
   // A fork that has not gone on yet still waits at the same end.
-  const bool shared = std::ranges::any_of(cursors_, [&](const auto& entry) {
-    const Cursor& other = entry.second;
-    return other.end && other.end_serial == closed.end_serial &&
-           other.end->tail == closed.end->tail;
-  });
-  if (shared) return std::nullopt;
-  return closed.end;
+  if (waiting_.contains(*end) || !tree_.alive(end->state.node, end->serial)) return std::nullopt;
+  return end->state;
 }
 
 std::optional<Position> CursorTable::start_of(CursorId id, Tokens prompt,
@@ -70,8 +72,10 @@ void CursorTable::move(CursorId id, Position place) {
 void CursorTable::end_turn(CursorId id, const StateKey& end) {
   const auto found = cursors_.find(id);
   if (found == cursors_.end()) return;
-  found->second.end = end;
-  found->second.end_serial = tree_.node(end.node).serial;
+  std::optional<TurnEnd>& before = found->second.end;
+  if (before) leave(*before);
+  before = TurnEnd{end, tree_.node(end.node).serial};
+  ++waiting_[*before];
 }
 
 }  // namespace tasuki::cache

@@ -17,6 +17,9 @@ namespace tasuki::cache {
 // was inserted under it. Its node may be gone: then it stands nowhere. Every method throws
 // InvalidArgument on a cursor that is not open, but for move() and end_turn(), which ignore it: a
 // session may be closed while its request runs.
+//
+// Invariant: waiting_ counts the open cursors by where their latest turns ended. Every method costs
+// O(log n) of the open cursors.
 class CursorTable {
  public:
   explicit CursorTable(const RadixTree& tree) : tree_(tree) {}
@@ -35,19 +38,27 @@ class CursorTable {
   std::int64_t size() const { return static_cast<std::int64_t>(cursors_.size()); }
 
  private:
+  struct TurnEnd {
+    StateKey state;
+    std::uint64_t serial;  // of its node
+
+    auto operator<=>(const TurnEnd&) const = default;
+  };
   struct Cursor {
     std::string salt;
     std::optional<Position> place{};
-    std::uint64_t serial = 0;       // of place's node
-    std::optional<StateKey> end{};  // where its latest turn ended
-    std::uint64_t end_serial = 0;   // of end's node
+    std::uint64_t serial = 0;      // of place's node
+    std::optional<TurnEnd> end{};  // of its latest turn
   };
 
   const Cursor& at(CursorId id) const;
   CursorId add(Cursor cursor);
+  // A cursor waits there no more.
+  void leave(const TurnEnd& end);
 
   const RadixTree& tree_;
   std::map<CursorId, Cursor> cursors_;
+  std::map<TurnEnd, std::int64_t> waiting_;
   std::int64_t next_ = 1;
 };
 

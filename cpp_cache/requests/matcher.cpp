@@ -1,8 +1,9 @@
 #include "requests/matcher.h"
 
 #include <algorithm>
-#include <cstring>
 #include <ranges>
+
+#include "core/common_tokens.h"
 
 namespace tasuki::cache {
 
@@ -50,18 +51,6 @@ MissReasons miss_reasons_between(const Ends& ends) {
 }
 
 }  // namespace
-
-std::int64_t common_tokens(Tokens left, Tokens right) {
-  const std::size_t limit = std::min(left.size(), right.size());
-  if (limit == 0 || left[0] != right[0]) return 0;
-  // memcmp is the fastest answer to the usual question, "is all of it equal?".
-  if (std::memcmp(left.data(), right.data(), limit * sizeof(Token)) == 0) {
-    return static_cast<std::int64_t>(limit);
-  }
-  const auto differ =
-      std::mismatch(left.begin(), left.begin() + static_cast<std::ptrdiff_t>(limit), right.begin());
-  return differ.first - left.begin();
-}
 
 // What stands along a walk, as token counts from the root.
 struct Matcher::Survey {
@@ -148,9 +137,7 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
     survey.evicted = StateKey{node.id, tail};
   };
   const auto look_inside = [&](const Node& node) {
-    for (const Tail& tail : node.tails) {
-      const Tokens rest = from(prompt, node.depth);
-      if (common_tokens(tail.tokens, rest) < length(tail.tokens)) continue;
+    node.tails.for_each_start(from(prompt, node.depth), [&](const Tail& tail) {
       const std::int64_t end = node.depth + length(tail.tokens);
       if (tail.resident()) {
         survey.kv = std::max(survey.kv, end);
@@ -159,7 +146,7 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
         survey.evicted_kv = std::max(survey.evicted_kv, end);
         if (end <= survey.cap) gone(end, tail.id, node);
       }
-    }
+    });
     if (node.checkpoint) stands(*node.checkpoint, std::nullopt, node);
     if (node.checkpoint_evicted && node.depth <= survey.cap) {
       gone(node.depth, std::nullopt, node);
@@ -202,17 +189,7 @@ std::int64_t Matcher::partial_page(Tokens prompt, const Walk& walk) const {
                             .first(static_cast<std::size_t>(kPageTokens));
     return common_tokens(page, rest);
   }
-  std::int64_t best = 0;
-  for (const ChildEntry& entry : node->children) {
-    if (entry.first_token != rest.front()) continue;
-    const Node& child = tree_.node(entry.node);
-    if (!child.resident) continue;
-    best = std::max(best, common_tokens(Tokens(child.tokens).first(kPageTokens), rest));
-  }
-  for (const Tail& tail : node->tails) {
-    if (tail.resident()) best = std::max(best, common_tokens(tail.tokens, rest));
-  }
-  return best;
+  return std::max(tree_.common_with_child(*node, rest), node->tails.common_with(rest));
 }
 
 // How far some live allocation's tokens agree with the prompt. An allocation stands in the node

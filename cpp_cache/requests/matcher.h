@@ -49,7 +49,4 @@ class Matcher {
   const AllocationTable& allocations_;
 };
 
-// Tokens that two runs share from their start. Compared as memory.
-std::int64_t common_tokens(Tokens left, Tokens right);
-
 }  // namespace tasuki::cache

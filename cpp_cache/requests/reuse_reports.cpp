@@ -18,6 +18,7 @@ std::int64_t ReuseReports::used(const Found& found, const std::optional<StateKey
   if (source && stands_in == *source) return turns;
   use(stands_in);
   policy.superseded(stands_in);
+  if (stands_in.tail) tree_.weigh_again(stands_in.node);
   return turns;
 }
 

@@ -1,12 +1,17 @@
 // The lists of a node and the pool of nodes.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <vector>
 
+#include "nodes/child_list.h"
 #include "nodes/compact_vector.h"
 #include "nodes/node_pool.h"
+#include "nodes/tail_list.h"
 #include "tests/cache_life.h"
 
 using namespace tasuki::cache;
@@ -25,10 +30,6 @@ TEST_CASE("CompactVector holds what a vector holds, and owns it") {
       list.erase(list.begin() + place);
       plain.erase(plain.begin() + place);
     }
-    if (step % 300 == 299) {
-      const auto odd = [](const std::shared_ptr<int>& item) { return *item % 2 == 1; };
-      CHECK(list.erase_if(odd) == std::erase_if(plain, odd));
-    }
     REQUIRE(std::vector<std::shared_ptr<int>>(list.begin(), list.end()) == plain);
   }
   CompactVector<std::shared_ptr<int>> other(std::move(list));
@@ -37,9 +38,136 @@ TEST_CASE("CompactVector holds what a vector holds, and owns it") {
   const std::weak_ptr<int> seen = plain.front();
   plain.clear();
   CHECK_FALSE(seen.expired());
-  list.erase_if([](const auto&) { return true; });
+  while (!list.empty()) list.erase(list.begin());
   CHECK(seen.expired());
   CHECK(list.empty());
+}
+
+TEST_CASE("ChildList holds what an ordered set holds, and walks in its order") {
+  std::mt19937 draw(9);
+  // Few pages: many children under one hash, and runs without a gap that reach the end.
+  for (const Token pages : {2, 40, 1'000'000}) {
+    ChildList list;
+    std::set<ChildEntry> plain;
+    std::map<NodeId, std::vector<Token>> page_of;
+    const auto steps = pages == 2 ? 1'500 : 12'000;
+    for (int step = 0; step < steps; ++step) {
+      // Grows, then shrinks to nothing.
+      if (page_of.empty() || draw() % 10 < (step < steps / 2 ? 7U : 2U)) {
+        const auto child = static_cast<NodeId>(step);
+        const auto token = static_cast<Token>(draw() % static_cast<std::uint32_t>(pages));
+        const auto page = prompt({token}, 0);
+        list.insert(child, PageKey(page).hash);
+        plain.insert({PageKey(page).hash, child});
+        page_of.emplace(child, page);
+      } else {
+        const auto at = page_of.lower_bound(static_cast<NodeId>(draw() % step));
+        const auto gone = at == page_of.end() ? page_of.begin() : at;
+        list.erase(gone->first, PageKey(gone->second).hash);
+        plain.erase({PageKey(gone->second).hash, gone->first});
+        page_of.erase(gone);
+      }
+      REQUIRE(list.size() == plain.size());
+      REQUIRE(list.empty() == plain.empty());
+      if (step % 64 != 0) continue;
+      REQUIRE(std::equal(list.begin(), list.end(), plain.begin(), plain.end()));
+      for (const auto& [child, page] : page_of) {
+        const std::uint64_t hash = PageKey(page).hash;
+        std::vector<NodeId> alike;
+        REQUIRE(list.find(hash, [&](NodeId other) {
+          alike.push_back(other);
+          return other == child;
+        }) == child);
+        CHECK(alike.front() == plain.lower_bound({hash, NodeId{0}})->node);
+      }
+      CHECK_FALSE(list.find(draw(), [](NodeId) { return true; }));
+    }
+  }
+}
+
+TEST_CASE("a child is added and taken among very many without a look at most") {
+  // Hashes that are spread: the entries of one run without a gap stay few.
+  ChildList list;
+  std::mt19937 draw(4);
+  std::vector<std::vector<Token>> pages;
+  for (int i = 0; i < 50'000; ++i) {
+    pages.push_back(prompt({static_cast<Token>(draw())}, 0));
+    list.insert(static_cast<NodeId>(i), PageKey(pages.back()).hash);
+  }
+  std::int64_t looks = 0;
+  for (int i = 0; i < 50'000; ++i) {
+    const auto child = static_cast<NodeId>(i);
+    REQUIRE(list.find(PageKey(pages[static_cast<std::size_t>(i)]).hash, [&](NodeId other) {
+      ++looks;
+      return other == child;
+    }) == child);
+  }
+  CHECK(looks < 50'100);
+  std::size_t walked = 0;
+  for (int i = 0; i < 49'000; ++i) {
+    list.erase(static_cast<NodeId>(i), PageKey(pages[static_cast<std::size_t>(i)]).hash);
+  }
+  for ([[maybe_unused]] const ChildEntry entry : list) ++walked;
+  CHECK(walked == 1'000);
+}
+
+TEST_CASE("TailList finds what a scan of all tails finds") {
+  std::mt19937 draw(13);
+  const auto is_start = [](const std::vector<Token>& start, const std::vector<Token>& run) {
+    return start.size() <= run.size() && std::equal(start.begin(), start.end(), run.begin());
+  };
+  TailList list;
+  std::map<TailId, Tail> plain;
+  std::int32_t made = 0;
+  for (int step = 0; step < 8'000; ++step) {
+    std::vector<Token> tokens(1 + draw() % 6);
+    for (Token& token : tokens) token = static_cast<Token>(draw() % 3);
+    const Tail* const found = list.find(Tokens(tokens));
+    const auto same = std::ranges::find_if(
+        plain, [&](const auto& entry) { return entry.second.tokens == tokens; });
+    REQUIRE((found == nullptr) == (same == plain.end()));
+    const bool grows = step / 1'000 % 2 == 0;
+    if (same == plain.end() && (grows || draw() % 4 == 0)) {
+      ++made;
+      const Tail tail{TailId{made}, tokens, PageId{made},
+                      Checkpoint{SlotId{made}, CheckpointKind::kTurnEnd, 64, 1}};
+      list.add(tail);
+      plain.emplace(tail.id, tail);
+    } else if (same != plain.end() && same->second.resident()) {
+      const auto held = list.evict(same->first, 7);
+      CHECK(held == std::pair(*same->second.page, same->second.state->slot));
+      same->second.page.reset();
+    } else if (same != plain.end()) {
+      list.forget(same->first);
+      plain.erase(same);
+    }
+    if (!plain.empty() && plain.rbegin()->second.resident() && draw() % 2 == 0) {
+      const PageId moved{++made};
+      list.move_page(*plain.rbegin()->second.page, moved);
+      plain.rbegin()->second.page = moved;
+    }
+    std::vector<Token> asked(draw() % 9);
+    for (Token& token : asked) token = static_cast<Token>(draw() % 3);
+    std::int64_t resident = 0;
+    std::int64_t common = 0;
+    std::set<TailId> starts;
+    for (const auto& [id, tail] : plain) {
+      if (is_start(tail.tokens, asked)) starts.insert(id);
+      REQUIRE(list.find(id)->page == tail.page);
+      if (!tail.resident()) continue;
+      ++resident;
+      common = std::max(common, common_tokens(tail.tokens, asked));
+      REQUIRE(list.find(*tail.page)->id == id);
+    }
+    std::set<TailId> visited;
+    list.for_each_start(asked, [&](const Tail& tail) { visited.insert(tail.id); });
+    REQUIRE(visited == starts);
+    REQUIRE(list.resident() == resident);
+    REQUIRE(list.common_with(asked) == common);
+    REQUIRE(list.size() == static_cast<std::int64_t>(plain.size()));
+    REQUIRE(std::ranges::equal(list, plain, {}, &TailList::ById::value_type::first,
+                               &std::map<TailId, Tail>::value_type::first));
+  }
 }
 
 TEST_CASE("NodePool reuses ids under new serials and never moves a node") {

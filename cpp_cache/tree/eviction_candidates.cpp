@@ -19,16 +19,17 @@ EvictionItem tail_item(const Node& node, const Tail& tail) {
   return {EvictionKind::kTail, tail.state->last_use, node.id, tail.id, tail.state->probationary};
 }
 
+bool is_loose(const Tail& tail) { return tail.resident() && tail.state->pins == 0; }
+
 }  // namespace
 
-EvictionCandidates::EvictionCandidates(std::unique_ptr<EvictionPolicy> policy,
-                                       const NodePool& nodes, const CacheConfig& shape)
+EvictionCandidates::EvictionCandidates(std::unique_ptr<EvictionPolicy> policy, NodePool& nodes,
+                                       const CacheConfig& shape)
     : policy_(std::move(policy)), nodes_(nodes), worth_(nodes, shape) {}
 
 std::optional<EvictionItem> EvictionCandidates::kv_item(const Node& node) {
   const bool bare_leaf = !node.is_root() && node.resident && !node.is_protected() &&
-                         node.resident_children == 0 && !node.checkpoint &&
-                         node.resident_tails() == 0;
+                         node.children.empty() && !node.checkpoint && node.tails.resident() == 0;
   if (!bare_leaf) return std::nullopt;
   return EvictionItem{EvictionKind::kLeafPages, node.last_use, node.id, std::nullopt};
 }
@@ -41,40 +42,54 @@ bool EvictionCandidates::lists_tail(const Node& node, const Tail& tail) const {
   return policy_->contains(tail_item(node, tail));
 }
 
-void EvictionCandidates::withdraw(const Node& node) {
+void EvictionCandidates::withdraw(const Node& node, std::optional<TailId> tail) {
   if (const auto item = kv_item(node)) policy_->remove(*item);
   if (node.checkpoint && node.checkpoint->pins == 0) policy_->remove(checkpoint_item(node));
-  for (const Tail& tail : node.tails) {
-    if (tail.resident() && tail.state->pins == 0) policy_->remove(tail_item(node, tail));
-  }
+  if (!tail) return;
+  const Tail& named = *node.tails.find(*tail);
+  if (is_loose(named)) policy_->remove(tail_item(node, named));
 }
 
-void EvictionCandidates::list(const Node& node) {
+void EvictionCandidates::list(Node& node, std::optional<TailId> tail) {
   const bool weighs = policy_->learns();
   if (const auto item = kv_item(node)) policy_->add(*item);
   if (node.checkpoint && node.checkpoint->pins == 0) {
     policy_->add(checkpoint_item(node), weighs ? worth_.of_checkpoint(node) : Worth{});
   }
-  for (const Tail& tail : node.tails) {
-    if (tail.resident() && tail.state->pins == 0) {
-      policy_->add(tail_item(node, tail), weighs ? worth_.of_tail(node, tail) : Worth{});
+  const bool weighs_tails = weighs && node.tails.resident() > 0;
+  const TailWeighing weighing = weighs_tails ? worth_.weighing(node) : TailWeighing{};
+  if (tail) {
+    const Tail& named = *node.tails.find(*tail);
+    if (is_loose(named)) {
+      policy_->add(tail_item(node, named), weighs ? worth_.of_tail(weighing, named) : Worth{});
     }
   }
+  if (weighs_tails && node.tails.weighed() != weighing) weigh_tails(node, weighing);
+}
+
+void EvictionCandidates::weigh_tails(Node& node, const TailWeighing& now) {
+  for (const auto& [id, tail] : node.tails) {
+    if (!is_loose(tail)) continue;
+    const EvictionItem item = tail_item(node, tail);
+    policy_->remove(item);
+    policy_->add(item, worth_.of_tail(now, tail));
+  }
+  node.tails.set_weighed(now);
 }
 
 void EvictionCandidates::weigh_below(const Node& top) {
   if (!policy_->learns()) return;
   std::vector<NodeId> order{top.id};
   for (std::size_t next = 0; next < order.size() && next < kMostWeighed; ++next) {
-    const Node& each = nodes_[order[next]];
+    Node& each = nodes_[order[next]];
     if (next > 0) {
       withdraw(each);
       list(each);
       if (each.checkpoint) continue;
     }
-    for (const ChildEntry& child : each.children) {
+    for (const ChildEntry child : each.children) {
       if (order.size() >= kMostWeighed) break;
-      if (nodes_[child.node].resident) order.push_back(child.node);
+      order.push_back(child.node);
     }
   }
 }

@@ -16,6 +16,7 @@ void Pins::pin(NodeId id, AllocationId allocation, Tick now) {
 
 void Pins::unpin(NodeId id, AllocationId allocation) {
   Node& node = nodes_[id];
+  candidates_.withdraw(node);
   node.allocations.erase(std::ranges::find(node.allocations, allocation));
   if (!node.is_protected()) unprotect(node);
   candidates_.list(node);
@@ -47,22 +48,22 @@ void Pins::unprotect(Node& node) {
 
 void Pins::pin_state(const StateKey& state) {
   Node& node = nodes_[state.node];
-  candidates_.withdraw(node);
+  candidates_.withdraw(node, state.tail);
   if (node.state(state.tail).pins++ == 0) {
     ++pinned_states_;
     if (state.tail) ++pinned_tail_pages_;
   }
-  candidates_.list(node);
+  candidates_.list(node, state.tail);
 }
 
 void Pins::unpin_state(const StateKey& state) {
   Node& node = nodes_[state.node];
-  candidates_.withdraw(node);
+  candidates_.withdraw(node, state.tail);
   if (--node.state(state.tail).pins == 0) {
     --pinned_states_;
     if (state.tail) --pinned_tail_pages_;
   }
-  candidates_.list(node);
+  candidates_.list(node, state.tail);
 }
 
 }  // namespace tasuki::cache

@@ -16,6 +16,8 @@ namespace {
   }
 }
 
+std::int64_t length(const Tail& tail) { return static_cast<std::int64_t>(tail.tokens.size()); }
+
 constexpr std::size_t kMostAhead = 8192;  // bytes of a run
 
 // Nodes looked at for the end of a long prompt.
@@ -36,20 +38,34 @@ std::optional<NodeId> RadixTree::root(std::string_view salt) const {
 }
 
 void RadixTree::expect_child(const Node& parent, const PageKey& page) const {
-  if (!parent.children.empty()) __builtin_prefetch(parent.children.expected_place(page.hash));
+  __builtin_prefetch(parent.children.expected_place(page.hash));
+  __builtin_prefetch(parent.ghost_children.expected_place(page.hash));
 }
 
 std::optional<NodeId> RadixTree::find_child(const Node& parent, const PageKey& page) const {
-  if (parent.children.empty()) return std::nullopt;
-  for (const ChildEntry* entry = parent.children.first_from(page.hash);
-       entry != parent.children.end() && entry->hash == page.hash; ++entry) {
-    const Node& child = node(entry->node);
+  const auto is_it = [&](NodeId id) {
+    const Node& child = node(id);
     prefetch(&child, sizeof child);
-    __builtin_prefetch(child.children.begin());
+    __builtin_prefetch(child.children.expected_place(0));
     prefetch(child.tokens.data(), std::min(child.tokens.size() * sizeof(Token), kMostAhead));
-    if (std::ranges::equal(child.first_page(), page.tokens)) return entry->node;
-  }
-  return std::nullopt;
+    return std::ranges::equal(child.first_page(), page.tokens);
+  };
+  const auto child = parent.children.find(page.hash, is_it);
+  return child ? child : parent.ghost_children.find(page.hash, is_it);
+}
+
+std::int64_t RadixTree::common_with_child(const Node& parent, Tokens run) const {
+  const auto child = parent.first_pages.nearest(run);
+  return child ? common_tokens(node(*child).first_page(), run) : 0;
+}
+
+std::optional<NodeId> RadixTree::first_child(const Node& parent) const {
+  const ChildList& standing = parent.children;
+  const ChildList& gone = parent.ghost_children;
+  if (standing.empty() && gone.empty()) return std::nullopt;
+  if (standing.empty()) return (*gone.begin()).node;
+  if (gone.empty()) return (*standing.begin()).node;
+  return std::min(*standing.begin(), *gone.begin()).node;
 }
 
 Position RadixTree::cover(NodeId id, std::int64_t depth) const {
@@ -87,13 +103,15 @@ std::vector<Token> RadixTree::tokens_to(Position end) const {
 std::optional<std::int64_t> RadixTree::long_prompt_through(Position position) const {
   const Node* node = &this->node(position.node);
   // At a fork, or a path's end, nobody leaves anew.
-  if (position.depth == node->depth && node->children.size() != 1) return std::nullopt;
+  const std::size_t ways = node->children.size() + node->ghost_children.size();
+  if (position.depth == node->depth && ways != 1) return std::nullopt;
   for (std::size_t step = 0; step < kMostFollowed; ++step) {
     if (node->long_prompt_beyond && node->depth >= position.depth) {
       return node->depth + *node->long_prompt_beyond;
     }
-    if (node->children.empty()) return std::nullopt;
-    node = &this->node(node->children.begin()->node);
+    const auto child = first_child(*node);
+    if (!child) return std::nullopt;
+    node = &this->node(*child);
   }
   return std::nullopt;
 }
@@ -110,7 +128,7 @@ NodeId RadixTree::open_root(std::string_view salt) {
 
 void RadixTree::close_root_if_bare(NodeId id) {
   const Node& root = node(id);
-  if (!root.children.empty() || !root.tails.empty() || !root.allocations.empty()) return;
+  if (!root.is_bare() || !root.allocations.empty()) return;
   roots_.erase(*root.salt);
   drop_node(id);
 }
@@ -120,25 +138,44 @@ NodeId RadixTree::add_child(NodeId parent_id, Tokens run, std::vector<PageId> pa
   Node& parent = at(parent_id);
   child.parent = parent_id;
   child.tokens.assign(run.begin(), run.end());
+  child.page_hash = PageKey(child.first_page()).hash;
   child.depth = parent.depth + static_cast<std::int64_t>(run.size());
   child.pages = std::move(pages);
   child.resident = true;
   child.last_use = now;
   candidates_.withdraw(parent);
-  parent.children.insert(child.id, child.first_page());
-  ++parent.resident_children;
+  hang(parent, child);
   candidates_.list(parent);
   ++resident_nodes_;
   pages_ += static_cast<std::int64_t>(child.pages.size());
   homes_.put(child);
   candidates_.list(child);
-  if (parent.resident_children == 2) candidates_.weigh_below(parent);
+  if (parent.resident_children() == 2) candidates_.weigh_below(parent);
   return child.id;
 }
 
+void RadixTree::hang(Node& parent, const Node& child) {
+  if (!child.resident) {
+    parent.ghost_children.insert(child.id, child.page_hash);
+    return;
+  }
+  parent.children.insert(child.id, child.page_hash);
+  parent.first_pages.insert(child.first_page(), child.id,
+                            [this](NodeId other) { return node(other).first_page(); });
+}
+
+void RadixTree::unhang(Node& parent, const Node& child) {
+  if (!child.resident) {
+    parent.ghost_children.erase(child.id, child.page_hash);
+    return;
+  }
+  parent.children.erase(child.id, child.page_hash);
+  parent.first_pages.erase(child.first_page());
+}
+
 bool RadixTree::growable(const Node& node) const {
-  return !node.is_root() && node.resident && node.children.empty() && node.tails.empty() &&
-         !node.checkpoint && !node.checkpoint_evicted;
+  return !node.is_root() && node.resident && node.is_bare() && !node.checkpoint &&
+         !node.checkpoint_evicted;
 }
 
 void RadixTree::grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, Tick now) {
@@ -159,18 +196,19 @@ NodeId RadixTree::split(NodeId id, std::int64_t depth) {
   Node& lower = at(id);
   Node& parent = at(*lower.parent);
   const std::int64_t cut = depth - lower.start();
-  parent.children.erase(id);
+  unhang(parent, lower);
   upper.parent = lower.parent;
   upper.depth = depth;
   upper.resident = lower.resident;
   upper.last_use = lower.last_use;
   upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + cut);
+  upper.page_hash = lower.page_hash;
   lower.tokens.erase(lower.tokens.begin(), lower.tokens.begin() + cut);
+  lower.page_hash = PageKey(lower.first_page()).hash;
   if (lower.resident) {
     const std::int64_t pages = cut / kPageTokens;
     upper.pages.assign(lower.pages.begin(), lower.pages.begin() + pages);
     lower.pages.erase(lower.pages.begin(), lower.pages.begin() + pages);
-    upper.resident_children = 1;
     homes_.put(upper);
     ++resident_nodes_;
   } else {
@@ -181,8 +219,8 @@ NodeId RadixTree::split(NodeId id, std::int64_t depth) {
   }
   upper.protected_children = lower.is_protected() ? 1 : 0;
   lower.parent = upper.id;
-  parent.children.insert(upper.id, upper.first_page());
-  upper.children.insert(lower.id, lower.first_page());
+  hang(parent, upper);
+  hang(upper, lower);
   return upper.id;
 }
 
@@ -191,16 +229,17 @@ void RadixTree::revive(NodeId ghost, std::vector<PageId> pages, Tick now) {
   Node& parent = at(*node.parent);
   ghosts_.remove({node.ghost_since, ghost, std::nullopt}, node.depth - node.start());
   candidates_.withdraw(parent);
-  ++parent.resident_children;
+  unhang(parent, node);
+  node.resident = true;
+  hang(parent, node);
   candidates_.list(parent);
   node.pages = std::move(pages);
-  node.resident = true;
   node.last_use = now;
   ++resident_nodes_;
   pages_ += static_cast<std::int64_t>(node.pages.size());
   homes_.put(node);
   candidates_.list(node);
-  if (parent.resident_children == 2) candidates_.weigh_below(parent);
+  if (parent.resident_children() == 2) candidates_.weigh_below(parent);
 }
 
 void RadixTree::attach_checkpoint(NodeId id, SlotId slot, const Birth& birth, Tick now) {
@@ -219,43 +258,43 @@ TailId RadixTree::attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot
                               const Birth& birth, Tick now) {
   Node& node = at(id);
   candidates_.withdraw(node);
-  node.tails.erase_if([&](const Tail& tail) {
-    if (tail.resident() || !std::ranges::equal(tail.tokens, tokens)) return false;
-    ghosts_.remove({tail.ghost_since, id, tail.id}, static_cast<std::int64_t>(tokens.size()));
-    policy().forgotten({id, tail.id});
-    return true;
-  });
+  if (const Tail* ghost = node.tails.find(tokens)) forget_tail(node, *ghost);
   const auto boundary = node.depth + static_cast<std::int64_t>(tokens.size());
   const auto tail = static_cast<TailId>(next_tail_++);
   policy().born({id, tail}, birth);
-  node.tails.push_back(Tail{
-      tail, {tokens.begin(), tokens.end()}, page, Checkpoint{slot, birth.kind, boundary, now}});
+  node.tails.add(
+      {tail, {tokens.begin(), tokens.end()}, page, Checkpoint{slot, birth.kind, boundary, now}});
   ++states_;
   ++pages_;
   homes_.put(page, id);
-  candidates_.list(node);
+  candidates_.list(node, tail);
   candidates_.weigh_below(node);
   return tail;
 }
 
 void RadixTree::touch(const StateKey& state, Tick now) {
   Node& node = at(state.node);
-  candidates_.withdraw(node);
+  candidates_.withdraw(node, state.tail);
   node.state(state.tail).last_use = now;
   node.state(state.tail).probationary = false;
-  candidates_.list(node);
+  candidates_.list(node, state.tail);
 }
 
 void RadixTree::put_on_probation(const StateKey& state) {
   Node& node = at(state.node);
-  candidates_.withdraw(node);
+  candidates_.withdraw(node, state.tail);
   node.state(state.tail).probationary = true;
-  candidates_.list(node);
+  candidates_.list(node, state.tail);
+}
+
+void RadixTree::weigh_again(NodeId id) {
+  Node& node = at(id);
+  if (!node.tails.empty()) node.tails.set_weighed(std::nullopt);
 }
 
 void RadixTree::expect_no_use(const StateKey& state) {
   const Node& host = node(state.node);
-  const Tail* tail = state.tail ? host.find_tail(*state.tail) : nullptr;
+  const Tail* tail = state.tail ? host.tails.find(*state.tail) : nullptr;
   if (state.tail ? tail == nullptr || !tail->resident() : !host.checkpoint.has_value()) return;
   policy().ended(state);
   put_on_probation(state);
@@ -263,17 +302,14 @@ void RadixTree::expect_no_use(const StateKey& state) {
 
 bool RadixTree::movable(PageId page) const {
   const Node& home = node(homes_.of(page));
-  const auto holds = [page](const Tail& tail) { return tail.page == page; };
-  const auto tail = std::ranges::find_if(home.tails, holds);
-  return tail == home.tails.end() ? !home.is_protected() : tail->state->pins == 0;
+  const Tail* const tail = home.tails.find(page);
+  return tail == nullptr ? !home.is_protected() : tail->state->pins == 0;
 }
 
 void RadixTree::move_page(PageId from, PageId to) {
   Node& home = at(homes_.of(from));
-  const auto holds = [from](const Tail& tail) { return tail.page == from; };
-  const auto tail = std::ranges::find_if(home.tails, holds);
-  if (tail != home.tails.end()) {
-    tail->page = to;
+  if (home.tails.find(from) != nullptr) {
+    home.tails.move_page(from, to);
   } else {
     *std::ranges::find(home.pages, from) = to;
   }
@@ -283,7 +319,7 @@ void RadixTree::move_page(PageId from, PageId to) {
 Freed RadixTree::evict(const EvictionItem& item, Tick now) {
   Freed freed;
   Node& node = at(item.node);
-  candidates_.withdraw(node);
+  candidates_.withdraw(node, item.tail);
   switch (item.kind) {
     case EvictionKind::kCheckpoint:
       freed.slots.push_back(node.checkpoint->slot);
@@ -294,31 +330,29 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
       candidates_.weigh_below(node);
       break;
     case EvictionKind::kTail: {
-      Tail& tail = node.tail(*item.tail);
-      freed.pages.push_back(*tail.page);
-      candidates_.pass_on_tail(node, tail.id);
-      freed.slots.push_back(tail.state->slot);
-      tail.page.reset();
-      tail.state.reset();
-      tail.ghost_since = now;
-      ghosts_.add({now, node.id, tail.id}, static_cast<std::int64_t>(tail.tokens.size()));
+      candidates_.pass_on_tail(node, *item.tail);
+      const auto [page, slot] = node.tails.evict(*item.tail, now);
+      freed.pages.push_back(page);
+      freed.slots.push_back(slot);
+      ghosts_.add({now, node.id, item.tail}, length(*node.tails.find(*item.tail)));
       --states_;
       --pages_;
       candidates_.weigh_below(node);
       break;
     }
     case EvictionKind::kLeafPages: {
-      freed.pages = std::exchange(node.pages, {});
+      Node& parent = at(*node.parent);
+      candidates_.withdraw(parent);
+      unhang(parent, node);
       node.resident = false;
+      hang(parent, node);
+      candidates_.list(parent);
+      freed.pages = std::exchange(node.pages, {});
       node.ghost_since = now;
       ghosts_.add({now, node.id, std::nullopt}, node.depth - node.start());
       --resident_nodes_;
       pages_ -= static_cast<std::int64_t>(freed.pages.size());
-      Node& parent = at(*node.parent);
-      candidates_.withdraw(parent);
-      --parent.resident_children;
-      candidates_.list(parent);
-      if (parent.resident_children == 1) candidates_.weigh_below(parent);
+      if (parent.resident_children() == 1) candidates_.weigh_below(parent);
       break;
     }
   }
@@ -330,7 +364,7 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
 void RadixTree::drop_node(NodeId id) {
   const Node& gone = node(id);
   policy().forgotten({id, std::nullopt});
-  if (!gone.is_root()) at(*gone.parent).children.erase(id);
+  if (!gone.is_root()) unhang(at(*gone.parent), gone);
   nodes_.drop(id);
 }
 
@@ -339,10 +373,7 @@ void RadixTree::forget(const Ghost& ghost) {
   std::optional<NodeId> parent = node(top).parent;
   if (ghost.tail) {
     Node& host = at(ghost.node);
-    const auto tokens = static_cast<std::int64_t>(host.tail(*ghost.tail).tokens.size());
-    ghosts_.remove(ghost, tokens);
-    policy().forgotten({ghost.node, ghost.tail});
-    host.tails.erase_if([&](const Tail& tail) { return tail.id == *ghost.tail; });
+    forget_tail(host, *host.tails.find(*ghost.tail));
     parent = host.id;
   } else {
     forget_subtree(top);
@@ -350,18 +381,23 @@ void RadixTree::forget(const Ghost& ghost) {
   if (parent && node(*parent).is_root()) close_root_if_bare(*parent);
 }
 
+void RadixTree::forget_tail(Node& host, const Tail& ghost) {
+  ghosts_.remove({ghost.ghost_since, host.id, ghost.id}, length(ghost));
+  policy().forgotten({host.id, ghost.id});
+  host.tails.forget(ghost.id);
+}
+
 void RadixTree::forget_subtree(NodeId id) {
   // Iterative: chains of ghosts may be as long as there are turns.
   std::vector<NodeId> order{id};
   for (std::size_t next = 0; next < order.size(); ++next) {
-    for (const ChildEntry& child : node(order[next]).children) order.push_back(child.node);
+    for (const ChildEntry child : node(order[next]).ghost_children) order.push_back(child.node);
   }
   for (auto each = order.rbegin(); each != order.rend(); ++each) {
     const Node& gone = node(*each);
-    for (const Tail& tail : gone.tails) {
-      ghosts_.remove({tail.ghost_since, gone.id, tail.id},
-                     static_cast<std::int64_t>(tail.tokens.size()));
-      policy().forgotten({gone.id, tail.id});
+    for (const auto& [tail, ghost] : gone.tails) {
+      ghosts_.remove({ghost.ghost_since, gone.id, tail}, length(ghost));
+      policy().forgotten({gone.id, tail});
     }
     ghosts_.remove({gone.ghost_since, gone.id, std::nullopt}, gone.depth - gone.start());
     drop_node(*each);

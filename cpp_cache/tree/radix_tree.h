@@ -33,7 +33,9 @@ struct Freed {
 // Invariants: edges are whole pages and no two siblings share a first page; a ghost has only ghosts
 // below it; a node is an eviction candidate exactly if it is resident, unprotected, without state,
 // tail or child; a state is one exactly if it is unpinned. A split keeps the id, state, tails and
-// children on the deeper part.
+// children on the deeper part. A node's lists hold its resident children and its ghosts apart, and
+// the first pages of the resident ones, so that whatever number hangs on a node one of them is
+// found, added or taken, and the nearest to a run found, in O(log n).
 class RadixTree {
  public:
   // REQUIRES: shape passed validate().
@@ -46,6 +48,8 @@ class RadixTree {
   bool alive(NodeId id, std::uint64_t serial) const { return nodes_.holds(id, serial); }
   std::optional<NodeId> root(std::string_view salt) const;
   std::optional<NodeId> find_child(const Node& parent, const PageKey& page) const;
+  // Tokens at the start of `run` that the nearest resident child's first page shares.
+  std::int64_t common_with_child(const Node& parent, Tokens run) const;
   // Asks memory for what find_child() will read, where there is other work to do first.
   void expect_child(const Node& parent, const PageKey& page) const;
   // The node on the path to `at` that holds the token before `depth`. REQUIRES: depth <= at's
@@ -87,6 +91,9 @@ class RadixTree {
   void touch(const StateKey& state, Tick now);
   // A neighbour serves nearly as well: it goes first until a request uses it.
   void put_on_probation(const StateKey& state);
+  // Its tails are listed anew with the next change of the node: one of them is worth something else
+  // for a reason that the tree does not know. Ignores a node that is gone.
+  void weigh_again(NodeId id);
   // As far as is known no request will use it. Ignores a state that is gone.
   void expect_no_use(const StateKey& state);
   // For the policy: time, and the lives of states, ghosts too.
@@ -118,8 +125,14 @@ class RadixTree {
 
  private:
   Node& at(NodeId id) { return nodes_[id]; }
+  // The first in the order of hashes, ghosts included.
+  std::optional<NodeId> first_child(const Node& parent) const;
+  // Into the parent's lists and out of them; the child stands, or is a ghost, as it says.
+  void hang(Node& parent, const Node& child);
+  void unhang(Node& parent, const Node& child);
   void drop_node(NodeId id);
   void forget(const Ghost& ghost);
+  void forget_tail(Node& host, const Tail& ghost);
   void forget_subtree(NodeId id);
   void trim_ghosts();
 

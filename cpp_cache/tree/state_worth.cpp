@@ -1,16 +1,6 @@
 #include "tree/state_worth.h"
 
-#include <algorithm>
-
 namespace tasuki::cache {
-
-namespace {
-
-bool continues(Tokens run, Tokens start) {
-  return run.size() >= start.size() && std::ranges::equal(run.first(start.size()), start);
-}
-
-}  // namespace
 
 // The deepest state above the node that a request for the node's path could resume from.
 std::optional<StateKey> StateWorth::state_above(const Node& node) const {
@@ -18,10 +8,7 @@ std::optional<StateKey> StateWorth::state_above(const Node& node) const {
   while (!below->is_root()) {
     const Node* above = &nodes_[*below->parent];
     const Tail* deepest = nullptr;
-    for (const Tail& tail : above->tails) {
-      if (!tail.resident() || !continues(below->tokens, tail.tokens)) continue;
-      if (deepest == nullptr || tail.tokens.size() > deepest->tokens.size()) deepest = &tail;
-    }
+    above->tails.for_each_resident_start(below->tokens, [&](const Tail& tail) { deepest = &tail; });
     if (deepest != nullptr) return StateKey{above->id, deepest->id};
     if (above->checkpoint) return StateKey{above->id, std::nullopt};
     below = above;
@@ -47,8 +34,8 @@ std::int64_t StateWorth::pages_alone(const Node& node) const {
   const Node* above = &node;
   while (!above->is_root()) {
     above = &nodes_[*above->parent];
-    if (above->is_root() || above->checkpoint || above->resident_children > 1 ||
-        above->resident_tails() > 0) {
+    if (above->is_root() || above->checkpoint || above->resident_children() > 1 ||
+        above->tails.resident() > 0) {
       break;
     }
     pages += static_cast<std::int64_t>(above->pages.size());
@@ -60,29 +47,30 @@ Worth StateWorth::of_checkpoint(const Node& node) const {
   Worth worth;
   worth.gain = prefill_between(boundary_above(node), node.checkpoint->boundary);
   worth.pages = pages_per_slab_;
-  worth.paths_below = node.resident_children + node.resident_tails();
+  worth.paths_below = node.resident_children() + node.tails.resident();
   if (worth.paths_below == 0) worth.pages += pages_alone(node);
   return worth;
 }
 
-Worth StateWorth::of_tail(const Node& node, const Tail& tail) const {
+TailWeighing StateWorth::weighing(const Node& node) const {
+  const bool is_alone = !node.checkpoint && node.children.empty() && node.tails.resident() == 1;
+  return {node.checkpoint ? node.depth : boundary_above(node), is_alone ? pages_alone(node) : 0};
+}
+
+Worth StateWorth::of_tail(const TailWeighing& weighing, const Tail& tail) const {
   Worth worth;
-  const std::int64_t above = node.checkpoint ? node.depth : boundary_above(node);
-  worth.gain = prefill_between(above, tail.state->boundary);
-  worth.pages = pages_per_slab_ + 1;
-  const bool is_alone =
-      !node.checkpoint && node.resident_children == 0 && node.resident_tails() == 1;
-  if (is_alone) worth.pages += pages_alone(node);
+  worth.gain = prefill_between(weighing.above, tail.state->boundary);
+  worth.pages = pages_per_slab_ + 1 + weighing.pages_alone;
   return worth;
 }
 
 std::optional<StateKey> StateWorth::heir_of_checkpoint(const Node& node) const {
-  if (node.resident_children > 0 || node.resident_tails() > 0) return std::nullopt;
+  if (!node.children.empty() || node.tails.resident() > 0) return std::nullopt;
   return heir_above(node);
 }
 
 std::optional<StateKey> StateWorth::heir_of_tail(const Node& node) const {
-  if (node.resident_children > 0 || node.resident_tails() > 1) return std::nullopt;
+  if (!node.children.empty() || node.tails.resident() > 1) return std::nullopt;
   if (node.checkpoint) return StateKey{node.id, std::nullopt};
   return heir_above(node);
 }
@@ -93,7 +81,7 @@ std::optional<StateKey> StateWorth::heir_above(const Node& node) const {
   const Node* above = &node;
   while (above->id != fallback->node) {
     above = &nodes_[*above->parent];
-    if (above->resident_children > 1) return std::nullopt;
+    if (above->resident_children() > 1) return std::nullopt;
   }
   return fallback;
 }

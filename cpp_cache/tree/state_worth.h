@@ -20,8 +20,10 @@ class StateWorth {
 
   // What the loss of the state would cost and free. REQUIRES: the node has one at its end.
   Worth of_checkpoint(const Node& node) const;
-  // REQUIRES: the tail is the node's, and resident.
-  Worth of_tail(const Node& node, const Tail& tail) const;
+  // What all of its resident tails have in common.
+  TailWeighing weighing(const Node& node) const;
+  // REQUIRES: the tail is resident, and its node was weighed so.
+  Worth of_tail(const TailWeighing& weighing, const Tail& tail) const;
 
   // The one state that would wait for the next request on the path in its stead, if any; before it
   // is dropped.

@@ -57,7 +57,7 @@ void TreeCheck::check_run(const Node& node) const {
   require(pages == (node.resident ? tokens / kPageTokens : 0), 2,
           who + " has not one page a run of tokens");
   if (!node.resident) {
-    require(!node.checkpoint && node.resident_tails() == 0, 2, who + " has state but no KV");
+    require(!node.checkpoint && node.tails.resident() == 0, 2, who + " has state but no KV");
     require(tree_.ghosts().contains({node.ghost_since, node.id, std::nullopt}), 3,
             who + " is an unlisted ghost");
   }
@@ -67,19 +67,26 @@ void TreeCheck::check_run(const Node& node) const {
 }
 
 void TreeCheck::check_children(const Node& node) const {
-  std::int64_t resident = 0;
   std::int64_t guarded = 0;
-  for (const ChildEntry& entry : node.children) {
+  const auto check_child = [&](const ChildEntry& entry, bool stands) {
     const Node& child = tree_.node(entry.node);
     require(child.parent == node.id && child.start() == node.depth, 2,
             name(child) + " does not continue its parent");
     require(tree_.find_child(node, child.first_page()) == child.id, 2,
             name(child) + " is not the one found by its first page");
+    require(child.resident == stands, 3, name(child) + " is in the wrong list of its parent");
     require(node.resident || !child.resident, 3, name(child) + " outlived the KV above it");
-    if (child.resident) ++resident;
+    require(!stands || node.first_pages.nearest(child.first_page()) == child.id, 2,
+            name(child) + " is not the nearest to its own first page");
     if (child.is_protected()) ++guarded;
+  };
+  std::int64_t resident = 0;
+  for (const ChildEntry entry : node.children) {
+    check_child(entry, true);
+    ++resident;
   }
-  require(resident == node.resident_children && guarded == node.protected_children, 3,
+  for (const ChildEntry entry : node.ghost_children) check_child(entry, false);
+  require(resident == node.resident_children() && guarded == node.protected_children, 3,
           name(node) + " miscounts its children");
 }
 
@@ -92,19 +99,26 @@ void TreeCheck::check_states(const Node& node) const {
     require((node.checkpoint->pins == 0) == candidates.lists_checkpoint(node), 3,
             who + ": its state is a candidate exactly if unpinned");
   }
-  for (const Tail& tail : node.tails) {
+  std::int64_t resident = 0;
+  for (const auto& [id, tail] : node.tails) {
     const auto length = static_cast<std::int64_t>(tail.tokens.size());
+    require(node.tails.find(tail.tokens) == &tail, 2,
+            who + " has a tail that is not found by its tokens");
     require(length > 0 && length < kPageTokens, 2, who + " has a tail of a whole page");
     if (!tail.resident()) {
       require(tree_.ghosts().contains({tail.ghost_since, node.id, tail.id}), 3,
               who + " has an unlisted ghost of a tail");
       continue;
     }
+    ++resident;
+    require(node.tails.find(*tail.page) == &tail, 2,
+            who + " has a tail that is not found by its page");
     require(tail.state && tail.state->boundary == node.depth + length, 2,
             who + " has a tail with a state of another boundary");
     require((tail.state->pins == 0) == candidates.lists_tail(node, tail), 3,
             who + ": a tail is a candidate exactly if unpinned");
   }
+  require(resident == node.tails.resident(), 3, who + " miscounts its tails");
   if (const auto item = EvictionCandidates::kv_item(node)) {
     require(candidates.policy().contains(*item), 3, who + " could be evicted but is not listed");
   }
@@ -119,7 +133,7 @@ void TreeCheck::count(const Node& node) {
   pages_ += static_cast<std::int64_t>(node.pages.size());
   if (node.is_protected()) pinned_pages_ += static_cast<std::int64_t>(node.pages.size());
   if (node.checkpoint) count_state(node, *node.checkpoint, 0);
-  for (const Tail& tail : node.tails) {
+  for (const auto& [id, tail] : node.tails) {
     if (tail.resident()) {
       count_state(node, *tail.state, 1);
     } else {

@@ -31,7 +31,7 @@ Standing TreeCensus::alone(const Node& node) {
   Standing own;
   own.tokens = static_cast<std::int64_t>(node.pages.size()) * kPageTokens;
   own.nodes = node.is_root() ? 0 : 1;
-  own.states = static_cast<std::int32_t>(node.resident_tails()) + (node.checkpoint ? 1 : 0);
+  own.states = static_cast<std::int32_t>(node.tails.resident()) + (node.checkpoint ? 1 : 0);
   return own;
 }
 
@@ -43,11 +43,11 @@ void TreeCensus::take() {
   const std::size_t size = std::max<std::size_t>(tree_.nodes().size(), 1);
   standing_.resize(size);
   std::vector<std::optional<NodeId>> parents(size);
-  std::vector<std::int32_t> children(size);
+  std::vector<std::int64_t> children(size);
   tree_.nodes().for_each([&](const Node& node) {
     const auto index = static_cast<std::size_t>(raw(node.id));
     standing_[index] = alone(node);
-    children[index] = node.resident_children;
+    children[index] = node.resident_children();
     if (node.resident && !node.is_root()) parents[index] = node.parent;
   });
   std::vector<NodeId> whole;
@@ -97,7 +97,7 @@ void TreeCensus::add_stored(NodeId id, std::int64_t start) {
 void TreeCensus::add_split(NodeId upper) {
   const Node& node = tree_.node(upper);
   if (!node.resident) return;
-  const NodeId lower = node.children.begin()->node;
+  const NodeId lower = (*node.children.begin()).node;
   const Standing before = of(lower);
   at(upper) = before;
   at(lower).tokens -= node.depth - node.start();

@@ -63,12 +63,12 @@ class Viewer {
     seen.above = above;
     seen.depth = node.depth;
     seen.tokens = static_cast<std::int64_t>(node.pages.size()) * kPageTokens;
-    seen.children = node.resident_children;
+    seen.children = node.resident_children();
     if (node.checkpoint) {
       seen.state = node.checkpoint->kind;
       seen.state_pins = node.checkpoint->pins;
     }
-    for (const Tail& tail : node.tails) {
+    for (const auto& [tail_id, tail] : node.tails) {
       if (!tail.resident()) continue;
       ++seen.tails;
       seen.state_pins += tail.state->pins;
@@ -83,9 +83,8 @@ class Viewer {
     seen.hidden.states -= static_cast<std::int32_t>(seen.tails) + (seen.state ? 1 : 0);
     view_.push_back(seen);
     std::vector<Candidate> children;
-    for (const ChildEntry& child : node.children) {
-      const Standing& standing = census_.of(child.node);
-      if (standing.nodes > 0) children.push_back({standing.tokens, child.node, place});
+    for (const ChildEntry child : node.children) {
+      children.push_back({census_.of(child.node).tokens, child.node, place});
     }
     offer(std::move(children));
   }

@@ -39,7 +39,7 @@ using TreeView = std::vector<ViewedNode>;
 
 // The `limit` heaviest subtrees, in tokens, at and below `under`: closed upwards, so what is left
 // out of each is one number. nullopt: the node is gone. REQUIRES: limit >= 1; census is taken.
-// Cost: the children of those nodes.
+// Cost: the children and tails of those nodes.
 std::optional<TreeView> view_tree(const RadixTree& tree, const TreeCensus& census,
                                   std::optional<NodeName> under, std::int64_t limit, Tick now);
 

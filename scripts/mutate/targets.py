@@ -40,7 +40,7 @@ _FENCES = ("test_fence", "test_severing", "test_clocks", "test_transfer_path")
 _CACHE = (
     *(CPP_TESTS, "test_tree_behaviour", "test_tree_policy", "test_cache_failures"),
     *("test_cpp_binding", "test_tree_events", "test_tree_view", "test_reuse_table"),
-    *("test_slot_reuse", "test_tree_state_machine"),
+    *("test_slot_reuse", "test_tree_scale", "test_tree_state_machine"),
 )
 _ENGINE = (
     *("test_engine", "test_scheduler_failures", "test_engine_pipeline"),

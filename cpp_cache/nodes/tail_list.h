@@ -1,0 +1,115 @@
+// What stands, and what once stood, inside the page that follows a node.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/checkpoint_kind.h"
+#include "core/ids.h"
+#include "nodes/run_trie.h"
+
+namespace tasuki::cache {
+
+// The state of all GDN layers after exactly `boundary` tokens of its path. Immutable once
+// inserted.
+struct Checkpoint {
+  SlotId slot;
+  CheckpointKind kind;
+  std::int64_t boundary;
+  Tick last_use;
+  bool probationary = false;  // see EvictionItem
+  std::int32_t pins = 0;      // allocations that fork from it (of a tail: or whose page it took)
+};
+
+// Fewer than a page of tokens after a node's end: their KV in one page, and the state after the
+// last.
+struct Tail {
+  TailId id;
+  std::vector<Token> tokens;
+  std::optional<PageId> page;       // nullopt: a ghost
+  std::optional<Checkpoint> state;  // nullopt: a ghost
+  Tick ghost_since = 0;
+
+  bool resident() const { return page.has_value(); }
+};
+
+// By what all tails of one node were weighed when they were last listed: see StateWorth.
+struct TailWeighing {
+  std::int64_t above = 0;        // tokens of the nearest state above them
+  std::int64_t pages_alone = 0;  // that only the path to the one tail needs; 0 where there are more
+
+  bool operator==(const TailWeighing&) const = default;
+};
+
+// Owns the tails of one node, ghosts included. Any number of short answers may end behind one
+// system prompt, so nothing here but a walk over all of them costs more than O(log n). Costs one
+// pointer while it is empty. A tail stays where it is in memory until it is dropped.
+//
+// Invariants: no two tails have the same tokens; a tail is found among those that stand exactly
+// while it is resident; a walk is in the order of ids.
+class TailList {
+ public:
+  using ById = std::map<TailId, Tail>;
+  using Iterator = ById::const_iterator;
+
+  bool empty() const { return body_ == nullptr; }
+  std::int64_t size() const { return body_ ? static_cast<std::int64_t>(body_->tails.size()) : 0; }
+  std::int64_t resident() const { return body_ ? body_->resident : 0; }
+  Iterator begin() const { return body_ ? body_->tails.begin() : Iterator(); }
+  Iterator end() const { return body_ ? body_->tails.end() : Iterator(); }
+
+  const Tail* find(TailId id) const;
+  // Of a resident one.
+  const Tail* find(PageId page) const;
+  const Tail* find(Tokens tokens) const;
+  // Tokens at the start of `run` that the nearest resident tail shares.
+  std::int64_t common_with(Tokens run) const;
+  // Visits the tails whose tokens are how `run` begins: resident ones, then ghosts, shortest first.
+  template <typename Visit>
+  void for_each_start(Tokens run, Visit visit) const {
+    for_each_resident_start(run, visit);
+    if (body_) body_->gone.for_each_start(run, tokens_of, [&](const Tail* tail) { visit(*tail); });
+  }
+  template <typename Visit>
+  void for_each_resident_start(Tokens run, Visit visit) const {
+    if (!body_) return;
+    body_->standing.for_each_start(run, tokens_of, [&](const Tail* tail) { visit(*tail); });
+  }
+
+  // REQUIRES: it is resident, younger than all others, and none has its tokens.
+  void add(Tail tail);
+  // The state of a resident tail. REQUIRES: there is such a tail.
+  Checkpoint& state(TailId id) { return *body_->tails.at(id).state; }
+  // REQUIRES: a resident tail has that page.
+  void move_page(PageId from, PageId to);
+  // It becomes a ghost. Returns what it held. REQUIRES: it is resident.
+  std::pair<PageId, SlotId> evict(TailId id, Tick now);
+  // REQUIRES: it is a ghost.
+  void forget(TailId id);
+
+  const std::optional<TailWeighing>& weighed() const { return body_->weighed; }
+  // REQUIRES: not empty.
+  void set_weighed(const std::optional<TailWeighing>& weighed) { body_->weighed = weighed; }
+
+ private:
+  using Trie = RunTrie<const Tail*>;
+  struct Body {
+    ById tails{};
+    Trie standing{};
+    Trie gone{};
+    std::map<PageId, TailId> pages{};
+    std::int64_t resident = 0;
+    std::optional<TailWeighing> weighed{};
+  };
+
+  static Tokens tokens_of(const Tail* tail) { return tail->tokens; }
+  static const Tail* exact(const Trie& trie, Tokens tokens);
+
+  std::unique_ptr<Body> body_;
+};
+
+}  // namespace tasuki::cache
