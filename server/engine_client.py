@@ -34,7 +34,7 @@ from .errors import (
 )
 from .request_ids import RequestNames
 from .request_log import RequestLog
-from .unread_answer import AnswerPart, UnreadAnswer
+from .unread_answer import AnswerPart, Outlet, UnreadAnswer
 from .visible_usage import visible_end, visible_evictions
 
 log = logging.getLogger(__name__)
@@ -158,11 +158,14 @@ class EngineClient:
         self._limits.admit_request(caller)
 
     async def generate(
-        self, submit: m.Submit, request_context: RequestContext = ANONYMOUS
+        self,
+        submit: m.Submit,
+        request_context: RequestContext = ANONYMOUS,
+        outlet: Outlet | None = None,
     ) -> AsyncGenerator[AnswerPart, None]:
-        """Tokens in order, those that wait together, then one Finished, with the usage that its
-        caller may see. Raises RequestRejected, DuplicateRequest, SlowReader, RequestLimit,
-        RateLimited.
+        """Tokens in order, those that wait together, but for what the outlet has taken; then one
+        Finished, with the usage that its caller may see. Raises RequestRejected, DuplicateRequest,
+        SlowReader, RequestLimit, RateLimited, and what the outlet raises.
 
         Close it (contextlib.aclosing) to abort the request.
         """
@@ -180,7 +183,8 @@ class EngineClient:
                 caller=request_context.tenant or caller.name,
             )
             self._begin(submit.request_id, request_context)
-            unread = self._unread[submit.request_id] = UnreadAnswer(self._queue_limit)
+            unread = UnreadAnswer(self._queue_limit, self._charging(caller, outlet))
+            self._unread[submit.request_id] = unread
             self._observe(submit)
             self._post(submit)
             try:
@@ -192,6 +196,19 @@ class EngineClient:
                 unread.close()
                 if self._unread.get(submit.request_id) is unread:
                     self._post(m.Abort(submit.request_id))
+
+    def _charging(self, caller: Caller, outlet: Outlet | None) -> Outlet | None:
+        """The outlet, and what it takes counts against the caller's limits."""
+        if outlet is None:
+            return None
+
+        def take(tokens: Sequence[m.TokenOut]) -> bool:
+            taken = outlet(tokens)
+            if taken:
+                self._limits.answered(caller, len(tokens))
+            return taken
+
+        return take
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
         """Idempotent; the request's iterator ends with Finished(ABORT) where it still lived.

@@ -119,11 +119,11 @@ def answering(
             StopStrings(options.stops),
             partial(engine.abort, submit.request_id, request_context.caller),
         )
-        parts = engine.generate(submit, request_context)
+        generate = partial(engine.generate, submit, request_context)
         if options.stream:
             return await send_stream(
-                request, parts, answer, shape, include_usage=options.include_usage
+                request, generate, answer, shape, include_usage=options.include_usage
             )
-        return await send_whole(request, parts, answer, shape)
+        return await send_whole(request, generate, answer, shape)
 
     return handle

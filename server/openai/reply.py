@@ -5,17 +5,19 @@ The fields of chats and completions are a ReplyShape's. One event loop's thread.
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiohttp import web
 
+from tasuki.engine.messages import Finished, TokenOut
 from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import error_body
+from tasuki.server.http.event_stream import EventStream
 from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_look
-from tasuki.server.unread_answer import AnswerPart
+from tasuki.server.unread_answer import AnswerPart, Outlet
 
 from .events import DONE, ChunkEvents, event
 from .usage import usage, wants_hit
@@ -58,28 +60,35 @@ class ReplyShape(Protocol):
         ...
 
 
+Generate = Callable[[Outlet], AsyncGenerator[AnswerPart, None]]
+"""EngineClient's, of one request."""
+
+
 async def send_whole(
-    request: web.Request,
-    parts: AsyncGenerator[AnswerPart, None],
-    answer: TextAnswer,
-    shape: ReplyShape,
+    request: web.Request, generate: Generate, answer: TextAnswer, shape: ReplyShape
 ) -> web.Response:
-    async with aclosing(parts):
+    def take(tokens: Sequence[TokenOut]) -> bool:
+        for piece in answer.pieces(tokens):
+            shape.push(piece)
+        return True
+
+    async with aclosing(generate(take)) as parts:
         async for part in parts:
-            for item in answer.take(part):
-                if isinstance(item, Piece):
-                    shape.push(item)
-                    continue
-                shape.finish(item)
-                body = {**shape.head.fields(shape.whole_kind), "choices": [shape.whole(item)]}
-                body["usage"] = usage(item, with_hit=wants_hit(request))
-                return web.json_response(body)
+            if not isinstance(part, Finished):
+                take(part)
+                continue
+            rest, ending = answer.ended(part)
+            shape.push(rest)
+            shape.finish(ending)
+            body = {**shape.head.fields(shape.whole_kind), "choices": [shape.whole(ending)]}
+            body["usage"] = usage(ending, with_hit=wants_hit(request))
+            return web.json_response(body)
     raise AssertionError("an answer ended without its ending")
 
 
 async def send_stream(
     request: web.Request,
-    parts: AsyncGenerator[AnswerPart, None],
+    generate: Generate,
     answer: TextAnswer,
     shape: ReplyShape,
     *,
@@ -87,41 +96,44 @@ async def send_stream(
 ) -> web.StreamResponse:
     """Server-sent events; those of all tokens that wait together leave in one write. An error after
     the headers is an event of its own."""
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-        }
-    )
+    stream = EventStream(request)
     head = shape.head.fields(shape.chunk_kind)
     chunks = ChunkEvents(head, {"usage": None} if include_usage else {})
+
+    def events(tokens: Sequence[TokenOut]) -> bytes:
+        return chunks.of(
+            [choice for piece in answer.pieces(tokens) for choice in shape.push(piece)]
+        )
+
+    def write_now(tokens: Sequence[TokenOut]) -> bool:
+        flows = stream.flows
+        if flows:
+            stream.write_now(events(tokens))
+        return flows
+
+    def last_events(end: Finished) -> bytes:
+        rest, ending = answer.ended(end)
+        last = chunks.of([*shape.push(rest), *shape.finish(ending)])
+        if include_usage:
+            told = usage(ending, with_hit=wants_hit(request))
+            last += event({**head, "choices": [], "usage": told})
+        return last
+
     last = b""
-    async with first_look(parts, _FIRST_LOOK_SECONDS) as looked:
-        await response.prepare(request)
+    async with first_look(generate(write_now), _FIRST_LOOK_SECONDS) as parts:
+        await stream.prepare()
         try:
-            await _write(response, chunks.of(shape.opening()))
-            async for part in looked:
-                choices: list[bytes] = []
-                for item in answer.take(part):
-                    if isinstance(item, Piece):
-                        choices += shape.push(item)
-                        continue
-                    choices += shape.finish(item)
-                    if include_usage:
-                        told = usage(item, with_hit=wants_hit(request))
-                        last = event({**head, "choices": [], "usage": told})
-                await _write(response, chunks.of(choices))
+            await stream.write(chunks.of(shape.opening()))
+            async for part in parts:
+                if isinstance(part, Finished):
+                    last = last_events(part)
+                else:
+                    await stream.write(events(part))
         except ConnectionError:
-            return response
+            return stream.response
         except Exception as error:
             if not isinstance(error, ServerError):
                 log.exception("%s failed", shape.head.id)
             last = event(error_body(error))
-        await response.write_eof(last + DONE)
-    return response
-
-
-async def _write(response: web.StreamResponse, events: bytes) -> None:
-    if events:
-        await response.write(events)
+        await stream.end(last + DONE)
+    return stream.response

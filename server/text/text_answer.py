@@ -2,14 +2,13 @@
 ending. Applies stop strings."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from tasuki.engine import messages as m
 from tasuki.server.errors import RequestAborted
-from tasuki.server.unread_answer import AnswerPart
 
 from .stop_strings import StopStrings
 from .tokenizer import IncrementalDetokenizer
@@ -45,13 +44,10 @@ class TextAnswer:
         self._abort = abort
         self._count = 0
 
-    def take(self, part: AnswerPart) -> list[Piece | Ending]:
-        """What the next part of the answer adds: a piece a token; at the end the text that was held
-        back, and the one Ending. Raises RequestAborted."""
-        if isinstance(part, m.Finished):
-            return self._ended(part)
-        pieces: list[Piece | Ending] = []
-        for token in part:
+    def pieces(self, tokens: Sequence[m.TokenOut]) -> list[Piece]:
+        """What the next tokens add, each a piece; none behind a stop string."""
+        pieces: list[Piece] = []
+        for token in tokens:
             if self._stops.found:
                 break
             self._count += 1
@@ -61,14 +57,14 @@ class TextAnswer:
             pieces.append(Piece(text, token))
         return pieces
 
-    def _ended(self, end: m.Finished) -> list[Piece | Ending]:
-        found = self._stops.found
-        if end.reason is m.FinishReason.ABORT and not found:
+    def ended(self, end: m.Finished) -> tuple[Piece, Ending]:
+        """The text that was held back, and the ending. Raises RequestAborted."""
+        if end.reason is m.FinishReason.ABORT and not self._stops.found:
             raise RequestAborted("the request was aborted before its answer ended")
         rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
         # What was held back may end in a stop string.
         reason = m.FinishReason.STOP if self._stops.found else end.reason
-        return [Piece(rest, None), Ending(reason, self._count, end.usage)]
+        return Piece(rest, None), Ending(reason, self._count, end.usage)
 
 
 @asynccontextmanager
