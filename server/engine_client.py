@@ -34,7 +34,7 @@ from .errors import (
 )
 from .request_ids import RequestNames
 from .request_log import RequestLog
-from .unread_answer import AnswerPart, Outlet, UnreadAnswer
+from .unread_answer import AnswerPart, TokenSink, UnreadAnswer
 from .visible_usage import visible_end, visible_evictions
 
 log = logging.getLogger(__name__)
@@ -161,11 +161,11 @@ class EngineClient:
         self,
         submit: m.Submit,
         request_context: RequestContext = ANONYMOUS,
-        outlet: Outlet | None = None,
+        sink: TokenSink | None = None,
     ) -> AsyncGenerator[AnswerPart, None]:
-        """Tokens in order, those that wait together, but for what the outlet has taken; then one
+        """Tokens in order, those that wait together, but for what the sink has taken; then one
         Finished, with the usage that its caller may see. Raises RequestRejected, DuplicateRequest,
-        SlowReader, RequestLimit, RateLimited, and what the outlet raises.
+        SlowReader, RequestLimit, RateLimited, and what the sink raises.
 
         Close it (contextlib.aclosing) to abort the request.
         """
@@ -183,7 +183,7 @@ class EngineClient:
                 caller=request_context.tenant or caller.name,
             )
             self._begin(submit.request_id, request_context)
-            unread = UnreadAnswer(self._queue_limit, self._charging(caller, outlet))
+            unread = UnreadAnswer(self._queue_limit, self._charging(caller, sink))
             self._unread[submit.request_id] = unread
             self._observe(submit)
             self._post(submit)
@@ -197,13 +197,13 @@ class EngineClient:
                 if self._unread.get(submit.request_id) is unread:
                     self._post(m.Abort(submit.request_id))
 
-    def _charging(self, caller: Caller, outlet: Outlet | None) -> Outlet | None:
-        """The outlet, and what it takes counts against the caller's limits."""
-        if outlet is None:
+    def _charging(self, caller: Caller, sink: TokenSink | None) -> TokenSink | None:
+        """The sink, and what it takes counts against the caller's limits."""
+        if sink is None:
             return None
 
         def take(tokens: Sequence[m.TokenOut]) -> bool:
-            taken = outlet(tokens)
+            taken = sink(tokens)
             if taken:
                 self._limits.answered(caller, len(tokens))
             return taken

@@ -1,7 +1,7 @@
 """What the reader of one request's answer has yet to read.
 
 One event loop's thread; one reader. Invariants: tokens are taken in order and once, by the reader
-or by its outlet, and the end after them; no more than `limit` tokens wait, or the reader is cut off
+or by its sink, and the end after them; no more than `limit` tokens wait, or the reader is cut off
 once it has read them.
 """
 
@@ -15,7 +15,7 @@ from .errors import SlowReader
 AnswerPart = Sequence[m.TokenOut] | m.Finished
 """Tokens that waited together, one or more, or the answer's end."""
 
-Outlet = Callable[[Sequence[m.TokenOut]], bool]
+TokenSink = Callable[[Sequence[m.TokenOut]], bool]
 """Takes tokens while the reader waits for some, without waking its task, which costs more than all
 else that is done for a token. False where it took none and the reader must."""
 
@@ -24,11 +24,11 @@ _MOST_AT_ONCE = 64
 
 
 class UnreadAnswer:
-    def __init__(self, limit: int, outlet: Outlet | None = None) -> None:
-        """limit: tokens that may wait. outlet: tried before the reader; None: there is none. What
+    def __init__(self, limit: int, sink: TokenSink | None = None) -> None:
+        """limit: tokens that may wait. sink: tried before the reader; None: there is none. What
         it raises, the reader gets."""
         self._limit = limit
-        self._outlet = outlet
+        self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._tokens: list[m.TokenOut] = []
         self._end: m.Finished | Exception | None = None
@@ -45,12 +45,12 @@ class UnreadAnswer:
             self.end(SlowReader(f"{waiting}: read faster, or ask for fewer tokens"))
             return False
         self._tokens.append(token)
-        if self._outlet is None:
+        if self._sink is None:
             self._wake()
         elif not self._scheduled:
             # Deliveries that are due already come first, and their tokens go along.
             self._scheduled = True
-            self._loop.call_soon(self._let_out, self._outlet)
+            self._loop.call_soon(self._feed, self._sink)
         return True
 
     def end(self, end: m.Finished | Exception) -> None:
@@ -80,12 +80,12 @@ class UnreadAnswer:
             raise self._end
         return self._end
 
-    def _let_out(self, outlet: Outlet) -> None:
+    def _feed(self, sink: TokenSink) -> None:
         self._scheduled = False
         if self._reader is None or not self._tokens:
             return  # The reader has yet to read what came before, or has read all.
         try:
-            if outlet(self._tokens[:_MOST_AT_ONCE]):
+            if sink(self._tokens[:_MOST_AT_ONCE]):
                 del self._tokens[:_MOST_AT_ONCE]
         except Exception as error:
             # Nobody can know which of them it took.

@@ -17,7 +17,7 @@ from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import error_body
 from tasuki.server.http.event_stream import EventStream
 from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_look
-from tasuki.server.unread_answer import AnswerPart, Outlet
+from tasuki.server.unread_answer import AnswerPart, TokenSink
 
 from .events import DONE, ChunkEvents, event
 from .usage import usage, wants_hit
@@ -60,7 +60,7 @@ class ReplyShape(Protocol):
         ...
 
 
-Generate = Callable[[Outlet], AsyncGenerator[AnswerPart, None]]
+Generate = Callable[[TokenSink], AsyncGenerator[AnswerPart, None]]
 """EngineClient's, of one request."""
 
 
