@@ -24,7 +24,7 @@ from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
 
-from .reply import ReplyShape, send_stream, send_whole
+from .reply import ReplyShape, StreamedReply, WholeReply
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
 
@@ -119,11 +119,11 @@ def answering(
             StopStrings(options.stops),
             partial(engine.abort, submit.request_id, request_context.caller),
         )
-        generate = partial(engine.generate, submit, request_context)
-        if options.stream:
-            return await send_stream(
-                request, generate, answer, shape, include_usage=options.include_usage
-            )
-        return await send_whole(request, generate, answer, shape)
+        reply: StreamedReply | WholeReply = (
+            StreamedReply(request, answer, shape, include_usage=options.include_usage)
+            if options.stream
+            else WholeReply(request, answer, shape)
+        )
+        return await reply.send(engine.generate(submit, request_context, reply.take))
 
     return handle

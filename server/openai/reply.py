@@ -5,7 +5,7 @@ The fields of chats and completions are a ReplyShape's. One event loop's thread.
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import error_body
 from tasuki.server.http.event_stream import EventStream
 from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_look
-from tasuki.server.unread_answer import AnswerPart, TokenSink
+from tasuki.server.unread_answer import AnswerPart
 
 from .events import DONE, ChunkEvents, event
 from .usage import usage, wants_hit
@@ -60,80 +60,93 @@ class ReplyShape(Protocol):
         ...
 
 
-Generate = Callable[[TokenSink], AsyncGenerator[AnswerPart, None]]
-"""EngineClient's, of one request."""
+class WholeReply:
+    """One JSON object, once the answer has ended."""
 
+    def __init__(self, request: web.Request, answer: TextAnswer, shape: ReplyShape) -> None:
+        self._request = request
+        self._answer = answer
+        self._shape = shape
 
-async def send_whole(
-    request: web.Request, generate: Generate, answer: TextAnswer, shape: ReplyShape
-) -> web.Response:
-    def take(tokens: Sequence[TokenOut]) -> bool:
-        for piece in answer.pieces(tokens):
-            shape.push(piece)
+    def take(self, tokens: Sequence[TokenOut]) -> bool:
+        """As a TokenSink."""
+        for piece in self._answer.pieces(tokens):
+            self._shape.push(piece)
         return True
 
-    async with aclosing(generate(take)) as parts:
-        async for part in parts:
-            if not isinstance(part, Finished):
-                take(part)
-                continue
-            rest, ending = answer.ended(part)
-            shape.push(rest)
-            shape.finish(ending)
-            body = {**shape.head.fields(shape.whole_kind), "choices": [shape.whole(ending)]}
-            body["usage"] = usage(ending, with_hit=wants_hit(request))
-            return web.json_response(body)
-    raise AssertionError("an answer ended without its ending")
-
-
-async def send_stream(
-    request: web.Request,
-    generate: Generate,
-    answer: TextAnswer,
-    shape: ReplyShape,
-    *,
-    include_usage: bool,
-) -> web.StreamResponse:
-    """Server-sent events; those of all tokens that wait together leave in one write. An error after
-    the headers is an event of its own."""
-    stream = EventStream(request)
-    head = shape.head.fields(shape.chunk_kind)
-    chunks = ChunkEvents(head, {"usage": None} if include_usage else {})
-
-    def events(tokens: Sequence[TokenOut]) -> bytes:
-        return chunks.of(
-            [choice for piece in answer.pieces(tokens) for choice in shape.push(piece)]
-        )
-
-    def write_now(tokens: Sequence[TokenOut]) -> bool:
-        flows = stream.flows
-        if flows:
-            stream.write_now(events(tokens))
-        return flows
-
-    def last_events(end: Finished) -> bytes:
-        rest, ending = answer.ended(end)
-        last = chunks.of([*shape.push(rest), *shape.finish(ending)])
-        if include_usage:
-            told = usage(ending, with_hit=wants_hit(request))
-            last += event({**head, "choices": [], "usage": told})
-        return last
-
-    last = b""
-    async with first_look(generate(write_now), _FIRST_LOOK_SECONDS) as parts:
-        await stream.prepare()
-        try:
-            await stream.write(chunks.of(shape.opening()))
+    async def send(self, parts: AsyncGenerator[AnswerPart, None]) -> web.StreamResponse:
+        async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Finished):
-                    last = last_events(part)
-                else:
-                    await stream.write(events(part))
-        except ConnectionError:
-            return stream.response
-        except Exception as error:
-            if not isinstance(error, ServerError):
-                log.exception("%s failed", shape.head.id)
-            last = event(error_body(error))
-        await stream.end(last + DONE)
-    return stream.response
+                    return web.json_response(self._body(part))
+                self.take(part)
+        raise AssertionError("an answer ended without its ending")
+
+    def _body(self, end: Finished) -> dict[str, Any]:
+        shape = self._shape
+        rest, ending = self._answer.ended(end)
+        shape.push(rest)
+        shape.finish(ending)
+        return {
+            **shape.head.fields(shape.whole_kind),
+            "choices": [shape.whole(ending)],
+            "usage": usage(ending, with_hit=wants_hit(self._request)),
+        }
+
+
+class StreamedReply:
+    """Server-sent events; those of all tokens that wait together leave in one write. An error after
+    the headers is an event of its own."""
+
+    def __init__(
+        self, request: web.Request, answer: TextAnswer, shape: ReplyShape, *, include_usage: bool
+    ) -> None:
+        self._stream = EventStream(request)
+        self._request = request
+        self._answer = answer
+        self._shape = shape
+        self._include_usage = include_usage
+        self._head = shape.head.fields(shape.chunk_kind)
+        self._chunks = ChunkEvents(self._head, {"usage": None} if include_usage else {})
+
+    def take(self, tokens: Sequence[TokenOut]) -> bool:
+        """As a TokenSink."""
+        flows = self._stream.flows
+        if flows:
+            self._stream.write_now(self._events(tokens))
+        return flows
+
+    async def send(self, parts: AsyncGenerator[AnswerPart, None]) -> web.StreamResponse:
+        stream = self._stream
+        last = b""
+        async with first_look(parts, _FIRST_LOOK_SECONDS) as looked:
+            await stream.prepare()
+            try:
+                await stream.write(self._chunks.of(self._shape.opening()))
+                async for part in looked:
+                    if isinstance(part, Finished):
+                        last = self._last_events(part)
+                    else:
+                        await stream.write(self._events(part))
+            except ConnectionError:
+                return stream.response
+            except Exception as error:
+                if not isinstance(error, ServerError):
+                    log.exception("%s failed", self._shape.head.id)
+                last = event(error_body(error))
+            await stream.end(last + DONE)
+        return stream.response
+
+    def _events(self, tokens: Sequence[TokenOut]) -> bytes:
+        choices: list[bytes] = []
+        for piece in self._answer.pieces(tokens):
+            choices += self._shape.push(piece)
+        return self._chunks.of(choices)
+
+    def _last_events(self, end: Finished) -> bytes:
+        rest, ending = self._answer.ended(end)
+        last = self._chunks.of([*self._shape.push(rest), *self._shape.finish(ending)])
+        if self._include_usage:
+            told = usage(ending, with_hit=wants_hit(self._request))
+            last += event({**self._head, "choices": [], "usage": told})
+        return last
