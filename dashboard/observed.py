@@ -1,10 +1,9 @@
-"""The engine's messages that metrics, history and traces observe."""
+"""The engine's messages that metrics, history and traces observe. Of tokens they see how many."""
 
 from tasuki.engine import messages as m
 
 ObservedMessage = (
     m.Submit
-    | m.TokenOut
     | m.Finished
     | m.Rejected
     | m.Evicted

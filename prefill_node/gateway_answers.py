@@ -9,6 +9,7 @@ from tasuki.engine import messages as m
 from tasuki.server.auth.caller import Caller
 from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.errors import RequestRejected
+from tasuki.server.unread_answer import AnswerPart
 from tasuki.utils.loops.loop_thread import LoopLost, LoopThread
 
 from .gateway_rooms import GatewayRooms
@@ -23,19 +24,19 @@ class GatewayAnswers:
 
     async def generate(
         self, submit: m.Submit, request_context: RequestContext
-    ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
+    ) -> AsyncGenerator[AnswerPart, None]:
         """As GatewayRooms; raises RequestRejected where the rooms' loop has died."""
 
-        async def answer() -> list[m.TokenOut | m.Finished]:
-            return [event async for event in self._rooms.generate(submit, request_context)]
+        async def answer() -> list[AnswerPart]:
+            return [part async for part in self._rooms.generate(submit, request_context)]
 
         try:
             # Token and end come together, so that nobody waits for the second.
-            events = await self._there.run(answer(), None)
+            parts = await self._there.run(answer(), None)
         except LoopLost as error:
             raise RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, str(error))) from error
-        for event in events:
-            yield event
+        for part in parts:
+            yield part
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
         self._there.loop.call_soon_threadsafe(self._rooms.abort, request_id, caller)

@@ -19,6 +19,7 @@ from tasuki.engine import messages as m
 from tasuki.server.auth.caller import Caller
 from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.errors import DuplicateRequest, InvalidRequest
+from tasuki.server.unread_answer import AnswerPart
 from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
@@ -57,7 +58,7 @@ class GatewayRooms:
 
     async def generate(
         self, submit: m.Submit, request_context: RequestContext
-    ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
+    ) -> AsyncGenerator[AnswerPart, None]:
         """The first token, if the room comes so far, and Finished. Raises InvalidRequest,
         DuplicateRequest.
 
@@ -82,7 +83,7 @@ class GatewayRooms:
             del self._calls[owned]
             self._leave(call)
         if token is not None:
-            yield m.TokenOut(submit.request_id, token.token, token.logprob, token.margin, 0)
+            yield [m.TokenOut(submit.request_id, token.token, token.logprob, token.margin, 0)]
         yield visible_end(_finished(submit, token, time.monotonic() - begun), request_context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:

@@ -71,7 +71,9 @@ class Rig:
         self.observed = 0.0
         """CPU seconds in observers while they are timed, reading the clock included."""
         loop = asyncio.get_running_loop()
-        self._client = EngineClient(self._engine.handle, loop, observe=self._observe)
+        self._client = EngineClient(
+            self._engine.handle, loop, observe=self._observe, count_tokens=self._count_tokens
+        )
         self._asked = 0
         self._samples = 0
         self._sampled_at = time.monotonic()
@@ -82,6 +84,14 @@ class Rig:
         began = time.thread_time() if self._watch is Watch.TIMED else 0.0
         self._exposition.observe(message)
         self._recorder.observe(message)
+        if self._watch is Watch.TIMED:
+            self.observed += time.thread_time() - began
+
+    def _count_tokens(self, count: int) -> None:
+        if self._watch is Watch.NOBODY:
+            return
+        began = time.thread_time() if self._watch is Watch.TIMED else 0.0
+        self._exposition.count_tokens(count)
         if self._watch is Watch.TIMED:
             self.observed += time.thread_time() - began
 

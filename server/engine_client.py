@@ -4,8 +4,8 @@ Owns the table of requests in flight, of queries unanswered, the log of requests
 what callers hold at once. Callers name requests, each in a namespace of its own (RequestNames).
 Does not know gRPC, sessions or text. All methods belong to the event loop's thread, except
 `deliver`, which is called from the engine's. Invariants: every Submit gets exactly one Finished or
-Rejected from the engine, until then its id is taken; every iterator that ends early posts Abort; a
-request's queue is bounded, and its reader is cut off when it is full.
+Rejected from the engine, until then its id is taken; every iterator that ends early posts Abort;
+what waits for a request's reader is bounded, and the reader is cut off when it is too much.
 """
 
 import asyncio
@@ -29,13 +29,12 @@ from .errors import (
     RequestAborted,
     RequestLimit,
     RequestRejected,
-    ServerError,
-    SlowReader,
     UnknownRequest,
     WatcherLimit,
 )
 from .request_ids import RequestNames
 from .request_log import RequestLog
+from .unread_answer import AnswerPart, TokenSink, UnreadAnswer
 from .visible_usage import visible_end, visible_evictions
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class Answers(Protocol):
 
     def generate(
         self, submit: m.Submit, request_context: RequestContext
-    ) -> AsyncGenerator[m.TokenOut | m.Finished, None]: ...
+    ) -> AsyncGenerator[AnswerPart, None]: ...
     def abort(self, request_id: m.RequestId, caller: Caller) -> None: ...
 
 
@@ -61,10 +60,8 @@ Reply = (
 )
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
-Observed = (
-    m.Submit | m.TokenOut | m.Finished | m.Rejected | m.Evicted | m.RoomEnded | m.HandoverCancelled
-)
-_OWN = frozenset(get_args(Observed | Reply))
+Observed = m.Submit | m.Finished | m.Rejected | m.Evicted | m.RoomEnded | m.HandoverCancelled
+_OWN = frozenset(get_args(Observed | Reply)) | {m.TokenOut}
 _OWN_ALONE = _OWN - {m.HandoverCancelled}
 """A cancelled hand-over is for the record here, and for the control plane."""
 
@@ -86,6 +83,7 @@ class EngineClient:
         handover: Callable[[m.Outbox], None] | None = None,
         queue_limit: int = 4096,
         observe: Callable[[Observed], None] = lambda message: None,
+        count_tokens: Callable[[int], None] = lambda count: None,
         limits: RateLimits | None = None,
         begin: Callable[[m.RequestId, RequestContext], None] = lambda request, context: None,
         requests: ConcurrencyCaps | None = None,
@@ -94,23 +92,25 @@ class EngineClient:
         """post: hands a message to the engine, from any thread, without blocking.
 
         handover: takes hand-over messages on the engine's thread; None where the role has none.
-        queue_limit: tokens that may wait for one reader. observe: sees what requests ask and get,
-        evictions and ends of rooms, on the event loop. limits: what callers may ask for; None: as
-        much as they like. begin: called with each request that was let in, and from where it comes.
-        requests, watchers: what callers may hold at once; None: as much as they like.
+        queue_limit: tokens that may wait for one reader. observe: sees what requests ask, their
+        ends, evictions and ends of rooms, on the event loop; count_tokens: how many tokens a
+        delivery brought. limits: what callers may ask for; None: as much as they like. begin:
+        called with each request that was let in, and from where it comes. requests, watchers: what
+        callers may hold at once; None: as much as they like.
         """
         self._post = post
         self._loop = loop
         self._handover = handover
         self._queue_limit = queue_limit
         self._observe = observe
+        self._count_tokens = count_tokens
         self._limits = limits or no_limits()
         self._begin = begin
         self._requests = requests or ConcurrencyCaps(RequestLimit, "requests in flight", 0)
         self.watchers = watchers or ConcurrencyCaps(WatcherLimit, "watches", 0)
         self.ended = RequestLog(time.monotonic)
         self._names = RequestNames()
-        self._streams: dict[m.RequestId, _Stream] = {}
+        self._unread: dict[m.RequestId, UnreadAnswer] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
         self._lost: m.RequestError | None = None
@@ -137,13 +137,13 @@ class EngineClient:
     def engine_lost(self, reason: str) -> None:
         """The engine has died: ends everything in flight and refuses what comes."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
-        for name, stream in self._streams.items():
+        for name, unread in self._unread.items():
             self._names.end(name)
-            stream.put(RequestRejected(self._lost))
+            unread.end(RequestRejected(self._lost))
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(RequestRejected(self._lost))
-        self._streams.clear()
+        self._unread.clear()
         self._queries.clear()
 
     @property
@@ -158,10 +158,14 @@ class EngineClient:
         self._limits.admit_request(caller)
 
     async def generate(
-        self, submit: m.Submit, request_context: RequestContext = ANONYMOUS
-    ) -> AsyncGenerator[m.TokenOut | m.Finished, None]:
-        """Tokens in order, then one Finished, with the usage that its caller may see. Raises
-        RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited.
+        self,
+        submit: m.Submit,
+        request_context: RequestContext = ANONYMOUS,
+        sink: TokenSink | None = None,
+    ) -> AsyncGenerator[AnswerPart, None]:
+        """Tokens in order, those that wait together, but for what the sink has taken; then one
+        Finished, with the usage that its caller may see. Raises RequestRejected, DuplicateRequest,
+        SlowReader, RequestLimit, RateLimited, and what the sink raises.
 
         Close it (contextlib.aclosing) to abort the request.
         """
@@ -179,24 +183,32 @@ class EngineClient:
                 caller=request_context.tenant or caller.name,
             )
             self._begin(submit.request_id, request_context)
-            stream = self._streams[submit.request_id] = _Stream(self._queue_limit)
+            unread = UnreadAnswer(self._queue_limit, self._charging(caller, sink))
+            self._unread[submit.request_id] = unread
             self._observe(submit)
             self._post(submit)
             try:
-                while True:
-                    item = await stream.get()
-                    if isinstance(item, ServerError):
-                        raise item
-                    if isinstance(item, m.TokenOut):
-                        self._limits.answered(caller)
-                        yield item
-                        continue
-                    yield visible_end(item, request_context)
-                    return
+                while not isinstance(part := await unread.read(), m.Finished):
+                    self._limits.answered(caller, len(part))
+                    yield part
+                yield visible_end(part, request_context)
             finally:
-                stream.close()
-                if self._streams.get(submit.request_id) is stream:
+                unread.close()
+                if self._unread.get(submit.request_id) is unread:
                     self._post(m.Abort(submit.request_id))
+
+    def _charging(self, caller: Caller, sink: TokenSink | None) -> TokenSink | None:
+        """The sink, and what it takes counts against the caller's limits."""
+        if sink is None:
+            return None
+
+        def take(tokens: Sequence[m.TokenOut]) -> bool:
+            taken = sink(tokens)
+            if taken:
+                self._limits.answered(caller, len(tokens))
+            return taken
+
+        return take
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
         """Idempotent; the request's iterator ends with Finished(ABORT) where it still lived.
@@ -309,13 +321,28 @@ class EngineClient:
         assert isinstance(answer, reply), f"query {query_id} was answered by {answer}"
         return answer
 
-    def _dispatch_all(self, messages: Sequence[Observed | Reply]) -> None:
+    def _dispatch_all(self, messages: Sequence[m.TokenOut | Observed | Reply]) -> None:
         """In order. One that cannot be dispatched leaves the others theirs."""
+        tokens = 0
         for message in messages:
             try:
-                self._dispatch(message)
+                if isinstance(message, m.TokenOut):
+                    tokens += 1
+                    self._hand_on(message)
+                else:
+                    self._dispatch(message)
             except Exception:
                 log.exception("a message of the engine was dropped: %s", type(message).__name__)
+        if tokens:
+            try:
+                self._count_tokens(tokens)
+            except Exception:
+                log.exception("what counts tokens broke")
+
+    def _hand_on(self, token: m.TokenOut) -> None:
+        unread = self._unread.get(token.request_id)
+        if unread is not None and not unread.put(token):
+            self._post(m.Abort(token.request_id))
 
     def _dispatch(self, message: Observed | Reply) -> None:
         if isinstance(message, Reply):
@@ -328,20 +355,14 @@ class EngineClient:
             log.exception("what observes messages broke: %s", type(message).__name__)
         if isinstance(message, m.Evicted):
             self.ended.evicted(message)
-        if not isinstance(message, (m.TokenOut, m.Finished, m.Rejected)):
+        if not isinstance(message, m.Finished | m.Rejected):
             return
-        if not isinstance(message, m.TokenOut):
-            self.ended.add(message)
-        stream = self._streams.get(message.request_id)
-        if stream is None:
+        self.ended.add(message)
+        unread = self._unread.pop(message.request_id, None)
+        if unread is None:
             return
-        if isinstance(message, m.TokenOut):
-            if not stream.put(message):
-                self._post(m.Abort(message.request_id))
-            return
-        del self._streams[message.request_id]
         self._names.end(message.request_id)
-        stream.put(RequestRejected(message.error) if isinstance(message, m.Rejected) else message)
+        unread.end(RequestRejected(message.error) if isinstance(message, m.Rejected) else message)
 
     def _answer(self, reply: Reply) -> None:
         future = self._queries.pop(reply.query_id, None)
@@ -352,34 +373,3 @@ class EngineClient:
             self._post(m.CloseCursor(reply.cursor))
         elif isinstance(reply, m.WatchOpened):
             self._post(m.EndWatch(reply.watch))
-
-
-class _Stream:
-    """What one request's reader has yet to read."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._items: asyncio.Queue[m.TokenOut | m.Finished | ServerError] = asyncio.Queue()
-        self._cut_off = False
-
-    def put(self, item: m.TokenOut | m.Finished | ServerError) -> bool:
-        """False when this item is the one too many; later ones are dropped."""
-        if self._cut_off:
-            return True
-        if self._items.qsize() < self._limit or not isinstance(item, m.TokenOut):
-            self._items.put_nowait(item)
-            return True
-        self._cut_off = True
-        self._items.put_nowait(
-            SlowReader(
-                f"{self._limit} tokens wait to be read: read faster, or ask for fewer tokens"
-            )
-        )
-        return False
-
-    def close(self) -> None:
-        """The reader has gone: keep nothing more."""
-        self._cut_off = True
-
-    async def get(self) -> m.TokenOut | m.Finished | ServerError:
-        return await self._items.get()

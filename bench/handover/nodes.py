@@ -97,11 +97,11 @@ class NodePair:
         submit = m.Submit(m.RequestId(f"bench-{next(self._names)}"), ids, sampling)
         start = time.perf_counter()
         seconds = None
-        async for message in self._node.front.engine.generate(submit):
-            if isinstance(message, m.TokenOut) and seconds is None:
+        async for part in self._node.front.engine.generate(submit):
+            if seconds is None:
                 seconds = time.perf_counter() - start
-            if isinstance(message, m.Finished) and seconds is not None:
-                return FirstToken(seconds, message.usage)
+            elif isinstance(part, m.Finished):
+                return FirstToken(seconds, part.usage)
         raise BenchError("an answer ended without a token")
 
 

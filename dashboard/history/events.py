@@ -42,13 +42,11 @@ _KINDS: dict[type[ObservedMessage], str] = {
 """Of messages whose events are all their fields."""
 
 
-def event_of(message: ObservedMessage) -> Event | None:
-    """The message as an event; None for single tokens, which history does not keep."""
+def event_of(message: ObservedMessage) -> Event:
+    """The message as an event."""
     match message:
         case m.Submit(request_id=request, prompt=prompt, session=session):
             return _event("submit", request=request, session=session, prompt_tokens=len(prompt))
-        case m.TokenOut():
-            return None
         case m.Finished():
             return {"kind": "finished", "request": message.request_id, **_ended(message)}
         case m.Rejected(request_id=request, error=error):

@@ -40,7 +40,7 @@ class Exposition:
 
     def observe(self, message: ObservedMessage) -> None:
         match message:
-            case m.TokenOut() | m.Finished() | m.Rejected():
+            case m.Finished() | m.Rejected():
                 self._requests.observe(message)
             case m.RoomEnded():
                 self._rooms.observe(message)
@@ -52,6 +52,10 @@ class Exposition:
                 pass
             case _:
                 self._faults.observe(message)
+
+    def count_tokens(self, count: int) -> None:
+        """So many were emitted."""
+        self._requests.count_tokens(count)
 
     def families(self, report: NodeReport) -> list[Metric]:
         """All that is measured, under our own names."""

@@ -6,7 +6,7 @@ over causes, exactly as in the usages that clients got.
 
 from prometheus_client import CollectorRegistry
 
-from tasuki.engine.messages import Finished, HitBreakdown, Rejected, TokenOut, TransferReport, Usage
+from tasuki.engine.messages import Finished, HitBreakdown, Rejected, TransferReport, Usage
 
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW
 from .instruments import Instruments
@@ -54,10 +54,11 @@ class RequestMetrics:
             WINDOW,
         )
 
-    def observe(self, message: TokenOut | Finished | Rejected) -> None:
+    def count_tokens(self, count: int) -> None:
+        self._generated.inc(count)
+
+    def observe(self, message: Finished | Rejected) -> None:
         match message:
-            case TokenOut():
-                self._generated.inc()
             case Rejected(error=error):
                 self._rejected.labels(error.kind.value).inc()
             case Finished(reason=reason, usage=usage, life=life):

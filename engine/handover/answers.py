@@ -29,6 +29,7 @@ class Answers(Handover):
         self._eos_ids = tuple(eos_ids)
         self._tool_call_ids = tool_call_ids
         self._requests: dict[m.RequestId, Request] = {}
+        self._stop_ids: dict[m.RequestId, frozenset[int]] = {}
 
     @property
     def requests(self) -> Collection[Request]:
@@ -69,6 +70,7 @@ class Answers(Handover):
             self._emit(m.Rejected(request.id, error))
             return
         self._requests[request.id] = request
+        self._stop_ids[request.id] = stop_ids(request.sampling, self._eos_ids)
         self._scheduler.enqueue(request)
 
     def _abort(self, request_id: m.RequestId) -> None:
@@ -114,7 +116,7 @@ class Answers(Handover):
 
     def finish_reason(self, request: Request) -> m.FinishReason | None:
         """Why the last token of the output is the answer's last; None where it is not."""
-        if request.output[-1] in stop_ids(request.sampling, self._eos_ids):
+        if request.output[-1] in self._stop_ids[request.id]:
             return m.FinishReason.STOP
         if len(request.output) >= request.sampling.max_new_tokens:
             return m.FinishReason.LENGTH
@@ -141,17 +143,20 @@ class Answers(Handover):
 
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
         """REQUIRES: the request holds nothing any more."""
-        self._scheduler.drop(request)
-        del self._requests[request.id]
+        self._forget(request)
         self._emit(m.Finished(request.id, reason, _usage(request), tuple(request.life), hint))
 
     def reject(self, request: Request, error: m.RequestError) -> None:
-        self._scheduler.drop(request)
+        self._forget(request)
         if isinstance(request.state, Active):
             self._cache.release(request.state.allocation)
         request.move(Aborted())
-        del self._requests[request.id]
         self._emit(m.Rejected(request.id, error))
+
+    def _forget(self, request: Request) -> None:
+        self._scheduler.drop(request)
+        del self._requests[request.id]
+        del self._stop_ids[request.id]
 
 
 def _usage(request: Request) -> m.Usage:

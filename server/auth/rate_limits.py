@@ -84,9 +84,9 @@ class RateLimits:
             )
         rate.spend(caller, amount)
 
-    def answered(self, caller: Caller) -> None:
-        """One token of an answer."""
-        self._tokens.spend(caller, 1)
+    def answered(self, caller: Caller, tokens: int) -> None:
+        """So many tokens of an answer."""
+        self._tokens.spend(caller, tokens)
 
 
 def no_limits() -> RateLimits:

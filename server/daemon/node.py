@@ -94,6 +94,7 @@ class Node:
             self._loop,
             handover,
             observe=self._observe,
+            count_tokens=self._count_tokens,
             limits=config.limits,
             begin=self.tracing.begin,
             requests=config.requests,
@@ -140,6 +141,10 @@ class Node:
             self._recorder.observe(message)
         self.tracing.observe(message)
         log_ended(message)
+
+    def _count_tokens(self, count: int) -> None:
+        if self._keeps:
+            self._exposition.count_tokens(count)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""

@@ -57,8 +57,6 @@ class NodeRecorder:
 
     def observe(self, message: ObservedMessage) -> None:
         event = event_of(message)
-        if event is None:
-            return
         if self._recordings and isinstance(message, Submit):
             event["blocks"] = self._blocks.names(message)
         self._keep(event)

@@ -43,8 +43,8 @@ class InferenceService(pb_grpc.InferenceServicer):
             priority=request.priority,
             patience=patience_of(context),
         )
-        events = self._engine.generate(submit, request_context)
-        answer = await write_tokens(events, context.write, self._codec.detokenizer())
+        parts = self._engine.generate(submit, request_context)
+        answer = await write_tokens(parts, context.write, self._codec.detokenizer())
         await context.write(answer.finished)
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:

@@ -1,10 +1,10 @@
-"""Writes one answer to a client: engine events in, GenerateResponse out.
+"""Writes one answer to a client: what the engine answers in, GenerateResponse out.
 
 Knows neither sessions nor prompts. Whatever ends it early (a cancelled call, a failed write, a
 deadline) closes the engine's iterator, which aborts the request.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages.proto import finished_to_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
+from tasuki.server.unread_answer import AnswerPart
 
 REQUEST_ID_KEY = "tasuki-request-id"
 
@@ -29,28 +30,32 @@ class Answer:
 
 
 async def write_tokens(
-    events: AsyncGenerator[m.TokenOut | m.Finished, None],
+    parts: AsyncGenerator[AnswerPart, None],
     write: Callable[[pb.GenerateResponse], Awaitable[None]],
     detokenizer: IncrementalDetokenizer,
 ) -> Answer:
-    """Raises what the events raise (ServerError)."""
+    """A message for all tokens that wait together. Raises what the parts raise (ServerError)."""
     token_ids: list[int] = []
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, m.TokenOut):
-                token_ids.append(event.token)
-                await write(_token_chunk(event, detokenizer.push(event.token)))
-                continue
-            rest = detokenizer.finish()
-            if rest:
-                await write(pb.GenerateResponse(chunk=pb.TokenChunk(text=rest)))
-            finished = pb.GenerateResponse(finished=finished_to_proto(event))
-            return Answer(token_ids, event.reason, finished)
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, m.Finished):
+                rest = detokenizer.finish()
+                if rest:
+                    await write(pb.GenerateResponse(chunk=pb.TokenChunk(text=rest)))
+                finished = pb.GenerateResponse(finished=finished_to_proto(part))
+                return Answer(token_ids, part.reason, finished)
+            chunk = _token_chunk(part, detokenizer)
+            token_ids += chunk.token_ids
+            await write(pb.GenerateResponse(chunk=chunk))
     raise AssertionError("an engine's answer ended without Finished")
 
 
-def _token_chunk(event: m.TokenOut, text: str) -> pb.GenerateResponse:
-    chunk = pb.TokenChunk(
-        token_ids=[event.token], text=text, logprobs=[event.logprob], margins=[event.margin]
+def _token_chunk(
+    tokens: Sequence[m.TokenOut], detokenizer: IncrementalDetokenizer
+) -> pb.TokenChunk:
+    return pb.TokenChunk(
+        token_ids=[token.token for token in tokens],
+        text="".join([detokenizer.push(token.token) for token in tokens]),
+        logprobs=[token.logprob for token in tokens],
+        margins=[token.margin for token in tokens],
     )
-    return pb.GenerateResponse(chunk=chunk)

@@ -99,8 +99,8 @@ class SessionService(pb_grpc.SessionServicer):
                 priority=request.priority,
                 patience=patience_of(context),
             )
-            events = self._engine.generate(submit, request_context)
-            answer = await write_tokens(events, context.write, self._codec.detokenizer())
+            parts = self._engine.generate(submit, request_context)
+            answer = await write_tokens(parts, context.write, self._codec.detokenizer())
             if answer.reason is not FinishReason.ABORT:
                 turn.keep(answer.token_ids)
         # The turn is over first: a client may append as soon as it reads this.

@@ -13,6 +13,7 @@ from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.server.text.tool_call_scanner import ToolCallScanner
 
+from .events import TextChoice, to_json
 from .reply import ReplyHead
 from .usage import chat_logprob
 
@@ -37,22 +38,23 @@ class ChatReply:
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
 
-    def opening(self) -> list[dict[str, Any]]:
-        return [_chunk({"role": "assistant", "content": ""})]
+    def opening(self) -> list[bytes]:
+        return [to_json(_chunk({"role": "assistant", "content": ""}))]
 
-    def push(self, piece: Piece) -> list[dict[str, Any]]:
-        deltas = self._deltas(self._scanner.push(piece.text))
+    def push(self, piece: Piece) -> list[bytes]:
+        found = self._scanner.push(piece.text)
         if self._top is None or piece.token is None:
-            return [_chunk(delta) for delta in deltas]
+            return [self._choice(item) for item in found]
         entry = chat_logprob(piece.token, self._tokenizer, self._top)
         self._logprobs.append(entry)
         # A token whose text is held back still has its logprob now.
-        first, *rest = deltas or [{"content": ""}]
-        return [_chunk(first, [entry]), *map(_chunk, rest)]
+        first, *rest = found or [""]
+        chunk = _chunk(self._delta(first), [entry])
+        return [to_json(chunk), *map(self._choice, rest)]
 
-    def finish(self, ending: Ending) -> list[dict[str, Any]]:
-        chunks = [_chunk(delta) for delta in self._deltas(self._scanner.finish())]
-        return [*chunks, {**_chunk({}), "finish_reason": self._reason(ending)}]
+    def finish(self, ending: Ending) -> list[bytes]:
+        choices = [self._choice(item) for item in self._scanner.finish()]
+        return [*choices, to_json({**_chunk({}), "finish_reason": self._reason(ending)})]
 
     def whole(self, ending: Ending) -> dict[str, Any]:
         content = "".join(self._content)
@@ -72,17 +74,20 @@ class ChatReply:
             return "tool_calls"
         return ending.reason.value
 
-    def _deltas(self, found: list[str | ToolCall]) -> list[dict[str, Any]]:
-        deltas: list[dict[str, Any]] = []
-        for item in found:
-            if isinstance(item, str):
-                self._content.append(item)
-                deltas.append({"content": item})
-                continue
-            call = _call(item)
-            deltas.append({"tool_calls": [{"index": len(self._calls), **call}]})
-            self._calls.append(call)
-        return deltas
+    def _choice(self, item: str | ToolCall) -> bytes:
+        if isinstance(item, str):
+            self._content.append(item)
+            return _TEXT.holding(item)
+        return to_json(_chunk(self._delta(item)))
+
+    def _delta(self, item: str | ToolCall) -> dict[str, Any]:
+        if isinstance(item, str):
+            self._content.append(item)
+            return {"content": item}
+        call = _call(item)
+        delta = {"tool_calls": [{"index": len(self._calls), **call}]}
+        self._calls.append(call)
+        return delta
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
@@ -97,3 +102,6 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def _chunk(delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     content = None if logprobs is None else {"content": logprobs}
     return {"index": 0, "delta": delta, "logprobs": content, "finish_reason": None}
+
+
+_TEXT = TextChoice(lambda text: _chunk({"content": text}))

@@ -8,6 +8,7 @@ from typing import Any
 from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.tokenizer import Tokenizer
 
+from .events import TextChoice, to_json
 from .reply import ReplyHead
 from .usage import json_logprob, token_text
 
@@ -28,13 +29,13 @@ class CompletionReply:
         self._offset = 0
         self._logprobs: dict[str, list[Any]] = {name: [] for name in _LOGPROBS}
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[bytes]:
         return []
 
-    def push(self, piece: Piece) -> list[dict[str, Any]]:
+    def push(self, piece: Piece) -> list[bytes]:
         self._texts.append(piece.text)
         if self._top is None or piece.token is None:
-            return [_choice(piece.text)] if piece.text else []
+            return [_TEXT.holding(piece.text)] if piece.text else []
         text, _ = token_text(piece.token.token, self._tokenizer)
         logprobs: dict[str, list[Any]] = {
             "tokens": [text],
@@ -45,10 +46,10 @@ class CompletionReply:
         self._offset += len(text)
         for name, values in logprobs.items():
             self._logprobs[name] += values
-        return [{**_choice(piece.text), "logprobs": logprobs}]
+        return [to_json({**_choice(piece.text), "logprobs": logprobs})]
 
-    def finish(self, ending: Ending) -> list[dict[str, Any]]:
-        return [{**_choice(""), "finish_reason": ending.reason.value}]
+    def finish(self, ending: Ending) -> list[bytes]:
+        return [to_json({**_choice(""), "finish_reason": ending.reason.value})]
 
     def whole(self, ending: Ending) -> dict[str, Any]:
         return {
@@ -60,3 +61,6 @@ class CompletionReply:
 
 def _choice(text: str) -> dict[str, Any]:
     return {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+
+
+_TEXT = TextChoice(_choice)

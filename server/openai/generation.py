@@ -21,10 +21,10 @@ from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.request_checks import check_length, check_priority, read_request_id
 from tasuki.server.text.stop_strings import StopStrings
-from tasuki.server.text.text_answer import text_answer
+from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
 
-from .reply import ReplyShape, send_stream, send_whole
+from .reply import ReplyShape, StreamedReply, WholeReply
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
 
@@ -121,14 +121,16 @@ def answering(
     async def handle(request: web.Request) -> web.StreamResponse:
         submit, options, shape = await model.read(request, partial(read, model, request))
         request_context = http_request_context(request)
-        items = text_answer(
-            engine.generate(submit, request_context),
+        answer = TextAnswer(
             model.codec.detokenizer(),
             StopStrings(options.stops),
             partial(engine.abort, submit.request_id, request_context.caller),
         )
-        if options.stream:
-            return await send_stream(request, items, shape, include_usage=options.include_usage)
-        return await send_whole(request, items, shape)
+        reply: StreamedReply | WholeReply = (
+            StreamedReply(request, answer, shape, include_usage=options.include_usage)
+            if options.stream
+            else WholeReply(request, answer, shape)
+        )
+        return await reply.send(engine.generate(submit, request_context, reply.take))
 
     return handle

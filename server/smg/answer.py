@@ -1,4 +1,4 @@
-"""Turns the engine's events of one answer into the gateway's GenerateResponse messages.
+"""Turns what the engine answers to one request into the gateway's GenerateResponse messages.
 
 Owns the answer so far. Has no part in gRPC. One answer, one thread. Invariant: a stop token is sent
 only where the request keeps it, and nothing after a stop string; the counts include every token
@@ -14,6 +14,7 @@ from tasuki.engine.messages import Finished, FinishReason, TokenOut
 from tasuki.model.ops.sampling.reference import stop_ids
 from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
+from tasuki.server.unread_answer import AnswerPart
 
 from .request_reader import GatewayRequest
 
@@ -36,35 +37,40 @@ class GatewayAnswer:
         self._made = 0
 
     async def messages(
-        self, events: AsyncGenerator[TokenOut | Finished, None]
+        self, parts: AsyncGenerator[AnswerPart, None]
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """Chunks, where the request streams, then one complete. Raises what the events raise."""
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, Finished):
-                    yield self._complete(event)
+        """Chunks, where the request streams, then one complete. Raises what the parts raise."""
+        async with aclosing(parts):
+            async for part in parts:
+                if isinstance(part, Finished):
+                    yield self._complete(part)
                     return
                 if self._stops.found:
                     continue
-                self._made += 1
-                if self._asked.stops:
-                    self._stops.push(self._detokenizer.push(event.token))
-                if event.token in self._stop_ids and not self._asked.keeps_stop_token:
-                    continue
-                self._tokens.append(event)
-                if self._asked.streams:
-                    yield self._chunk(event)
+                shown = [token for token in part if self._shows(token)]
+                self._tokens += shown
+                if shown and self._asked.streams:
+                    yield self._chunk(shown)
                 if self._stops.found:
                     self._abort()
 
-    def _chunk(self, token: TokenOut) -> pb.GenerateResponse:
+    def _shows(self, token: TokenOut) -> bool:
+        """Count the next token; whether it is part of what the gateway gets."""
+        if self._stops.found:
+            return False
+        self._made += 1
+        if self._asked.stops:
+            self._stops.push(self._detokenizer.push(token.token))
+        return token.token not in self._stop_ids or self._asked.keeps_stop_token
+
+    def _chunk(self, tokens: list[TokenOut]) -> pb.GenerateResponse:
         chunk = pb.GenerateStreamChunk(
-            token_ids=[token.token],
+            token_ids=[token.token for token in tokens],
             prompt_tokens=len(self._asked.submit.prompt),
             completion_tokens=self._made,
         )
         if self._asked.wants_logprobs:
-            chunk.output_logprobs.CopyFrom(_logprobs([token]))
+            chunk.output_logprobs.CopyFrom(_logprobs(tokens))
         return pb.GenerateResponse(request_id=self._asked.submit.request_id, chunk=chunk)
 
     def _complete(self, finished: Finished) -> pb.GenerateResponse:

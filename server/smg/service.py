@@ -73,8 +73,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
             IncrementalDetokenizer(self._tokenizer),
             partial(self._answers.abort, request_id, request_context.caller),
         )
-        events = self._answers.generate(asked.submit, request_context)
-        async with first_look(answer.messages(events), _FIRST_LOOK_SECONDS) as messages:
+        parts = self._answers.generate(asked.submit, request_context)
+        async with first_look(answer.messages(parts), _FIRST_LOOK_SECONDS) as messages:
             await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
             async for message in messages:
                 yield message

@@ -19,6 +19,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Take the next piece of text; returns the text that no stop string can end any more."""
+        if not self._stops:
+            return text
         if self.found:
             return ""
         text = self._held + text

@@ -1,14 +1,11 @@
-"""Turns the engine's events of one answer into pieces of text with their tokens, then an ending.
-
-Applies stop strings. Whatever ends the answer early (a client that leaves, a failed write) closes
-the engine's iterator, which aborts the request.
-"""
+"""Turns what an engine answers to one request into pieces of text with their tokens, then an
+ending. Applies stop strings."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from tasuki.engine import messages as m
 from tasuki.server.errors import RequestAborted
@@ -19,8 +16,7 @@ from .tokenizer import IncrementalDetokenizer
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """token: the newest; text: what became certain with it, which may lag behind the tokens."""
 
     text: str
@@ -36,33 +32,39 @@ class Ending:
     usage: m.Usage
 
 
-async def text_answer(
-    events: AsyncGenerator[m.TokenOut | m.Finished, None],
-    detokenizer: IncrementalDetokenizer,
-    stops: StopStrings,
-    abort: Callable[[], None],
-) -> AsyncGenerator[Piece | Ending, None]:
-    """Pieces, then one Ending. Raises what the events raise, and RequestAborted.
+class TextAnswer:
+    """One answer, one thread."""
 
-    abort: makes the engine end this request; its events go on to their Finished.
-    """
-    count = 0
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, m.TokenOut):
-                if stops.found:
-                    continue
-                count += 1
-                text = stops.push(detokenizer.push(event.token))
-                if stops.found:
-                    abort()
-                yield Piece(text, event)
-                continue
-            if event.reason is m.FinishReason.ABORT and not stops.found:
-                raise RequestAborted("the request was aborted before its answer ended")
-            yield Piece(stops.push(detokenizer.finish()) + stops.finish(), None)
-            reason = m.FinishReason.STOP if stops.found else event.reason
-            yield Ending(reason, count, event.usage)
+    def __init__(
+        self, detokenizer: IncrementalDetokenizer, stops: StopStrings, abort: Callable[[], None]
+    ) -> None:
+        """abort: makes the engine end this request; its events go on to their Finished."""
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._abort = abort
+        self._count = 0
+
+    def pieces(self, tokens: Sequence[m.TokenOut]) -> list[Piece]:
+        """What the next tokens add, each a piece; none behind a stop string."""
+        pieces: list[Piece] = []
+        for token in tokens:
+            if self._stops.found:
+                break
+            self._count += 1
+            text = self._stops.push(self._detokenizer.push(token.token))
+            if self._stops.found:
+                self._abort()
+            pieces.append(Piece(text, token))
+        return pieces
+
+    def ended(self, end: m.Finished) -> tuple[Piece, Ending]:
+        """The text that was held back, and the ending. Raises RequestAborted."""
+        if end.reason is m.FinishReason.ABORT and not self._stops.found:
+            raise RequestAborted("the request was aborted before its answer ended")
+        rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+        # What was held back may end in a stop string.
+        reason = m.FinishReason.STOP if self._stops.found else end.reason
+        return Piece(rest, None), Ending(reason, self._count, end.usage)
 
 
 @asynccontextmanager
@@ -77,7 +79,7 @@ async def first_look(
             await asyncio.wait((first,), timeout=seconds)
             if first.done():
                 first.result()
-            yield _chained(first, items)
+            yield _Looked(first, items)
         finally:
             first.cancel()
             await asyncio.wait((first,))
@@ -85,7 +87,15 @@ async def first_look(
                 first.exception()  # retrieved, or asyncio logs an error that was raised already
 
 
-async def _chained(first: "asyncio.Future[Item]", rest: AsyncIterator[Item]) -> AsyncIterator[Item]:
-    yield await first
-    async for item in rest:
-        yield item
+class _Looked(AsyncIterator[Item], Generic[Item]):
+    """The first item and the rest, which cost no more than they do without it."""
+
+    def __init__(self, first: "asyncio.Future[Item]", rest: AsyncIterator[Item]) -> None:
+        self._first: asyncio.Future[Item] | None = first
+        self._rest = rest
+
+    def __anext__(self) -> Awaitable[Item]:
+        if self._first is None:
+            return self._rest.__anext__()
+        first, self._first = self._first, None
+        return first

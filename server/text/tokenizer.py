@@ -134,11 +134,21 @@ class IncrementalDetokenizer:
         """tokenizer None: the checkpoint has none, and all text is empty."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._torn = False
 
     def push(self, token: int) -> str:
         if self._tokenizer is None:
             return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
+        added = self._tokenizer.token_bytes(token)
+        if not self._torn:
+            try:
+                # Nearly every token is whole characters, and the decoder costs several times this.
+                return added.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(added)
+        self._torn = self._decoder.getstate()[0] != b""
+        return text
 
     def finish(self) -> str:
         """What is left when no more tokens come: U+FFFD for an unfinished character."""

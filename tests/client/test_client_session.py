@@ -32,7 +32,7 @@ def test_an_answer_streams_and_then_is_whole(front: Front, client: Client) -> No
     stream = client.generate(Prompt(token_ids=[5, 6]), max_new_tokens=3, temperature=0.5)
     pieces = list(stream)
     answer = stream.result()
-    assert [piece.token_ids for piece in pieces] == [(7,), (8,), (9,)]
+    assert [token for piece in pieces for token in piece.token_ids] == [7, 8, 9]
     assert answer.token_ids == (7, 8, 9)
     assert answer.text == "".join(piece.text for piece in pieces) == "%&'"
     assert answer.reason is m.FinishReason.STOP

@@ -49,10 +49,8 @@ def finished(
 
 
 def told(history: NodeHistory, at: float, message: Any) -> None:
-    event = event_of(message)
-    assert event is not None
     # As a recording brings it.
-    history.apply(json.loads(json.dumps({**event, "at": at})))
+    history.apply(json.loads(json.dumps({**event_of(message), "at": at})))
 
 
 def test_a_session_tells_which_turn_an_eviction_cost() -> None:

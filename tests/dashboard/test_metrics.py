@@ -73,8 +73,8 @@ def exposition(dialect: str = "none") -> Exposition:
     told.observe(m.Finished("a", m.FinishReason.STOP, usage(HIT, TRANSFER)))
     told.observe(m.Finished("b", m.FinishReason.ABORT, usage(None)))
     told.observe(m.Rejected("c", m.RequestError(m.ErrorKind.TOO_LONG, "too long")))
-    for index in range(5):
-        told.observe(m.TokenOut("a", 7, -0.1, 2.0, index))
+    for count in (1, 4):
+        told.count_tokens(count)
     return told
 
 

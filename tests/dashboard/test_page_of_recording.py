@@ -63,9 +63,7 @@ def write_recording(path: Path) -> None:
         for number, (name, usable) in enumerate((("first", 64), ("second", 0))):
             asked = m.Submit(m.RequestId(name), prompt, SamplingParams(), session="session 1")
             for later, message in ((0, asked), (5, usage(name, usable))):
-                event = event_of(message)
-                assert event is not None
-                kept.add({**event, "at": 1000.0 + 60 * number + later})
+                kept.add({**event_of(message), "at": 1000.0 + 60 * number + later})
 
 
 def test_a_recording_is_drawn_as_its_node_was(tmp_path: Path) -> None:

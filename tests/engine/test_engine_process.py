@@ -2,12 +2,13 @@
 
 import multiprocessing
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -144,11 +145,10 @@ def assert_plain(hint: Any, path: str, seen: set[Any]) -> None:
             if inner is not ...:
                 assert_plain(inner, path, seen)
         return
-    if is_dataclass(hint):
+    if is_dataclass(hint) or issubclass(hint, msgspec.Struct):
         seen.add(hint)
-        hints = get_type_hints(hint)
-        for field in fields(hint):
-            assert_plain(hints[field.name], f"{path}.{field.name}", seen)
+        for name, inner in get_type_hints(hint).items():
+            assert_plain(inner, f"{path}.{name}", seen)
         return
     assert isinstance(hint, type) and (hint in PLAIN or issubclass(hint, Enum)), f"{path}: {hint}"
 

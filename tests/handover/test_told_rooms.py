@@ -99,9 +99,9 @@ class GatewayWorld:
 
     async def _answer(self, submit: m.Submit, answers: list[str]) -> None:
         try:
-            async for event in self._rooms.generate(submit, ANONYMOUS):
-                match event:
-                    case m.TokenOut(token=token):
+            async for part in self._rooms.generate(submit, ANONYMOUS):
+                match part:
+                    case [m.TokenOut(token=token)]:
                         answers.append(f"TokenOut({token})")
                     case m.Finished(reason=reason, usage=usage):
                         hit = ", hit" if usage.hit == HIT else ""

@@ -24,7 +24,9 @@ def token(index: int) -> m.TokenOut:
 
 
 def client(
-    observe: Callable[[Observed], None], handover: Callable[[m.Outbox], None] | None
+    observe: Callable[[Observed], None],
+    handover: Callable[[m.Outbox], None] | None,
+    count_tokens: Callable[[int], None] = lambda count: None,
 ) -> tuple[EngineClient, list[object]]:
     """With what it scheduled on its loop, which runs it at once."""
     loop = asyncio.new_event_loop()
@@ -36,16 +38,20 @@ def client(
 
     loop.call_soon_threadsafe = call_soon_threadsafe  # type: ignore[assignment,method-assign]
     loop.close()
-    return EngineClient(lambda message: None, loop, handover, observe=observe), woken
+    front = EngineClient(
+        lambda message: None, loop, handover, observe=observe, count_tokens=count_tokens
+    )
+    return front, woken
 
 
 def test_a_step_wakes_the_loop_once_and_keeps_its_order() -> None:
     observed: list[Observed] = []
     handed: list[m.Outbox] = []
-    front, woken = client(observed.append, handed.append)
+    counts: list[int] = []
+    front, woken = client(observed.append, handed.append, counts.append)
     front.deliver([token(0), EVICTED, WANTED, token(1), CANCELLED, ENDED])
     assert len(woken) == 1
-    assert observed == [token(0), EVICTED, token(1), CANCELLED, ENDED]
+    assert observed == [EVICTED, CANCELLED, ENDED] and counts == [2]
     # A cancelled hand-over is for the record and for the control plane; the others are one's alone.
     assert handed == [WANTED, CANCELLED]
     assert [eviction.sequence for eviction in front.ended.took("a")] == [1]
@@ -66,22 +72,28 @@ def test_an_answer_goes_to_who_asked_whether_it_can_be_observed_or_not(
     )
 
     def observe(message: Observed) -> None:
-        if message in (token(1), ended):
+        if message == ended:
             raise OSError("no space left")
+
+    def count(tokens: int) -> None:
+        raise OSError(f"no space left for {tokens}")
 
     async def answered() -> list[object]:
         front = EngineClient(
-            lambda message: None, asyncio.get_running_loop(), None, observe=observe
+            lambda message: None,
+            asyncio.get_running_loop(),
+            observe=observe,
+            count_tokens=count,
         )
         submit = m.Submit(m.RequestId("a"), np.array([5], dtype=np.int32), SamplingParams())
         answer = front.generate(submit)
         first = asyncio.ensure_future(anext(answer))
         await asyncio.sleep(0)
         front.deliver([token(0), token(1), ended])
-        return [await first, *[item async for item in answer]]
+        return [await first, *[part async for part in answer]]
 
-    assert asyncio.run(asyncio.wait_for(answered(), HANG_SECONDS)) == [token(0), token(1), ended]
-    assert "TokenOut" in caplog.text and "Finished" in caplog.text
+    assert asyncio.run(asyncio.wait_for(answered(), HANG_SECONDS)) == [[token(0), token(1)], ended]
+    assert "for 2" in caplog.text and "Finished" in caplog.text
 
 
 def test_a_hand_over_from_an_engine_that_has_none_is_an_error() -> None:

@@ -1,8 +1,8 @@
 """POST /v1/completions over a scripted engine: prompts of each kind, logprobs, streams."""
 
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tasuki.engine import messages as m
@@ -100,7 +100,7 @@ def test_no_answer_holds_what_json_has_no_word_for(
 
     def garbled(message: m.Outbox) -> None:
         if isinstance(message, m.TokenOut):
-            message = replace(message, logprob=logprob)
+            message = msgspec.structs.replace(message, logprob=logprob)
         deliver(message)
 
     monkeypatch.setattr(http.engine, "deliver", garbled)

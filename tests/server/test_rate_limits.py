@@ -63,7 +63,7 @@ def test_an_answer_is_paid_for_too_and_leaves_a_debt() -> None:
     limits = RateLimits(0, 600, clock)
     limits.admit_prompt(ANN, 500)
     for _ in range(200):
-        limits.answered(ANN)
+        limits.answered(ANN, 1)
     with pytest.raises(RateLimited) as caught:
         limits.admit_prompt(ANN, 100)
     assert caught.value.retry_after == pytest.approx(20.0)
@@ -221,7 +221,7 @@ def test_a_prompt_may_take_a_whole_minute_and_what_is_refused_takes_nothing() ->
         with pytest.raises(RateLimited) as caught:
             limits.admit_prompt(ANN, 60)
         assert caught.value.retry_after == pytest.approx(6.0)
-    limits.answered(ANN)
+    limits.answered(ANN, 1)
     with pytest.raises(RateLimited) as caught:
         limits.admit_prompt(ANN, 60)
     assert caught.value.retry_after == pytest.approx(6.1)

@@ -24,6 +24,7 @@ from tasuki.server.smg.usable_blocks import (
     namespace_of,
 )
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
+from tasuki.server.unread_answer import AnswerPart
 from tests.harness.front_fixtures import usage, write_tokenizer
 from tests.harness.smg_process import require_protocol
 
@@ -38,7 +39,7 @@ from tasuki.server.smg.request_reader import read_gateway_request  # noqa: E402
 from tasuki.server.smg.tokenizer_archive import archive_chunks, tokenizer_archive  # noqa: E402
 
 MODEL = GatewayModel(Path("model"), "model", "qwen3_5_text", (), "float32", 320, 100, (2,))
-Events = AsyncGenerator[m.TokenOut | m.Finished, None]
+Parts = AsyncGenerator[AnswerPart, None]
 
 
 def request(**changes: object) -> pb.GenerateRequest:
@@ -92,15 +93,15 @@ def test_what_cannot_be_honoured_is_refused_by_name(bad: pb.GenerateRequest, nam
     assert refused.value.kind == ("too_long" if "has 100" in named else "invalid")
 
 
-async def said(tokens: list[int], reason: m.FinishReason) -> Events:
+async def said(tokens: list[int], reason: m.FinishReason) -> Parts:
     for index, token in enumerate(tokens):
-        yield m.TokenOut(m.RequestId("r"), token, -0.5, 1.0, index)
+        yield [m.TokenOut(m.RequestId("r"), token, -0.5, 1.0, index)]
     yield m.Finished(m.RequestId("r"), reason, usage(3, len(tokens)))
 
 
 def answered(
     asked: pb.GenerateRequest,
-    events: Events,
+    parts: Parts,
     tokenizer: Tokenizer | None = None,
     abort: Callable[[], None] = lambda: None,
 ) -> list[pb.GenerateResponse]:
@@ -108,7 +109,7 @@ def answered(
         answer = GatewayAnswer(
             read_gateway_request(asked, MODEL), (2,), IncrementalDetokenizer(tokenizer), abort
         )
-        return [message async for message in answer.messages(events)]
+        return [message async for message in answer.messages(parts)]
 
     return asyncio.run(collect())
 
