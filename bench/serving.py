@@ -1,0 +1,261 @@
+"""`tasuki bench serving`: what a node's host side costs, and how it holds under many clients.
+
+Starts real daemons (one that is fused, or a prefill and a decode node), asks them from client
+processes over real sockets, and measures CPU time by role, tokens a second, first tokens and gaps.
+"""
+
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.bench.load.answer import Answer
+from tasuki.bench.load.client_process import Clients, Target, clients
+from tasuki.bench.load.figures import (
+    Figures,
+    NodeWindow,
+    Window,
+    answer_figures,
+    endless_figures,
+    handover_figures,
+    node_figures,
+)
+from tasuki.bench.load.free_model import free_shape
+from tasuki.bench.load.loads import Agents, Endless, Load, Streams, WarmUp
+from tasuki.bench.load.model_folder import write_model_folder
+from tasuki.bench.load.node_main import FREE, RANDOM
+from tasuki.bench.load.node_process import NodeProcess, node_process
+from tasuki.bench.load.serving_report import ServingReport
+from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import PUBLISHED
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.utils.config.flags import parse_config
+from tasuki.utils.config.options import option
+
+from .errors import BenchError
+
+_LAYERS = {False: 4, True: 32}
+"""Of the free model, alone and in a pair: what is handed over leaves layer by layer."""
+_SETTLE_SECONDS = 1.0
+_WORKING = 2
+_SLOTS = 8
+"""Checkpoints that there is room for, beside its working slots, for every session."""
+_LEAST_ARENA_MIB = 64
+_ENDLESS_ANSWER = 200_000
+_GROWTH = 10_000
+"""Tokens that an endless answer is taken to have by the window's end."""
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    free_model: bool = option(
+        False, "a model that costs nothing and whose answers are known, on the CPU"
+    )
+    model: str = option("9b", "without the free model: a published shape, weights drawn at random")
+    protocol: str = option("http", "of the clients", ("http", "grpc"))
+    pair: bool = option(False, "a prefill and a decode node, and sessions of agents")
+    endless: bool = option(False, "streams that never end, of short and of long prompts; a verdict")
+    streams: int = option(256, "at a time; not of a pair")
+    prompt: int = option(512, "tokens of a stream's prompt")
+    answer: int = option(512, "tokens of a stream's answer, after which it asks again")
+    short: int = option(100, "prompt tokens of every other endless stream")
+    long: int = option(10_000, "prompt tokens of the other ones")
+    seconds: float | None = option(
+        None, "the window, from when all streams are admitted; not given: 10, endless 60"
+    )
+    sessions: int = option(128, "agents at a time, of a pair")
+    turns: int = option(6, "of each agent")
+    prefix: int = option(6_000, "prompt tokens that all agents have in common")
+    turn_tokens: int = option(700, "new prompt tokens of a turn")
+    turn_answer: int = option(150, "tokens of a turn's answer")
+    warm: int = option(3, "how often the common prefix is asked for before; 0: cold")
+    step_ms: float = option(0.0, "that a forward of the free model takes; 0: none takes any time")
+    row_us: float = option(55.0, "more for each sequence that decodes, where step_ms is given")
+    token_us: float = option(24.0, "more for each prompt token, where step_ms is given")
+    clients: int = option(2, "client processes")
+    patience: float = option(60.0, "seconds without a byte until a request counts as unanswered")
+    max_seconds: float = option(600.0, "for all sessions to be admitted, and for all to end")
+    node_flags: str = option("", "more flags of every node, as '--front-workers 3'")
+    prefill_flags: str = option("", "more flags of the prefill node")
+    seed: str = option("1", "of the prompts")
+    json: bool = option(False, "one JSON object on stdout, and nothing else")
+    out: str = option("", "write JSON here, and a table beside it")
+    commit: str = option("", "of the source, where it is no git tree")
+
+    def __post_init__(self) -> None:
+        if self.pair and self.endless:
+            raise ValueError("pair and endless exclude each other: give one of them")
+        if not self.free_model and self.model not in PUBLISHED:
+            raise ValueError(f"model {self.model!r} is unknown: use one of {', '.join(PUBLISHED)}")
+        for name in ("streams", "prompt", "answer", "sessions", "turns", "clients"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def case(self) -> str:
+        model = "free model" if self.free_model else f"{self.model} shapes"
+        if self.pair:
+            return f"a pair, {self.sessions} agents, {self.protocol}, {model}"
+        kind = "endless streams" if self.endless else "streams"
+        return f"{self.streams} {kind}, {self.protocol}, {model}"
+
+    @property
+    def load(self) -> Load:
+        if self.pair:
+            return self.agents
+        if self.endless:
+            return Endless(self.streams, self.short, self.long, _ENDLESS_ANSWER, self.seed)
+        return Streams(self.streams, self.prompt, self.answer, self.seed)
+
+    @property
+    def agents(self) -> Agents:
+        return Agents(
+            self.sessions, self.turns, self.prefix, self.turn_tokens, self.turn_answer, self.seed
+        )
+
+    @property
+    def window_seconds(self) -> float:
+        return self.seconds or (60.0 if self.endless else 10.0)
+
+    @property
+    def tokens_held(self) -> int:
+        """That all sessions have in the cache together, at most."""
+        if self.pair:
+            grown = self.turns * (self.turn_tokens + self.turn_answer)
+            return self.prefix + (self.sessions + self.warm) * grown
+        if self.endless:
+            return self.streams * (self.long + self.short) // 2 + self.streams * _GROWTH
+        return 2 * self.streams * (self.prompt + self.answer)
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse_config("tasuki bench serving", "Serve many clients.", argv, ServingConfig)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = _pair(config, Path(folder)) if config.pair else _fused(config, Path(folder))
+    report = ServingReport(config.case, asdict(config), figures)
+    if config.out:
+        report.write(Path(config.out))
+    print(json.dumps(report.document, indent=1) if config.json else report.as_lines())
+    if not config.endless:
+        return 0
+    if not config.json:
+        print("PASSED" if figures["passed"] else "FAILED")
+    return 0 if figures["passed"] else 1
+
+
+def _fused(config: ServingConfig, folder: Path) -> Figures:
+    with _node(config, "serve", folder) as node:
+        answers, window, (measured,) = _measured(config, config.load, node, [node])
+    figures = _figures(answers, window, measured)
+    if config.endless:
+        figures |= endless_figures(answers, window, measured)
+    return figures
+
+
+def _pair(config: ServingConfig, folder: Path) -> Figures:
+    more = shlex.split(config.prefill_flags)
+    with (
+        _node(config, "prefill", folder, *more) as prefill,
+        _node(config, "decode", folder, "--prefill", prefill.address) as decode,
+    ):
+        if config.warm:
+            _ask(config, WarmUp(config.agents, config.warm), decode)
+        nodes = [decode, prefill]
+        answers, window, (front, behind) = _measured(config, config.load, decode, nodes)
+    figures = _figures(answers, window, front) | handover_figures(behind, front)
+    return figures | {"prefill_node": node_figures(behind, figures["tokens"])}
+
+
+def _figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> Figures:
+    answered = answer_figures(answers, window)
+    return node_figures(node, answered["tokens"]) | {"seconds": round(window.seconds, 2)} | answered
+
+
+def _measured(
+    config: ServingConfig, load: Load, front: NodeProcess, nodes: Sequence[NodeProcess]
+) -> tuple[list[Answer], Window, list[NodeWindow]]:
+    """The load on the front's node, all nodes watched meanwhile."""
+    with _clients(config, load, front) as asking:
+        if not load.admitted_first:
+            before = [node.begin_sample() for node in nodes]
+            begin = asking.start()
+            asking.wait_admitted()
+            asking.stop(None)
+            answers = asking.answers()
+            end = max(answer.ended for answer in answers)
+            after = [node.end_sample() for node in nodes]
+        else:
+            asking.start()
+            asking.wait_admitted()
+            time.sleep(_SETTLE_SECONDS)
+            before = [node.begin_sample() for node in nodes]
+            begin = time.monotonic()
+            end = begin + config.window_seconds
+            asking.stop(end)
+            time.sleep(max(0.0, end - time.monotonic()))
+            after = [node.end_sample() for node in nodes]
+            answers = asking.answers()
+    windows = [
+        NodeWindow(node.role, node.pid, first, last)
+        for node, first, last in zip(nodes, before, after, strict=True)
+    ]
+    return answers, Window(begin, end), windows
+
+
+def _ask(config: ServingConfig, load: Load, front: NodeProcess) -> None:
+    """A load that is not measured."""
+    with _clients(config, load, front) as asking:
+        asking.start()
+        asking.wait_admitted()
+        asking.stop(None)
+        for answer in asking.answers():
+            if not answer.whole:
+                raise BenchError(f"a warming request failed: {answer.error or 'its tokens'}")
+
+
+@contextmanager
+def _clients(config: ServingConfig, load: Load, front: NodeProcess) -> Iterator[Clients]:
+    address = front.http if config.protocol == "http" else front.address
+    target = Target(
+        config.protocol, address, _shape(config)["vocab_size"], config.free_model, config.patience
+    )
+    with clients(target, load, config.clients, config.max_seconds) as asking:
+        yield asking
+
+
+@contextmanager
+def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterator[NodeProcess]:
+    """more: flags of this one."""
+    model = folder / "model"
+    if not model.exists():
+        write_model_folder(model, _shape(config))
+    own = ["--weights", FREE if config.free_model else RANDOM]
+    if config.step_ms:
+        own += ["--step-ms", f"{config.step_ms}", "--row-us", f"{config.row_us}"]
+        own += ["--token-us", f"{config.token_us}"]
+    sessions = config.load.sessions
+    flags = ["--model", str(model), "--max-batch", str(sessions), "--prefill-chunk-tokens", "8192"]
+    if config.free_model:
+        flags += ["--arena-mib", str(_free_arena_mib(config))]
+    flags += [*more, *shlex.split(config.node_flags)]
+    with node_process(role, own, flags, folder / f"{role}.log") as node:
+        yield node
+
+
+def _shape(config: ServingConfig) -> dict[str, Any]:
+    return free_shape(_LAYERS[config.pair]) if config.free_model else dict(PUBLISHED[config.model])
+
+
+def _free_arena_mib(config: ServingConfig) -> int:
+    """So much that nothing is evicted."""
+    layout = ModelConfig.from_dict(_shape(config)).cache_layout("bfloat16", "bfloat16", "float32")
+    sessions = config.load.sessions
+    # The last page of a session is its own, and so may be that of each of its turns.
+    pages = config.tokens_held // PAGE_TOKENS + sessions * _SLOTS
+    slabs = pages // layout.pages_per_slab + sessions * (_WORKING + _SLOTS)
+    return max(_LEAST_ARENA_MIB, slabs * layout.slab_bytes // 2**20 + 1)
