@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.bench.load.answer import Answer
-from tasuki.bench.load.client_process import Clients, Target, clients
+from tasuki.bench.load.client.answer import Answer
+from tasuki.bench.load.client.loads import Agents, Endless, Load, Streams, WarmUp
+from tasuki.bench.load.client.process import Clients, Target, clients
 from tasuki.bench.load.figures import (
     Figures,
     NodeWindow,
@@ -25,8 +26,7 @@ from tasuki.bench.load.figures import (
     handover_figures,
     node_figures,
 )
-from tasuki.bench.load.free_model import free_shape
-from tasuki.bench.load.loads import Agents, Endless, Load, Streams, WarmUp
+from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_main import FREE, RANDOM
 from tasuki.bench.load.node_process import NodeProcess, node_process

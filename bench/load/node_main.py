@@ -26,9 +26,9 @@ from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 from tasuki.utils.progress import Progress
 
-from .free_model import FreeModel
-from .free_runner import FreeRunner, LayerTicks
-from .step_cost import StepCost
+from .free.model import FreeModel
+from .free.runner import FreeRunner, LayerTicks
+from .free.step_cost import StepCost
 
 _ROLES = {"serve": fused.main, "prefill": prefill.main, "decode": decode.main}
 FREE, RANDOM = "free", "random"

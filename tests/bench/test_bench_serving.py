@@ -7,24 +7,24 @@ import threading
 import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tasuki.bench.load.answer import Answer, AnswerReader
+from tasuki.bench.load.client.answer import Answer, AnswerReader
+from tasuki.bench.load.client.http_stream import HttpCaller
 from tasuki.bench.load.cpu_by_role import CpuSample, descendants, sample, use_between
 from tasuki.bench.load.figures import NodeWindow, Window, answer_figures, endless_figures
-from tasuki.bench.load.free_model import free_shape
-from tasuki.bench.load.free_runner import FreeRunner, LayerTicks
-from tasuki.bench.load.free_tokens import VOCABULARY, answer_to, next_token
-from tasuki.bench.load.http_stream import HttpCaller
+from tasuki.bench.load.free.model import free_shape
+from tasuki.bench.load.free.runner import FreeRunner, LayerTicks
+from tasuki.bench.load.free.step_cost import StepCost
+from tasuki.bench.load.free.tokens import VOCABULARY, answer_to, next_token
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_counters import NodeCounters
 from tasuki.bench.load.node_process import NodeSample
-from tasuki.bench.load.step_cost import StepCost
 from tasuki.bench.load.words import Words, word
 from tasuki.cli import main as cli
 from tasuki.server.text.tokenizer import Tokenizer
@@ -260,18 +260,25 @@ async def http_server(pieces: Sequence[bytes]) -> AsyncIterator[str]:
     """Answers whatever is asked by these pieces, each a write of its own, then stands still."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(0.001)
-        await reader.read()
+        # The client breaks the connection off once it has read what it wanted.
+        with suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.001)
+            await reader.read()
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        served.set()
 
+    served = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()
         yield f"{host}:{port}"
+        await served.wait()
 
 
 def asked(pieces: Sequence[bytes], expected: Sequence[int] | None, count: int) -> Answer:

@@ -15,13 +15,13 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from tasuki.bench.handover.process import Spawned, spawned
+from tasuki.bench.load.free.tokens import answer_to
+from tasuki.bench.load.words import Words
 
 from .answer import Answer, AnswerReader
-from .free_tokens import answer_to
 from .grpc_stream import GrpcCaller
 from .http_stream import HttpCaller
 from .loads import Load
-from .words import Words
 
 _START_SECONDS = 60.0
 _AT_ONCE = 32

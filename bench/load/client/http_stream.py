@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tasuki.bench.load.words import Words
+
 from .answer import AnswerReader, answered_or_silent
-from .words import Words
 
 _END_OF_HEAD = b"\r\n\r\n"
 _END_OF_EVENT = b"\n\n"

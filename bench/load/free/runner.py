@@ -19,8 +19,8 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.os_threads import name_this_thread
 
-from .free_tokens import next_token
 from .step_cost import StepCost
+from .tokens import next_token
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
 
-from .free_tokens import VOCABULARY, next_token
 from .step_cost import StepCost
+from .tokens import VOCABULARY, next_token
 
 _LOGIT = 16.0
 
