@@ -53,7 +53,7 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
         "vocab": {_SPACE + word(token): token for token in range(vocabulary)},
         "merges": [],
     }
-    whole = {
+    whole: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -18,7 +18,7 @@ class GrpcCaller:
 
     def __init__(self, address: str) -> None:
         self._channel = open_async_channel(address, None)
-        self._stub = pb_grpc.InferenceStub(self._channel)
+        self._stub = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def ask(self, prompt: Sequence[int], reader: AnswerReader, patience: float) -> None:
         """Returns when the answer has ended or nothing came for `patience` seconds. Cancelling
@@ -50,4 +50,4 @@ class GrpcCaller:
             answer.ended = time.monotonic()
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)

@@ -31,9 +31,14 @@ class Load(Protocol):
     """sessions: how many live at a time. admitted_first: whether the window begins once all of them
     answer; else it is the whole run. cut: whether answers are cut at the window's end."""
 
-    sessions: int
-    admitted_first: bool
-    cut: bool
+    @property
+    def sessions(self) -> int: ...
+
+    @property
+    def admitted_first(self) -> bool: ...
+
+    @property
+    def cut(self) -> bool: ...
 
     async def live(self, client: Client, session: int) -> None: ...
 
