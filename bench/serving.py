@@ -10,7 +10,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ from tasuki.utils.config.options import option
 
 from .errors import BenchError
 
-_LAYERS = {False: 4, True: 32}
-"""Of the free model, alone and in a pair: what is handed over leaves layer by layer."""
 _SETTLE_SECONDS = 1.0
+_PACE = 0.75
+"""Of the tokens a second that a node reaches: at this pace its front follows its engine."""
 _WORKING = 2
 _SLOTS = 8
 """Checkpoints that there is room for, beside its working slots, for every session."""
@@ -49,6 +50,17 @@ _LEAST_ARENA_MIB = 64
 _ENDLESS_ANSWER = 200_000
 _GROWTH = 10_000
 """Tokens that an endless answer is taken to have by the window's end."""
+
+
+class Kind(Enum):
+    STREAMS = "streams"
+    ENDLESS = "endless streams"
+    PAIR = "agents of a pair"
+
+    @property
+    def layers(self) -> int:
+        """Of the free model: what is handed over leaves layer by layer."""
+        return 32 if self is Kind.PAIR else 4
 
 
 @dataclass(frozen=True)
@@ -97,20 +109,25 @@ class ServingConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     @property
+    def kind(self) -> "Kind":
+        if self.pair:
+            return Kind.PAIR
+        return Kind.ENDLESS if self.endless else Kind.STREAMS
+
+    @property
     def case(self) -> str:
         model = "free model" if self.free_model else f"{self.model} shapes"
-        if self.pair:
-            return f"a pair, {self.sessions} agents, {self.protocol}, {model}"
-        kind = "endless streams" if self.endless else "streams"
-        return f"{self.streams} {kind}, {self.protocol}, {model}"
+        return f"{self.load.sessions} {self.kind.value}, {self.protocol}, {model}"
 
     @property
     def load(self) -> Load:
-        if self.pair:
-            return self.agents
-        if self.endless:
-            return Endless(self.streams, self.short, self.long, _ENDLESS_ANSWER, self.seed)
-        return Streams(self.streams, self.prompt, self.answer, self.seed)
+        match self.kind:
+            case Kind.PAIR:
+                return self.agents
+            case Kind.ENDLESS:
+                return Endless(self.streams, self.short, self.long, _ENDLESS_ANSWER, self.seed)
+            case Kind.STREAMS:
+                return Streams(self.streams, self.prompt, self.answer, self.seed)
 
     @property
     def agents(self) -> Agents:
@@ -120,15 +137,15 @@ class ServingConfig:
 
     @property
     def window_seconds(self) -> float:
-        return self.seconds or (60.0 if self.endless else 10.0)
+        return self.seconds or (60.0 if self.kind is Kind.ENDLESS else 10.0)
 
     @property
     def tokens_held(self) -> int:
         """That all sessions have in the cache together, at most."""
-        if self.pair:
+        if self.kind is Kind.PAIR:
             grown = self.turns * (self.turn_tokens + self.turn_answer)
             return self.prefix + (self.sessions + self.warm) * grown
-        if self.endless:
+        if self.kind is Kind.ENDLESS:
             return self.streams * (self.long + self.short) // 2 + self.streams * _GROWTH
         return 2 * self.streams * (self.prompt + self.answer)
 
@@ -136,25 +153,41 @@ class ServingConfig:
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki bench serving", "Serve many clients.", argv, ServingConfig)
     with tempfile.TemporaryDirectory() as folder:
-        figures = _pair(config, Path(folder)) if config.pair else _fused(config, Path(folder))
+        figures = _CASES[config.kind](config, Path(folder))
     report = ServingReport(config.case, asdict(config), figures)
     if config.out:
         report.write(Path(config.out))
     print(json.dumps(report.document, indent=1) if config.json else report.as_lines())
-    if not config.endless:
+    if config.kind is not Kind.ENDLESS:
         return 0
     if not config.json:
         print("PASSED" if figures["passed"] else "FAILED")
     return 0 if figures["passed"] else 1
 
 
-def _fused(config: ServingConfig, folder: Path) -> Figures:
+def _streams(config: ServingConfig, folder: Path) -> Figures:
+    """Of a free model whose steps take no time twice: as fast as it goes, and at a pace that the
+    front can follow. Else the engine runs ahead, answers end in it before clients have them, and
+    its steps have few rows."""
+    if config.step_ms or not config.free_model:
+        return _figures(*_fused(config, folder))
+    limit = _figures(*_fused(replace(config, seconds=config.window_seconds / 2), folder))
+    step_ms = 1e3 * config.streams / (_PACE * limit["tokens_per_second"])
+    paced = _figures(*_fused(replace(config, step_ms=step_ms, row_us=0.0, token_us=0.0), folder))
+    pace = {"step_ms": round(step_ms, 2), "tokens_per_second": paced["tokens_per_second"]}
+    reached = {"tokens_per_second": limit["tokens_per_second"]}
+    return paced | reached | {"pace": pace, "as_fast_as_it_goes": limit}
+
+
+def _endless(config: ServingConfig, folder: Path) -> Figures:
+    run = _fused(config, folder)
+    return _figures(*run) | endless_figures(*run)
+
+
+def _fused(config: ServingConfig, folder: Path) -> tuple[list[Answer], Window, NodeWindow]:
     with _node(config, "serve", folder) as node:
         answers, window, (measured,) = _measured(config, config.load, node, [node])
-    figures = _figures(answers, window, measured)
-    if config.endless:
-        figures |= endless_figures(answers, window, measured)
-    return figures
+    return answers, window, measured
 
 
 def _pair(config: ServingConfig, folder: Path) -> Figures:
@@ -169,6 +202,9 @@ def _pair(config: ServingConfig, folder: Path) -> Figures:
         answers, window, (front, behind) = _measured(config, config.load, decode, nodes)
     figures = _figures(answers, window, front) | handover_figures(behind, front)
     return figures | {"prefill_node": node_figures(behind, figures["tokens"])}
+
+
+_CASES = {Kind.STREAMS: _streams, Kind.ENDLESS: _endless, Kind.PAIR: _pair}
 
 
 def _figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> Figures:
@@ -248,7 +284,7 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
 
 
 def _shape(config: ServingConfig) -> dict[str, Any]:
-    return free_shape(_LAYERS[config.pair]) if config.free_model else dict(PUBLISHED[config.model])
+    return free_shape(config.kind.layers) if config.free_model else dict(PUBLISHED[config.model])
 
 
 def _free_arena_mib(config: ServingConfig) -> int:

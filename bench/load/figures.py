@@ -89,6 +89,7 @@ def node_figures(node: NodeWindow, tokens: int) -> Figures:
         "front_us_per_token": _per(1e6 * use.front, tokens),
         "loop_ms_per_step": _per(1e3 * use.engine_loop, steps),
         "steps": int(steps),
+        "tokens_per_step": _per(tokens, steps),
         "step_ms": _per(1e3 * node.grown("engine_step_seconds_sum"), steps),
         "idle_us_between_steps": _per(1e6 * node.grown("engine_idle_seconds_sum"), idles),
         "processes": len(node.after.cpu.processes),

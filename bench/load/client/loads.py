@@ -53,7 +53,7 @@ class Streams:
     answer: int
     seed: str
     admitted_first = True
-    cut = False
+    cut = True
 
     async def live(self, client: Client, session: int) -> None:
         asked, turn = max(1, self.answer * (session + 1) // self.sessions), 0
