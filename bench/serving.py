@@ -8,7 +8,7 @@ import json
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -22,10 +22,10 @@ from tasuki.bench.load.figures import (
     Figures,
     NodeWindow,
     Window,
-    answer_figures,
     endless_figures,
     handover_figures,
     node_figures,
+    run_figures,
 )
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
@@ -43,6 +43,18 @@ from .errors import BenchError
 _SETTLE_SECONDS = 1.0
 _PACE = 0.75
 """Of the tokens a second that a node reaches: at this pace its front follows its engine."""
+_LIMIT_SECONDS = 5.0
+_MOST_FOR_LIMIT = 256
+"""Streams at which that is measured."""
+_SHOWN_OF_LIMIT = (
+    "tokens_per_second",
+    "engine_us_per_token",
+    "front_us_per_token",
+    "loop_ms_per_step",
+    "tokens_per_step",
+    "gap_ms",
+    "ttft_ms",
+)
 _WORKING = 2
 _SLOTS = 8
 """Checkpoints that there is room for, beside its working slots, for every session."""
@@ -166,22 +178,35 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _streams(config: ServingConfig, folder: Path) -> Figures:
-    """Of a free model whose steps take no time twice: as fast as it goes, and at a pace that the
-    front can follow. Else the engine runs ahead, answers end in it before clients have them, and
-    its steps have few rows."""
-    if config.step_ms or not config.free_model:
-        return _figures(*_fused(config, folder))
-    limit = _figures(*_fused(replace(config, seconds=config.window_seconds / 2), folder))
-    step_ms = 1e3 * config.streams / (_PACE * limit["tokens_per_second"])
-    paced = _figures(*_fused(replace(config, step_ms=step_ms, row_us=0.0, token_us=0.0), folder))
-    pace = {"step_ms": round(step_ms, 2), "tokens_per_second": paced["tokens_per_second"]}
-    reached = {"tokens_per_second": limit["tokens_per_second"]}
-    return paced | reached | {"pace": pace, "as_fast_as_it_goes": limit}
+    return _at_a_pace(config, folder, lambda paced: run_figures(*_fused(paced, folder)))
 
 
 def _endless(config: ServingConfig, folder: Path) -> Figures:
-    run = _fused(config, folder)
-    return _figures(*run) | endless_figures(*run)
+    def judged(paced: ServingConfig) -> Figures:
+        run = _fused(paced, folder)
+        return run_figures(*run) | endless_figures(*run)
+
+    return _at_a_pace(config, folder, judged)
+
+
+def _at_a_pace(
+    config: ServingConfig, folder: Path, measure: Callable[[ServingConfig], Figures]
+) -> Figures:
+    """What `measure` finds. A free model whose steps take no time runs ahead of its front: answers
+    end in the engine before clients have them, and its steps have few rows. So how fast the node
+    is comes first, and then the figures at a pace at which the front follows."""
+    if config.step_ms or not config.free_model:
+        return measure(config)
+    fastest = replace(
+        config, endless=False, streams=min(config.streams, _MOST_FOR_LIMIT), seconds=_LIMIT_SECONDS
+    )
+    limit = run_figures(*_fused(fastest, folder))
+    step_ms = 1e3 * config.streams / (_PACE * limit["tokens_per_second"])
+    paced = measure(replace(config, step_ms=step_ms, row_us=0.0, token_us=0.0))
+    pace = {"step_ms": round(step_ms, 2), "tokens_per_second": paced["tokens_per_second"]}
+    reached = {"tokens_per_second": limit["tokens_per_second"]}
+    shown = {name: limit[name] for name in _SHOWN_OF_LIMIT}
+    return paced | reached | {"pace": pace, "as_fast_as_it_goes": shown}
 
 
 def _fused(config: ServingConfig, folder: Path) -> tuple[list[Answer], Window, NodeWindow]:
@@ -200,16 +225,11 @@ def _pair(config: ServingConfig, folder: Path) -> Figures:
             _ask(config, WarmUp(config.agents, config.warm), decode)
         nodes = [decode, prefill]
         answers, window, (front, behind) = _measured(config, config.load, decode, nodes)
-    figures = _figures(answers, window, front) | handover_figures(behind, front)
+    figures = run_figures(answers, window, front) | handover_figures(behind, front)
     return figures | {"prefill_node": node_figures(behind, figures["tokens"])}
 
 
 _CASES = {Kind.STREAMS: _streams, Kind.ENDLESS: _endless, Kind.PAIR: _pair}
-
-
-def _figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> Figures:
-    answered = answer_figures(answers, window)
-    return node_figures(node, answered["tokens"]) | {"seconds": round(window.seconds, 2)} | answered
 
 
 def _measured(

@@ -89,7 +89,6 @@ def node_figures(node: NodeWindow, tokens: int) -> Figures:
         "front_us_per_token": _per(1e6 * use.front, tokens),
         "loop_ms_per_step": _per(1e3 * use.engine_loop, steps),
         "steps": int(steps),
-        "tokens_per_step": _per(tokens, steps),
         "step_ms": _per(1e3 * node.grown("engine_step_seconds_sum"), steps),
         "idle_us_between_steps": _per(1e6 * node.grown("engine_idle_seconds_sum"), idles),
         "processes": len(node.after.cpu.processes),
@@ -100,6 +99,14 @@ def node_figures(node: NodeWindow, tokens: int) -> Figures:
         },
         "memory_mib": [round(item.cpu.memory / 2**20) for item in (node.before, node.after)],
     }
+
+
+def run_figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> Figures:
+    """node: the one that was asked."""
+    answered = answer_figures(answers, window)
+    measured = node_figures(node, answered["tokens"])
+    rows = {"tokens_per_step": _per(answered["tokens"], measured["steps"])}
+    return measured | rows | {"seconds": round(window.seconds, 2)} | answered
 
 
 def handover_figures(prefill: NodeWindow, decode: NodeWindow) -> Figures:

@@ -53,7 +53,7 @@ class ServingReport:
         return "\n".join([*head, *rows, ""])
 
     def as_lines(self) -> str:
-        return "\n".join(f"{name:<34}{value}" for name, value in self._rows())
+        return "\n".join(f"{name:<44}{value}" for name, value in self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         for name, value in self.document.items():
@@ -62,15 +62,14 @@ class ServingReport:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """A row for each number; of quantiles, and of other small tables, one together."""
-    if isinstance(value, Mapping):
-        yield name, ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-        for item in value:
-            for key, part in item.items():
-                yield from _flat(f"{item.get('role', name)}: {key}", part)
-    else:
+    """A row for each figure; quantiles and other small tables have one together."""
+    if not isinstance(value, Mapping):
         yield name, _text(value)
+    elif any(isinstance(item, Mapping) for item in value.values()):
+        for key, item in value.items():
+            yield from _flat(f"{name}: {key}", item)
+    else:
+        yield name, ", ".join(f"{key} {_text(item)}" for key, item in value.items())
 
 
 def _text(value: Any) -> str:
