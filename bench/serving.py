@@ -298,7 +298,7 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
     flags = ["--model", str(model), "--max-batch", str(sessions), "--prefill-chunk-tokens", "8192"]
     if config.free_model:
         flags += ["--arena-mib", str(_free_arena_mib(config))]
-    flags += [*more, *shlex.split(config.node_flags)]
+    flags += [*shlex.split(config.node_flags), *more]
     with node_process(role, own, flags, folder / f"{role}.log") as node:
         yield node
 
