@@ -29,6 +29,7 @@ class FreeForward:
 
     drawn: list[list[Sampled]]
     idle_seconds: float
+    busy_seconds: float
     ends_at: float
 
     def result(self) -> list[list[Sampled]]:
@@ -68,14 +69,14 @@ class FreeRunner:
         now = time.monotonic()
         idle, begins = max(0.0, now - self._ends_at), max(now, self._ends_at)
         if not len(rows):
-            return FreeForward([], idle, begins)
+            return FreeForward([], idle, 0.0, begins)
         decoding = int(rows.decodes.sum())
         prompt_tokens = int(rows.lengths.sum()) - decoding
         self._ends_at = begins + self._cost.of(decoding, prompt_tokens)
         drawn = self._draw(plan, rows)
         if self._ticks is not None:
             self._ticks.forward(begins, self._ends_at)
-        return FreeForward(drawn, idle, self._ends_at)
+        return FreeForward(drawn, idle, self._ends_at - begins, self._ends_at)
 
     def _draw(self, plan: ForwardPlan, rows: ResolvedRows) -> list[list[Sampled]]:
         """The result of every row; a row from which nothing is to be drawn has an empty one."""
