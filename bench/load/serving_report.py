@@ -1,6 +1,7 @@
 """One run of `tasuki bench serving` with its host, commit and settings: JSON, and lines to read."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ class ServingReport:
             **figures,
             "settings": dict(settings),
             "host": asdict(host),
+            "load_average": round(os.getloadavg()[0], 1),
         }
 
     def write(self, path: Path) -> None:
@@ -44,7 +46,8 @@ class ServingReport:
             f"# serving: {document['case']}",
             "",
             f"{host['device']}, {host['cores']} cores, {host['date']}, commit {host['commit']}; "
-            f"{versions}. {settings}.",
+            f"{versions}; in its last minute {document['load_average']} processes ran or waited. "
+            f"{settings}.",
             "",
             "| figure | value |",
             "| --- | --- |",
@@ -57,7 +60,7 @@ class ServingReport:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         for name, value in self.document.items():
-            if name not in ("bench", "case", "settings", "host"):
+            if name not in ("bench", "case", "settings", "host", "load_average"):
                 yield from _flat(name, value)
 
 
