@@ -41,7 +41,7 @@ from tasuki.utils.config.options import option
 from .errors import BenchError
 
 _SETTLE_SECONDS = 1.0
-_PACE = 0.75
+_PACE = 0.5
 """Of the tokens a second that a node reaches: at this pace its front follows its engine."""
 _LIMIT_SECONDS = 5.0
 _MOST_FOR_LIMIT = 256
