@@ -17,6 +17,7 @@ from tasuki.bench.measure.rig import random_parts
 from tasuki.decode_node import main as decode
 from tasuki.engine.build import BuildParts, EngineParts, build_arena
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
 from tasuki.engine.runner.base import Runner
 from tasuki.model.config import ModelConfig
 from tasuki.prefill_node import main as prefill
@@ -50,15 +51,17 @@ class NodeConfig:
         return _drawn_parts if self.weights == RANDOM else partial(_free_parts, self.cost)
 
 
-def _drawn_parts(config: EngineConfig, progress: Progress) -> EngineParts:
+def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> EngineParts:
     torch.set_num_threads(config.threads)
-    return random_parts(ModelConfig.load(config.model), config)
+    return random_parts(ModelConfig.load(config.model), config, role)
 
 
-def _free_parts(cost: StepCost, config: EngineConfig, progress: Progress) -> EngineParts:
+def _free_parts(
+    cost: StepCost, config: EngineConfig, progress: Progress, role: Role
+) -> EngineParts:
     torch.set_num_threads(config.threads)
     model = ModelConfig.load(config.model)
-    arena = build_arena(config, model, torch.device("cpu"))
+    arena = build_arena(config, model, torch.device("cpu"), role)
     runner = partial(_free_runner, cost)
     return EngineParts(model, FreeModel(model, cost), arena, StepCounter(), runner=runner)
 
