@@ -10,6 +10,7 @@ _BENCHES = {
     "prefill": "cold prompts of a whole model",
     "agentic": "sessions that grow turn by turn: first tokens, hit rate",
     "transfer": "hand-overs between two processes: of the link, and of the forward's time",
+    "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
 }
 
 

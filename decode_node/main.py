@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasuki.engine.build import build_parts
+from tasuki.engine.build import BuildParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.weights.safetensors_folder import weights_digest
@@ -24,23 +24,27 @@ from .node import DecodeNode
 CONFIGS = (EngineConfig, ServerConfig, DecodeConfig)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
+    """build: what it serves; by default the checkpoint that the flags name."""
     engine_config, server_config, config = parse_configs(
         "tasuki decode", "A decode node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
-    wanted = asyncio.run(run(engine_config, server_config, config))
+    wanted = asyncio.run(run(engine_config, server_config, config, build))
     if wanted is not None:
         become(wanted)
     return 0
 
 
 async def run(
-    engine_config: EngineConfig, server_config: ServerConfig, config: DecodeConfig
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    config: DecodeConfig,
+    build: BuildParts,
 ) -> NextRole | None:
     """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
     role_change = RoleChange("decode", (engine_config, server_config, config))
-    parts = build_parts(engine_config, progress_bar("weights"), Role.DECODE)
+    parts = build(engine_config, progress_bar("weights"), Role.DECODE)
     model = parts.model_config
     codec = TextCodec.load(
         Path(engine_config.model),

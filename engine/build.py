@@ -48,7 +48,8 @@ class EngineParts:
     """What must exist before an engine: a sender or receiver is built over the same arena.
 
     slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
-    long what travels is, where that is not as long as it lies.
+    long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
+    None: by the arena's device.
     """
 
     model_config: ModelConfig
@@ -57,6 +58,7 @@ class EngineParts:
     steps: StepCounter
     slabs: int | None = None
     wire: UnitSizes | None = None
+    runner: "Callable[[EngineParts, bool], Runner] | None" = None
 
     @property
     def layout(self) -> CacheLayout:
@@ -67,6 +69,10 @@ class EngineParts:
         """FLOPs of a token for each token before it, as a part of its other FLOPs."""
         flops = PrefillFlops.for_model(self.model_config)
         return flops.quadratic / flops.linear
+
+
+BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
+"""Where a daemon's model, arena and runner come from. Raises as build_parts()."""
 
 
 def build_parts(
@@ -227,6 +233,8 @@ def build_runner(
 ) -> Runner:
     """On a GPU this captures the decode graphs. batch: the most requests of a forward. hands_on:
     whether anybody counts its steps."""
+    if parts.runner is not None:
+        return parts.runner(parts, hands_on)
     if parts.arena.bytes.device.type == "cpu":
         return CpuRunner(parts.model, parts.arena, parts.steps)
     from tasuki.engine.runner.cuda_runner import CudaRunner

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
+from tasuki.utils.os_threads import name_this_thread
+
 from .engine import Engine
 from .messages import ErrorKind, Inbox, Outbox, Rejected, RequestError, Submit
 
@@ -57,6 +59,7 @@ class EngineThread:
         self._thread.join()
 
     def _run(self) -> None:
+        name_this_thread()
         try:
             self._engine.prepare()
             self._prepared.set()

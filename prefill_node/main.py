@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from tasuki.engine.build import build_parts
+from tasuki.engine.build import BuildParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.weights.safetensors_folder import weights_digest
@@ -22,23 +22,27 @@ from .node import PrefillNode
 CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
+    """build: what it serves; by default the checkpoint that the flags name."""
     engine_config, server_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
-    wanted = asyncio.run(run(engine_config, server_config, config))
+    wanted = asyncio.run(run(engine_config, server_config, config, build))
     if wanted is not None:
         become(wanted)
     return 0
 
 
 async def run(
-    engine_config: EngineConfig, server_config: ServerConfig, config: PrefillConfig
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    config: PrefillConfig,
+    build: BuildParts,
 ) -> NextRole | None:
     """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
     role_change = RoleChange("prefill", (engine_config, server_config, config))
-    parts = build_parts(engine_config, progress_bar("weights"), Role.PREFILL)
+    parts = build(engine_config, progress_bar("weights"), Role.PREFILL)
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
         plane = DataPlane.over(

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from tasuki.utils.os_threads import name_this_thread
+
 from .errors import Busy
 
 Result = TypeVar("Result")
@@ -24,7 +26,9 @@ class WorkThreads:
     """threads: how many; they start with the first work. waiting: pieces that may run or wait."""
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tasuki-front")
+        self._executor = ThreadPoolExecutor(
+            threads, thread_name_prefix="tasuki-front", initializer=name_this_thread
+        )
         self._places = threading.BoundedSemaphore(waiting)
         self._waiting = waiting
 

@@ -1,5 +1,6 @@
 """The machine and versions of a bench, without which its figures cannot be compared."""
 
+import os
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,9 +15,11 @@ _PACKAGES = ("torch", "triton", "fla-core", "transformers", "flashinfer-python")
 
 @dataclass(frozen=True)
 class Host:
-    """device: the GPU's or CPU's name. commit: of the source tree, "unknown" outside one."""
+    """device: the GPU's or CPU's name; cores: of the CPU. commit: of the source tree, "unknown"
+    outside one."""
 
     device: str
+    cores: int
     commit: str
     date: str
     versions: dict[str, str]
@@ -31,7 +34,13 @@ def describe_host(device: torch.device, commit: str) -> Host:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return Host(name, commit or _git_commit(), datetime.now(UTC).date().isoformat(), versions)
+    return Host(
+        name,
+        os.cpu_count() or 1,
+        commit or _git_commit(),
+        datetime.now(UTC).date().isoformat(),
+        versions,
+    )
 
 
 def _git_commit() -> str:

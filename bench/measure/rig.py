@@ -23,6 +23,7 @@ from tasuki.engine.build import (
     use_device,
 )
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.weights.random_weights import random_weights
@@ -121,11 +122,12 @@ class Rig:
             raise BenchError(f"{message.request_id} was refused: {message.error.message}")
 
 
-def random_parts(model: ModelConfig, config: EngineConfig) -> EngineParts:
-    """What build_parts makes, with weights drawn on the device instead of read."""
+def random_parts(model: ModelConfig, config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
+    """What build_parts makes, with weights drawn on the device instead of read. role: of the engine
+    to come."""
     device = torch_device(config)
     use_device(device)
-    arena = build_arena(config, model, device)
+    arena = build_arena(config, model, device, role)
     weights = random_weights(model, _SEED, getattr(torch, config.dtype), device)
     # Drawing leaves float32 copies behind that a checkpoint's loading does not.
     torch.cuda.empty_cache()

@@ -33,6 +33,7 @@ from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.receiving.layer_barrier import LayerBarrier
+from tasuki.utils.os_threads import name_this_thread
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,9 @@ class EarlySteps:
         self._on_end = on_end
         self._prepare = prepare
         self._running: EarlyStep | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tasuki-early-step")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="tasuki-early-step", initializer=name_this_thread
+        )
 
     def prepare(self) -> None:
         """May take seconds on a GPU."""

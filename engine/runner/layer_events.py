@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tasuki.model.hooks import LayerHooks
 from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.utils.os_threads import name_this_thread
 
 
 class LayerEvents(LayerHooks):
@@ -43,6 +44,7 @@ class LayerEvents(LayerHooks):
         self._events.put((event, report))
 
     def _tick(self) -> None:
+        name_this_thread()
         while True:
             event, report = self._events.get()
             event.synchronize()

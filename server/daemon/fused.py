@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tasuki.engine.build import build_cache, build_fused_engine, build_parts
+from tasuki.engine.build import BuildParts, build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.openai.routes import openai_routes, served_model
@@ -22,7 +23,8 @@ from .lifecycle import StopRequest, announce_ready, spare_collections
 from .node import Node
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
+    """build: what it serves; by default the checkpoint that the flags name."""
     engine_config, server_config, plan_config = parse_configs(
         "tasuki serve",
         "One process that prefills and decodes.",
@@ -35,13 +37,15 @@ def main(argv: Sequence[str]) -> int:
         print(dry_run(engine_config, plan_config))
         return 0
     configure_logging(server_config.log_format, server_config.log_level)
-    asyncio.run(serve(engine_config, server_config))
+    asyncio.run(serve(engine_config, server_config, build))
     return 0
 
 
-async def serve(engine_config: EngineConfig, server_config: ServerConfig) -> None:
+async def serve(
+    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts
+) -> None:
     """Startup, main loop, drain."""
-    parts = build_parts(engine_config, progress_bar("weights"))
+    parts = build(engine_config, progress_bar("weights"), Role.FUSED)
     model = parts.model_config
     codec = TextCodec.load(
         Path(engine_config.model),

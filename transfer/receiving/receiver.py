@@ -29,6 +29,7 @@ from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import WindowDigest
 from tasuki.transfer.windows.window import WindowHeader
+from tasuki.utils.os_threads import name_this_thread
 
 from .incoming_room import IncomingRoom
 from .layer_barrier import LayerBarrier
@@ -167,6 +168,7 @@ class Receiver:
             self._changed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
 
     def _loop(self) -> None:
+        name_this_thread()
         pace = PollBackoff()
         while not self._stopping.is_set():
             pace.begin()

@@ -32,6 +32,7 @@ from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.destination import Destination, check_pages, check_slot
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import FinishedLayers, Window
+from tasuki.utils.os_threads import name_this_thread
 
 from .counters import SenderCounters
 from .direct_source import LoadedWindow
@@ -85,7 +86,9 @@ class Sender:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
-        self._digests = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tasuki-digests")
+        self._digests = ThreadPoolExecutor(
+            1, thread_name_prefix="tasuki-digests", initializer=name_this_thread
+        )
         for arena in self._arenas:
             arena.steps.subscribe(self._wake.set)
 
@@ -254,6 +257,7 @@ class Sender:
     # The transfer thread
 
     def _loop(self) -> None:
+        name_this_thread()
         pace = PollBackoff()
         while not self._stopping.is_set():
             with self._lock:

@@ -14,6 +14,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from tasuki.utils.os_threads import name_this_thread
+
 log = logging.getLogger(__name__)
 
 # Cancelled tasks get that long to clean up.
@@ -83,6 +85,7 @@ class LoopThread:
         self.loop.close()
 
     def _run(self) -> None:
+        name_this_thread()
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()

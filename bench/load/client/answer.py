@@ -1,0 +1,70 @@
+"""One request of a client and what it got, token by token. Answers are plain values, which are sent
+between processes; readers belong to one event loop's thread."""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Answer:
+    """session, turn: whose request it is. asked: tokens that were asked for. Times are of the
+    host's monotonic clock, in seconds, the same for all processes. wrong: tokens that were not the
+    expected ones. error: why it ended early, if it did; unanswered: nothing came any more."""
+
+    session: int
+    turn: int
+    asked: int
+    started: float = 0.0
+    ended: float = 0.0
+    times: "array[float]" = field(default_factory=lambda: array("d"))
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    wrong: int = 0
+    cached_tokens: int = 0
+    error: str = ""
+    unanswered: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return len(self.tokens) == self.asked and not self.wrong and not self.error
+
+
+class AnswerReader:
+    """Fills an answer. last: when something came last, or the request was sent."""
+
+    def __init__(
+        self, answer: Answer, expected: Iterator[int] | None, begun: Callable[[], None]
+    ) -> None:
+        """expected: the answer's tokens, without an end; None where they are not known. begun:
+        called with the first token, and not before it."""
+        self.answer = answer
+        self._expected = expected
+        self._begun = begun
+        self.last = 0.0
+
+    def take(self, now: float, tokens: Sequence[int]) -> None:
+        """Those that arrived together."""
+        answer = self.answer
+        if tokens and not answer.times:
+            self._begun()
+        for token in tokens:
+            answer.times.append(now)
+            answer.tokens.append(token)
+            if self._expected is not None and next(self._expected) != token:
+                answer.wrong += 1
+
+
+async def answered_or_silent(
+    over: "asyncio.Future[None]", reader: AnswerReader, patience: float
+) -> None:
+    """Until it is over, or nothing came for `patience` seconds."""
+    while not over.done():
+        left = reader.last + patience - time.monotonic()
+        if left <= 0:
+            reader.answer.unanswered = True
+            reader.answer.error = f"nothing came for {patience:g} s"
+            reader.answer.ended = time.monotonic()
+            return
+        await asyncio.wait({over}, timeout=left)

@@ -1,0 +1,127 @@
+"""What clients ask for: the life of one session, of each kind of load. Values that are sent to the
+client processes."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .answer import Answer
+
+
+def drawn(seed: str, count: int, vocabulary: int) -> list[int]:
+    """Random tokens but for 0, which ends answers."""
+    return random.Random(seed).choices(range(1, vocabulary), k=count)
+
+
+class Client(Protocol):
+    """One process's side of the load."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing new is to be asked."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    async def ask(self, session: int, turn: int, prompt: Sequence[int], asked: int) -> Answer: ...
+
+
+class Load(Protocol):
+    """sessions: how many live at a time. admitted_first: whether the window begins once all of them
+    answer; else it is the whole run. cut: whether answers are cut at the window's end."""
+
+    @property
+    def sessions(self) -> int: ...
+
+    @property
+    def admitted_first(self) -> bool: ...
+
+    @property
+    def cut(self) -> bool: ...
+
+    async def live(self, client: Client, session: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Each session asks again as soon as its answer has ended. The first answers are of all
+    lengths, so that later ones do not all end in one step."""
+
+    sessions: int
+    prompt: int
+    answer: int
+    seed: str
+    admitted_first = True
+    cut = True
+
+    async def live(self, client: Client, session: int) -> None:
+        asked, turn = max(1, self.answer * (session + 1) // self.sessions), 0
+        while not client.over:
+            prompt = drawn(f"{self.seed} {session} {turn}", self.prompt, client.vocabulary)
+            answer = await client.ask(session, turn, prompt, asked)
+            if answer.error:
+                return
+            asked, turn = self.answer, turn + 1
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Every other session has the short prompt, the others the long one; none ends by itself."""
+
+    sessions: int
+    short: int
+    long: int
+    answer: int
+    seed: str
+    admitted_first = True
+    cut = True
+
+    async def live(self, client: Client, session: int) -> None:
+        length = self.long if session % 2 else self.short
+        prompt = drawn(f"{self.seed} {session}", length, client.vocabulary)
+        await client.ask(session, 0, prompt, self.answer)
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Sessions with a common prefix whose every turn appends the answer and new tokens."""
+
+    sessions: int
+    turns: int
+    prefix: int
+    turn: int
+    answer: int
+    seed: str
+    admitted_first = False
+    cut = False
+
+    def beginning(self, session: str, vocabulary: int) -> list[int]:
+        """The first turn's prompt."""
+        common = drawn(f"{self.seed} prefix", self.prefix, vocabulary)
+        return common + drawn(f"{self.seed} {session} 0", self.turn, vocabulary)
+
+    async def live(self, client: Client, session: int) -> None:
+        prompt = self.beginning(str(session), client.vocabulary)
+        for turn in range(self.turns):
+            answer = await client.ask(session, turn, prompt, self.answer)
+            if answer.error:
+                return
+            new = drawn(f"{self.seed} {session} {turn + 1}", self.turn, client.vocabulary)
+            prompt = [*prompt, *answer.tokens, *new]
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The beginning of agents' prompts, asked for a few times one after another."""
+
+    agents: Agents
+    times: int
+    sessions = 1
+    admitted_first = False
+    cut = False
+
+    async def live(self, client: Client, session: int) -> None:
+        for turn in range(self.times):
+            prompt = self.agents.beginning(f"warm {turn}", client.vocabulary)
+            await client.ask(session, turn, prompt, 4)

@@ -1,0 +1,124 @@
+"""CPU time of a node's threads and processes, by what they are there for. Linux's /proc.
+
+Knows threads by the names that the product gives them (utils/os_threads.py). Pure but for /proc.
+
+The rule. A process without an engine's thread is a front's: all of it counts as front. The process
+that was started counts by threads where it has the engine too: those named here are the engine's,
+all others the front's. An engine in a process apart counts whole.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ENGINE_LOOP = "tasuki-engine"
+_ENGINE = (
+    ENGINE_LOOP,
+    "tasuki-digests",
+    "tasuki-sender",
+    "tasuki-receiver",
+    "tasuki-handover",
+    "tasuki-early",
+    "tasuki-ticks",
+)
+_NANOSECONDS = 1e-9
+_TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+ENDED = "(ended)"
+"""Stands for all threads that ended while they were watched."""
+
+
+@dataclass(frozen=True)
+class CpuSample:
+    """Seconds until now. threads: by (process, thread); names: of those; processes: with what their
+    ended threads took, to a clock tick. memory: bytes resident, of all processes."""
+
+    threads: dict[tuple[int, int], float]
+    names: dict[tuple[int, int], str]
+    processes: dict[int, float]
+    memory: int
+
+
+@dataclass
+class CpuUse:
+    """Seconds between two samples. engine_loop: of the thread that steps, part of engine. threads:
+    by "role/name"."""
+
+    engine: float = 0.0
+    front: float = 0.0
+    engine_loop: float = 0.0
+    threads: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, role: str, name: str, seconds: float) -> None:
+        if role == "engine":
+            self.engine += seconds
+        else:
+            self.front += seconds
+        if name == ENGINE_LOOP:
+            self.engine_loop += seconds
+        self.threads[f"{role}/{name}"] += seconds
+
+
+def sample(root: int) -> CpuSample:
+    """Of that process and its descendants; one that ends meanwhile is left out."""
+    threads: dict[tuple[int, int], float] = {}
+    names: dict[tuple[int, int], str] = {}
+    processes: dict[int, float] = {}
+    memory = 0
+    for pid in [root, *descendants(root)]:
+        try:
+            fields = _stat(pid)
+            processes[pid] = (int(fields[11]) + int(fields[12])) * _TICK_SECONDS
+            memory += int(fields[21]) * _PAGE_BYTES
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                key = pid, int(task.name)
+                ran, *_ = (task / "schedstat").read_text().split()
+                threads[key] = int(ran) * _NANOSECONDS
+                names[key] = (task / "comm").read_text().strip()
+        except (OSError, ValueError):
+            continue
+    return CpuSample(threads, names, processes, memory)
+
+
+def use_between(root: int, before: CpuSample, after: CpuSample) -> CpuUse:
+    """root: the process that was started."""
+    use = CpuUse()
+    engines = {pid for (pid, _), name in after.names.items() if name == ENGINE_LOOP}
+    for pid, whole in after.processes.items():
+        grown = {
+            key: seconds - before.threads.get(key, 0.0)
+            for key, seconds in after.threads.items()
+            if key[0] == pid
+        }
+        apart = pid in engines and pid != root
+        for key, seconds in grown.items():
+            name = after.names[key]
+            own = pid in engines and name.startswith(_ENGINE)
+            use.add("engine" if apart or own else "front", name, seconds)
+        ended = whole - before.processes.get(pid, 0.0) - sum(grown.values())
+        if ended > 2 * _TICK_SECONDS:
+            use.add("engine" if apart else "front", ENDED, ended)
+    return use
+
+
+def descendants(root: int) -> Iterator[int]:
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                children[int(_stat(int(entry.name))[1])].append(int(entry.name))
+            except (OSError, ValueError):
+                continue
+    waiting = [root]
+    while waiting:
+        found = children[waiting.pop()]
+        yield from found
+        waiting += found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the process's state on, which is the third."""
+    # The name before them may hold anything but ends with the last parenthesis.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,66 @@
+"""A model that costs nothing: its shape, and the forwards of it that no runner makes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tasuki.model.batch import Batch
+from tasuki.model.config import ModelConfig
+from tasuki.model.hooks import LayerHooks
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.random_weights import random_weights
+from tasuki.pycache.arena import Arena
+
+from .step_cost import StepCost
+from .tokens import VOCABULARY, next_token
+
+_LOGIT = 16.0
+
+
+def free_shape(layers: int) -> dict[str, Any]:
+    """A config.json: as many layers of each kind as a published model of that depth has, as narrow
+    as they may be, so that neither KV nor state costs anything. layers: a multiple of 4."""
+    return {
+        "model_type": "qwen3_5_text",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 1,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "max_position_embeddings": 1 << 20,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "eos_token_id": 0,
+    }
+
+
+class FreeModel(Qwen35Model):
+    """What computes early steps; all other forwards are the FreeRunner's."""
+
+    def __init__(self, config: ModelConfig, cost: StepCost) -> None:
+        super().__init__(config, random_weights(config, 1, torch.float32))
+        self._cost = cost
+
+    def forward(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
+        """Reads and writes nothing of the arena."""
+        nothing = torch.empty(0)
+        for layer in range(self.config.layers):
+            hooks.before_layer(layer)
+            hooks.cache_written(layer)
+            hooks.after_layer(layer, nothing, nothing)
+        last = batch.cu_seqlens[1:] - 1
+        position = batch.positions[last] + 1
+        self._cost.wait(rows=len(last), prompt_tokens=0)
+        tokens = next_token(batch.token_ids[last], position, self.config.vocab)
+        logits = torch.zeros(len(last), self.config.vocab)
+        logits[torch.arange(len(last)), tokens] = _LOGIT
+        return logits

@@ -1,0 +1,131 @@
+"""Runs plans as a device would that computes in no time, or in a time that is given: the plans, the
+lanes and the results are those of any runner; memory is never touched.
+
+Owns the last token of every lane and when the device will be through. Thread rule: the engine
+loop's; the layers of a forward that takes time tick on a thread here.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+
+from tasuki.engine.forward_plan import ForwardPlan, Ints
+from tasuki.engine.runner.base import Event
+from tasuki.engine.runner.sequence_states import ResolvedRows, SequenceStates
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.utils.os_threads import name_this_thread
+
+from .step_cost import StepCost
+from .tokens import next_token
+
+
+@dataclass(frozen=True)
+class FreeForward:
+    """`InFlightForward`. ends_at: on the monotonic clock."""
+
+    drawn: list[list[Sampled]]
+    idle_seconds: float
+    busy_seconds: float
+    ends_at: float
+
+    def result(self) -> list[list[Sampled]]:
+        left = self.ends_at - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        return self.drawn
+
+
+class FreeRunner:
+    def __init__(
+        self, lanes: int, vocabulary: int, cost: StepCost, ticks: "LayerTicks | None"
+    ) -> None:
+        """ticks: None where nobody counts the layers."""
+        self._sequences = SequenceStates(lanes)
+        self._vocabulary = vocabulary
+        self._cost = cost
+        self._ticks = ticks
+        self._last = np.zeros(lanes, dtype=np.int64)
+        self._ends_at = time.monotonic()
+        # One row's result for each token: making them anew would cost what the model does not.
+        self._results = [[Sampled(token, 0.0, 1.0)] for token in range(vocabulary)]
+
+    @property
+    def ticks(self) -> int:
+        return 0 if self._ticks is None else self._ticks.launched
+
+    def prepare(self) -> None:
+        """The first request waits for nothing here."""
+
+    def record_event(self) -> Event:
+        ends_at = self._ends_at
+        return lambda: time.monotonic() >= ends_at
+
+    def launch(self, plan: ForwardPlan) -> FreeForward:
+        rows = self._sequences.apply(plan)
+        now = time.monotonic()
+        idle, begins = max(0.0, now - self._ends_at), max(now, self._ends_at)
+        if not len(rows):
+            return FreeForward([], idle, 0.0, begins)
+        decoding = int(rows.decodes.sum())
+        prompt_tokens = int(rows.lengths.sum()) - decoding
+        self._ends_at = begins + self._cost.of(decoding, prompt_tokens)
+        drawn = self._draw(plan, rows)
+        if self._ticks is not None:
+            self._ticks.forward(begins, self._ends_at)
+        return FreeForward(drawn, idle, self._ends_at - begins, self._ends_at)
+
+    def _draw(self, plan: ForwardPlan, rows: ResolvedRows) -> list[list[Sampled]]:
+        """The result of every row; a row from which nothing is to be drawn has an empty one."""
+        last = self._last[rows.lanes]
+        from_plan = np.flatnonzero(~rows.on_lane)
+        if len(from_plan):
+            ends: Ints = rows.tokens_at[from_plan] + rows.lengths[from_plan] - 1
+            last[from_plan] = plan.tokens[ends]
+        tokens = next_token(last, rows.stops.astype(np.int64), self._vocabulary)
+        self._last[rows.lanes] = tokens
+        results = self._results
+        return [
+            results[token] if count else []
+            for token, count in zip(tokens.tolist(), rows.num_sampled.tolist(), strict=True)
+        ]
+
+
+class LayerTicks:
+    """Ticks once a layer while a forward lasts, evenly; all at once where it takes no time.
+    launched: the counter's value once every forward has ended."""
+
+    def __init__(self, steps: StepCounter, layers: int, *, timed: bool) -> None:
+        """timed: whether forwards take any time; they tick on a thread of their own then, as events
+        of a device do."""
+        self._steps = steps
+        self._layers = layers
+        self._forwards: SimpleQueue[tuple[float, float]] | None = SimpleQueue() if timed else None
+        self.launched = steps.value
+        if timed:
+            threading.Thread(target=self._run, name="tasuki-ticks", daemon=True).start()
+
+    def forward(self, begins: float, ends: float) -> None:
+        """On the monotonic clock."""
+        self.launched += self._layers
+        if self._forwards is not None:
+            self._forwards.put((begins, ends))
+            return
+        for _ in range(self._layers):
+            self._steps.tick()
+        self._steps.end_forward()
+
+    def _run(self) -> None:
+        name_this_thread()
+        assert self._forwards is not None
+        while True:
+            begins, ends = self._forwards.get()
+            for layer in range(1, self._layers + 1):
+                left = begins + (ends - begins) * layer / self._layers - time.monotonic()
+                if left > 0:
+                    time.sleep(left)
+                self._steps.tick()
+            self._steps.end_forward()

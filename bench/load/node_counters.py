@@ -1,0 +1,46 @@
+"""A node's metrics as numbers. Pure."""
+
+from collections.abc import Iterator
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class NodeCounters:
+    def __init__(self, text: str) -> None:
+        """text: what GET /metrics answers."""
+        self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+        for family in text_string_to_metric_families(text):
+            for item in family.samples:
+                labels = tuple(sorted(item.labels.items()))
+                self._values.setdefault(item.name, {})[labels] = item.value
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum over all labels but those given; 0.0 where the node has no such metric."""
+        wanted = labels.items()
+        found = self._values.get(f"tasuki_{name}", {})
+        return sum(value for key, value in found.items() if wanted <= dict(key).items())
+
+    def grown(self, before: "NodeCounters", name: str, **labels: str) -> float:
+        return self.total(name, **labels) - before.total(name, **labels)
+
+    def quantile_since(self, before: "NodeCounters", name: str, share: float) -> float | None:
+        """Of a histogram's observations between the two, in seconds, evenly within a bucket; None
+        where there were none. Those beyond the last bound count as that bound."""
+        counts = list(self._grown_buckets(before, f"{name}_bucket"))
+        if not counts or not counts[-1][1]:
+            return None
+        wanted = share * counts[-1][1]
+        lower, below = 0.0, 0.0
+        for bound, upto in counts:
+            if upto >= wanted:
+                if bound == float("inf"):
+                    return lower
+                return lower + (bound - lower) * (wanted - below) / max(upto - below, 1e-12)
+            lower, below = bound, upto
+        return lower
+
+    def _grown_buckets(self, before: "NodeCounters", name: str) -> Iterator[tuple[float, float]]:
+        """(upper bound, how many were at most that), ascending."""
+        bounds = {dict(key)["le"] for key in self._values.get(f"tasuki_{name}", {})}
+        for text in sorted(bounds, key=float):
+            yield float(text), self.grown(before, name, le=text)

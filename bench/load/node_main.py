@@ -1,0 +1,87 @@
+"""`python -m tasuki.bench.load.node_main ROLE OWN FLAGS -- FLAGS`: a daemon that has everything but
+weights.
+
+ROLE and the flags behind `--` are those of `tasuki serve`, `prefill` and `decode`; NodeConfig has
+the bench's own. The folder that --model names has a shape and a tokenizer.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from tasuki.bench.measure.rig import random_parts
+from tasuki.decode_node import main as decode
+from tasuki.engine.build import BuildParts, EngineParts, build_arena
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
+from tasuki.engine.runner.base import Runner
+from tasuki.model.config import ModelConfig
+from tasuki.prefill_node import main as prefill
+from tasuki.server.daemon import fused
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.utils.config.flags import parse_config
+from tasuki.utils.config.options import option
+from tasuki.utils.progress import Progress
+
+from .free.model import FreeModel
+from .free.runner import FreeRunner, LayerTicks
+from .free.step_cost import StepCost
+
+_ROLES = {"serve": fused.main, "prefill": prefill.main, "decode": decode.main}
+FREE, RANDOM = "free", "random"
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    weights: str = option(FREE, "none at all, or drawn in the shape of --model", (FREE, RANDOM))
+    step_ms: float = option(0.0, "of any forward of the free model; 0: none takes any time")
+    row_us: float = option(0.0, "more for each sequence that decodes")
+    token_us: float = option(0.0, "more for each prompt token")
+
+    @property
+    def cost(self) -> StepCost:
+        return StepCost(self.step_ms * 1e-3, self.row_us * 1e-6, self.token_us * 1e-6)
+
+    @property
+    def build(self) -> BuildParts:
+        return _drawn_parts if self.weights == RANDOM else partial(_free_parts, self.cost)
+
+
+def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> EngineParts:
+    torch.set_num_threads(config.threads)
+    return random_parts(ModelConfig.load(config.model), config, role)
+
+
+def _free_parts(
+    cost: StepCost, config: EngineConfig, progress: Progress, role: Role
+) -> EngineParts:
+    torch.set_num_threads(config.threads)
+    model = ModelConfig.load(config.model)
+    arena = build_arena(config, model, torch.device("cpu"), role)
+    runner = partial(_free_runner, cost)
+    return EngineParts(model, FreeModel(model, cost), arena, StepCounter(), runner=runner)
+
+
+def _free_runner(cost: StepCost, parts: EngineParts, hands_on: bool) -> Runner:
+    ticks = None
+    if hands_on:
+        # Nothing is ever written here: without it a window that is lost would look like one of
+        # zeros that has landed.
+        np.random.default_rng().random(out=parts.arena.bytes.numpy().view(np.float64))
+        ticks = LayerTicks(parts.steps, parts.model_config.layers, timed=cost.base > 0)
+    return FreeRunner(parts.arena.slabs, parts.model_config.vocab, cost, ticks)
+
+
+def main(argv: Sequence[str]) -> int:
+    role, *flags = argv
+    end = flags.index("--")
+    own = parse_config("node_main", "A node of a bench.", flags[:end], NodeConfig)
+    return _ROLES[role](flags[end + 1 :], own.build)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""Flags of `tasuki bench serving`, and the load that they describe."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tasuki.model.known_models import PUBLISHED
+from tasuki.utils.config.options import option
+
+from .client.loads import Agents, Endless, Load, Streams
+
+_ENDLESS_ANSWER = 200_000
+_GROWTH = 10_000
+"""Tokens that an endless answer is taken to have by the window's end."""
+
+
+class Kind(Enum):
+    STREAMS = "streams"
+    ENDLESS = "endless streams"
+    PAIR = "agents of a pair"
+
+    @property
+    def layers(self) -> int:
+        """Of the free model: what is handed over leaves layer by layer."""
+        return 32 if self is Kind.PAIR else 4
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    free_model: bool = option(
+        False, "a model that costs nothing and whose answers are known, on the CPU"
+    )
+    model: str = option("9b", "without the free model: a published shape, weights drawn at random")
+    protocol: str = option("http", "of the clients", ("http", "grpc"))
+    pair: bool = option(False, "a prefill and a decode node, and sessions of agents")
+    endless: bool = option(False, "streams that never end, of short and of long prompts; a verdict")
+    streams: int = option(256, "at a time; not of a pair")
+    prompt: int = option(512, "tokens of a stream's prompt")
+    answer: int = option(512, "tokens of a stream's answer, after which it asks again")
+    short: int = option(100, "prompt tokens of every other endless stream")
+    long: int = option(10_000, "prompt tokens of the other ones")
+    seconds: float | None = option(
+        None, "the window, from when all streams are admitted; not given: 10, endless 60"
+    )
+    sessions: int = option(128, "agents at a time, of a pair")
+    turns: int = option(6, "of each agent")
+    prefix: int = option(6_000, "prompt tokens that all agents have in common")
+    turn_tokens: int = option(700, "new prompt tokens of a turn")
+    turn_answer: int = option(150, "tokens of a turn's answer")
+    warm: int = option(3, "how often the common prefix is asked for before; 0: cold")
+    step_ms: float = option(0.0, "that a forward of the free model takes; 0: none takes any time")
+    row_us: float = option(55.0, "more for each sequence that decodes, where step_ms is given")
+    token_us: float = option(24.0, "more for each prompt token, where step_ms is given")
+    clients: int = option(2, "client processes")
+    patience: float = option(60.0, "seconds without a byte until a request counts as unanswered")
+    max_seconds: float = option(600.0, "for all sessions to be admitted, and for all to end")
+    node_flags: str = option("", "more flags of every node, as '--front-workers 3'")
+    prefill_flags: str = option("", "more flags of the prefill node")
+    seed: str = option("1", "of the prompts")
+    json: bool = option(False, "one JSON object on stdout, and nothing else")
+    out: str = option("", "write JSON here, and a table beside it")
+    commit: str = option("", "of the source, where it is no git tree")
+
+    def __post_init__(self) -> None:
+        if self.pair and self.endless:
+            raise ValueError("pair and endless exclude each other: give one of them")
+        if not self.free_model and self.model not in PUBLISHED:
+            raise ValueError(f"model {self.model!r} is unknown: use one of {', '.join(PUBLISHED)}")
+        for name in ("streams", "prompt", "answer", "sessions", "turns", "clients"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def kind(self) -> Kind:
+        if self.pair:
+            return Kind.PAIR
+        return Kind.ENDLESS if self.endless else Kind.STREAMS
+
+    @property
+    def case(self) -> str:
+        model = "free model" if self.free_model else f"{self.model} shapes"
+        return f"{self.load.sessions} {self.kind.value}, {self.protocol}, {model}"
+
+    @property
+    def load(self) -> Load:
+        match self.kind:
+            case Kind.PAIR:
+                return self.agents
+            case Kind.ENDLESS:
+                return Endless(self.streams, self.short, self.long, _ENDLESS_ANSWER, self.seed)
+            case Kind.STREAMS:
+                return Streams(self.streams, self.prompt, self.answer, self.seed)
+
+    @property
+    def agents(self) -> Agents:
+        return Agents(
+            self.sessions, self.turns, self.prefix, self.turn_tokens, self.turn_answer, self.seed
+        )
+
+    @property
+    def window_seconds(self) -> float:
+        return self.seconds or (60.0 if self.kind is Kind.ENDLESS else 10.0)
+
+    @property
+    def tokens_held(self) -> int:
+        """That all sessions have in the cache together, at most."""
+        if self.kind is Kind.PAIR:
+            grown = self.turns * (self.turn_tokens + self.turn_answer)
+            return self.prefix + (self.sessions + self.warm) * grown
+        if self.kind is Kind.ENDLESS:
+            return self.streams * (self.long + self.short) // 2 + self.streams * _GROWTH
+        return 2 * self.streams * (self.prompt + self.answer)

@@ -1,0 +1,67 @@
+"""A vocabulary in which a client reads token ids back from an answer's text.
+
+Token i is a space and the four letters that spell i. Pure but for the file that it writes.
+"""
+
+import json
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+_LENGTH = 4
+_SPACE = "\u0120"
+"""How byte-level vocabularies write a space."""
+
+
+def word(token: int) -> str:
+    """Four letters. REQUIRES: 0 <= token < 26**4."""
+    letters = ""
+    for _ in range(_LENGTH):
+        token, letter = divmod(token, len(ascii_lowercase))
+        letters = ascii_lowercase[letter] + letters
+    return letters
+
+
+class Words:
+    """Of one vocabulary. Immutable, any thread."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._tokens = {word(token): token for token in range(vocabulary)}
+
+    def tokens(self, text: str) -> list[int]:
+        """The ids that the text was made of. Raises KeyError for a word of another vocabulary."""
+        return [self._tokens[item] for item in text.split()]
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """folder/tokenizer.json, in Hugging Face layout, as byte-level as a published one."""
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    model: dict[str, Any] = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": True,
+        "vocab": {_SPACE + word(token): token for token in range(vocabulary)},
+        "merges": [],
+    }
+    whole: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": model,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(whole))

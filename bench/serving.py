@@ -1,0 +1,211 @@
+"""`tasuki bench serving`: what a node's host side costs, and how it holds under many clients.
+
+Starts real daemons (one that is fused, or a prefill and a decode node), asks them from client
+processes over real sockets, and measures CPU time by role, tokens a second, first tokens and gaps.
+"""
+
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tasuki.bench.load.client.answer import Answer
+from tasuki.bench.load.client.loads import Load, WarmUp
+from tasuki.bench.load.client.process import Clients, Target, clients
+from tasuki.bench.load.figures import (
+    Figures,
+    NodeWindow,
+    Window,
+    endless_figures,
+    handover_figures,
+    node_figures,
+    run_figures,
+)
+from tasuki.bench.load.free.model import free_shape
+from tasuki.bench.load.model_folder import write_model_folder
+from tasuki.bench.load.node_main import FREE, RANDOM
+from tasuki.bench.load.node_process import NodeProcess, node_process
+from tasuki.bench.load.serving_config import Kind, ServingConfig
+from tasuki.bench.load.serving_report import ServingReport
+from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import PUBLISHED
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.utils.config.flags import parse_config
+
+from .errors import BenchError
+
+_SETTLE_SECONDS = 1.0
+_PACE = 0.5
+"""Of the tokens a second that a node reaches: at this pace its front follows its engine."""
+_LIMIT_SECONDS = 5.0
+_MOST_FOR_LIMIT = 256
+"""Streams at which that is measured."""
+_SHOWN_OF_LIMIT = ("tokens_per_second", "front_us_per_token", "gap_ms", "ttft_ms")
+"""Not the engine's: what it makes then reaches clients later than in that window."""
+_WORKING = 2
+_SLOTS = 8
+"""Checkpoints that there is room for, beside its working slots, for every session."""
+_LEAST_ARENA_MIB = 64
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse_config("tasuki bench serving", "Serve many clients.", argv, ServingConfig)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = _CASES[config.kind](config, Path(folder))
+    report = ServingReport(config.case, asdict(config), figures)
+    if config.out:
+        report.write(Path(config.out))
+    print(json.dumps(report.document, indent=1) if config.json else report.as_lines())
+    if config.kind is not Kind.ENDLESS:
+        return 0
+    if not config.json:
+        print("PASSED" if figures["passed"] else "FAILED")
+    return 0 if figures["passed"] else 1
+
+
+def _streams(config: ServingConfig, folder: Path) -> Figures:
+    return _at_a_pace(config, folder, lambda paced: run_figures(*_fused(paced, folder)))
+
+
+def _endless(config: ServingConfig, folder: Path) -> Figures:
+    def judged(paced: ServingConfig) -> Figures:
+        run = _fused(paced, folder)
+        return run_figures(*run) | endless_figures(*run)
+
+    return _at_a_pace(config, folder, judged)
+
+
+def _at_a_pace(
+    config: ServingConfig, folder: Path, measure: Callable[[ServingConfig], Figures]
+) -> Figures:
+    """What `measure` finds. A free model whose steps take no time runs ahead of its front: answers
+    end in the engine before clients have them, and its steps have few rows. So how fast the node
+    is comes first, and then the figures at a pace at which the front follows."""
+    if config.step_ms or not config.free_model:
+        return measure(config)
+    fastest = replace(
+        config,
+        endless=False,
+        streams=min(config.streams, _MOST_FOR_LIMIT),
+        seconds=min(config.window_seconds, _LIMIT_SECONDS),
+    )
+    limit = run_figures(*_fused(fastest, folder))
+    step_ms = 1e3 * config.streams / (_PACE * limit["tokens_per_second"])
+    paced = measure(replace(config, step_ms=step_ms, row_us=0.0, token_us=0.0))
+    pace = {"step_ms": round(step_ms, 2), "tokens_per_second": paced["tokens_per_second"]}
+    reached = {"tokens_per_second": limit["tokens_per_second"]}
+    shown = {name: limit[name] for name in _SHOWN_OF_LIMIT}
+    return paced | reached | {"pace": pace, "as_fast_as_it_goes": shown}
+
+
+def _fused(config: ServingConfig, folder: Path) -> tuple[list[Answer], Window, NodeWindow]:
+    with _node(config, "serve", folder) as node:
+        answers, window, (measured,) = _measured(config, config.load, node, [node])
+    return answers, window, measured
+
+
+def _pair(config: ServingConfig, folder: Path) -> Figures:
+    more = shlex.split(config.prefill_flags)
+    with (
+        _node(config, "prefill", folder, *more) as prefill,
+        _node(config, "decode", folder, "--prefill", prefill.address) as decode,
+    ):
+        if config.warm:
+            _ask(config, WarmUp(config.agents, config.warm), decode)
+        nodes = [decode, prefill]
+        answers, window, (front, behind) = _measured(config, config.load, decode, nodes)
+    figures = run_figures(answers, window, front) | handover_figures(behind, front)
+    return figures | {"prefill_node": node_figures(behind, figures["tokens"])}
+
+
+_CASES = {Kind.STREAMS: _streams, Kind.ENDLESS: _endless, Kind.PAIR: _pair}
+
+
+def _measured(
+    config: ServingConfig, load: Load, front: NodeProcess, nodes: Sequence[NodeProcess]
+) -> tuple[list[Answer], Window, list[NodeWindow]]:
+    """The load on the front's node, all nodes watched meanwhile."""
+    with _clients(config, load, front) as asking:
+        if not load.admitted_first:
+            before = [node.begin_sample() for node in nodes]
+            begin = asking.start()
+            asking.wait_admitted()
+            asking.stop(None)
+            answers = asking.answers()
+            end = max(answer.ended for answer in answers)
+            after = [node.end_sample() for node in nodes]
+        else:
+            asking.start()
+            asking.wait_admitted()
+            time.sleep(_SETTLE_SECONDS)
+            before = [node.begin_sample() for node in nodes]
+            begin = time.monotonic()
+            end = begin + config.window_seconds
+            asking.stop(end)
+            time.sleep(max(0.0, end - time.monotonic()))
+            after = [node.end_sample() for node in nodes]
+            answers = asking.answers()
+    windows = [
+        NodeWindow(node.role, node.pid, first, last)
+        for node, first, last in zip(nodes, before, after, strict=True)
+    ]
+    return answers, Window(begin, end), windows
+
+
+def _ask(config: ServingConfig, load: Load, front: NodeProcess) -> None:
+    """A load that is not measured."""
+    with _clients(config, load, front) as asking:
+        asking.start()
+        asking.wait_admitted()
+        asking.stop(None)
+        for answer in asking.answers():
+            if not answer.whole:
+                raise BenchError(f"a warming request failed: {answer.error or 'its tokens'}")
+
+
+@contextmanager
+def _clients(config: ServingConfig, load: Load, front: NodeProcess) -> Iterator[Clients]:
+    address = front.http if config.protocol == "http" else front.address
+    target = Target(
+        config.protocol, address, _shape(config)["vocab_size"], config.free_model, config.patience
+    )
+    with clients(target, load, config.clients, config.max_seconds) as asking:
+        yield asking
+
+
+@contextmanager
+def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterator[NodeProcess]:
+    """more: flags of this one."""
+    model = folder / "model"
+    if not model.exists():
+        write_model_folder(model, _shape(config))
+    own = ["--weights", FREE if config.free_model else RANDOM]
+    if config.step_ms:
+        own += ["--step-ms", f"{config.step_ms}", "--row-us", f"{config.row_us}"]
+        own += ["--token-us", f"{config.token_us}"]
+    sessions = config.load.sessions
+    flags = ["--model", str(model), "--max-batch", str(sessions), "--prefill-chunk-tokens", "8192"]
+    if config.free_model:
+        flags += ["--arena-mib", str(_free_arena_mib(config))]
+    flags += [*shlex.split(config.node_flags), *more]
+    with node_process(role, own, flags, folder / f"{role}.log") as node:
+        yield node
+
+
+def _shape(config: ServingConfig) -> dict[str, Any]:
+    return free_shape(config.kind.layers) if config.free_model else dict(PUBLISHED[config.model])
+
+
+def _free_arena_mib(config: ServingConfig) -> int:
+    """So much that nothing is evicted."""
+    layout = ModelConfig.from_dict(_shape(config)).cache_layout("bfloat16", "bfloat16", "float32")
+    sessions = config.load.sessions
+    # The last page of a session is its own, and so may be that of each of its turns.
+    pages = config.tokens_held // PAGE_TOKENS + sessions * _SLOTS
+    slabs = pages // layout.pages_per_slab + sessions * (_WORKING + _SLOTS)
+    return max(_LEAST_ARENA_MIB, slabs * layout.slab_bytes // 2**20 + 1)
