@@ -104,6 +104,14 @@ def test_what_can_never_be_served_is_refused_at_submit_with_the_number_that_fits
     engine.assert_at_rest()
 
 
+def test_a_mark_where_a_chunk_ends_is_kept() -> None:
+    engine = tiny_engine(prefill_chunk_tokens=64)
+    log = prompt(300)
+    engine.ask("first", log, 1, marks=(128,))
+    engine.ask("fork", log[:140] + prompt(60, seed=9), 1)
+    assert engine.hit("fork").usable_tokens == 128
+
+
 def test_draining_refuses_the_new_and_answers_when_the_old_are_done() -> None:
     engine = tiny_engine()
     engine.post(submit("old", prompt(100), 5))

@@ -92,6 +92,16 @@ def test_a_blocked_request_asks_the_cache_nothing_until_room_may_have_come(
     assert sum(alone, Counter()) == sum(with_waiters, Counter()), "waiting cost calls"
 
 
+def test_pages_are_asked_for_when_a_token_has_no_room_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """64 tokens and room for as many more; then for 193, in four pages; then for all 263."""
+    engine = tiny_engine()
+    with counted(monkeypatch) as calls:
+        assert len(engine.ask("r", prompt(64), 200)) == 200
+    assert calls["extend"] == 2
+
+
 def test_two_requests_that_cannot_both_fit_finish_with_few_retractions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -53,12 +53,13 @@ def siblings(number: int, own: int = 10) -> dict[str, list[int]]:
     return {f"s{index}": PREFIX + prompt(own, seed=100 + index) for index in range(number)}
 
 
-def test_eight_at_once_compute_what_they_share_once(forwarded: Forwarded) -> None:
+@pytest.mark.parametrize("own", [10, 200])
+def test_eight_at_once_compute_what_they_share_once(own: int, forwarded: Forwarded) -> None:
     engine = tiny_engine(arena_mib=16)
-    asked = siblings(8)
+    asked = siblings(8, own)
     engine.ask_all(asked, 2)
-    # 2,000 of the prefix, 80 of their own, one of each answer, and what lies behind the last page.
-    assert forwarded.tokens <= 2000 + 80 + 8 + 8 * 64
+    # The prefix, their own, one of each answer, and what of the prefix lies behind its last page.
+    assert forwarded.tokens == 2000 + 8 * (own + 1) + 7 * (2000 % 64)
     assert_answered_as_alone(engine, asked, 2)
     engine.assert_at_rest()
 
@@ -107,6 +108,9 @@ def test_the_first_of_those_who_will_have_most_leads() -> None:
     assert leader_of(follower, [past]) is None
     assert leader_of(follower, [computing(prompt(900, seed=9), 0, "other")]) is None
     assert leader_of(follower, []) is None
+    again = leader_of(follower, [first])
+    assert again == found and hash(again) == hash(found)
+    assert leader_of(follower, [second]) != found and found != "found"
 
 
 @pytest.mark.parametrize("steps", range(1, 6))
