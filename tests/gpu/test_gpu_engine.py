@@ -24,8 +24,9 @@ def engine_of(shape: str, device: str, chunk: int, max_batch: int) -> Lone:
         prefill_chunk_tokens=chunk,
         max_batch=max_batch,
     )
-    # The arena is not part of what forwards depend on, so engines of one device share parts.
-    return Lone(config, parts=parts_of(shape, EngineConfig("", "float32", device=device)))
+    # Neither chunks nor batches change the arena, so engines of one device share parts.
+    shared = EngineConfig("", "float32", device=device, arena_mib=512)
+    return Lone(config, parts=parts_of(shape, shared))
 
 
 @dataclass(frozen=True)
