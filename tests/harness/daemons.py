@@ -305,6 +305,10 @@ class Pair:
         prompt, salt = self._questions[number].prompt, str(self._salts).encode()
         return asked(self.decode, prompt, salt, new_tokens)
 
+    def pages(self, number: int) -> int:
+        """Whole pages of a question's prompt."""
+        return len(self._questions[number].prompt) // 64
+
     def right(self, number: int, stream: AnswerStream) -> Answer:
         """The whole answer, which must be the undisturbed one."""
         answer = stream.result()
