@@ -2,8 +2,8 @@
 
 A caller's share is the larger of its part of a forward's rows and its part of the arena. Has no
 part in queues. Thread rule: the engine loop's.
-Invariant: one of those who run with the lowest priority number, of the caller who holds least,
-never gives way; so there is always progress.
+Invariant: of the caller who holds least the most urgent of those who run, the oldest of them, gives
+way last; so there is always progress.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,13 @@ class CallerShares:
         return min(callers, key=lambda caller: shares.get(caller, 0.0))
 
     def victim(self, running: Sequence[Request]) -> Request:
-        """Who gives way so that another one may grow: of the least urgent the caller's who holds
-        most, and of these the youngest."""
+        """Who gives way so that another one may grow: of the caller who holds most the least urgent,
+        and of these the youngest. What a caller calls urgent takes nothing from others."""
         shares = self._shares(running)
-        return max(
-            reversed(running), key=lambda request: (request.priority, shares[request.caller])
-        )
+        youngest_first = running[::-1]
+        most = max(youngest_first, key=lambda request: shares[request.caller]).caller
+        theirs = [request for request in youngest_first if request.caller == most]
+        return max(theirs, key=lambda request: request.priority)
 
     def victim_for(self, waiting: WaitingQueue, running: Sequence[Request]) -> Request | None:
         """Who gives way so that a caller with less than an equal part may begin; None where nobody

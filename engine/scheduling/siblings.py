@@ -23,22 +23,12 @@ _MOST_KEPT = 8
 
 @dataclass(frozen=True)
 class Leader:
-    """A running request that will keep the state after `position` tokens."""
+    """A running request that will keep the state after `position` tokens. Requests and allocations
+    are equal where they are the same."""
 
     request: Request
     allocation: Allocation
     position: int
-
-    def __hash__(self) -> int:
-        return hash((id(self.request), id(self.allocation), self.position))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Leader)
-            and self.request is other.request
-            and self.allocation is other.allocation
-            and self.position == other.position
-        )
 
     @property
     def is_over(self) -> bool:

@@ -24,16 +24,16 @@ Place = tuple[int, bool, float, int, Request]
 class WaitingQueue:
     def __init__(self) -> None:
         self._numbers = count()
-        self._places: dict[int, Place] = {}
+        self._places: dict[Request, Place] = {}
         self.lines: dict[str, list[Place]] = {}
         """By caller, each in the order in which its requests are to be begun; none is empty."""
-        self._parked: dict[Leader, list[Request]] = {}
+        self._parked: dict[Leader, dict[Request, None]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __contains__(self, request: Request) -> bool:
-        return id(request) in self._places
+        return request in self._places
 
     def __iter__(self) -> Iterator[Request]:
         """All of them: the first of each line, then the second of each, the parked ones last."""
@@ -56,16 +56,16 @@ class WaitingQueue:
     def add(self, request: Request, *, returned: bool = False) -> None:
         """returned: it has waited its turn already, and stands before those who have not."""
         place = (request.priority, not returned, request.due, next(self._numbers), request)
-        self._places[id(request)] = place
+        self._places[request] = place
         self._stand(place)
 
     def discard(self, request: Request) -> None:
-        place = self._places.pop(id(request), None)
+        place = self._places.pop(request, None)
         if place is None:
             return
         for leader, parked in self._parked.items():
             if request in parked:
-                parked.remove(request)
+                del parked[request]
                 if not parked:
                     del self._parked[leader]
                 return
@@ -73,14 +73,14 @@ class WaitingQueue:
 
     def park(self, request: Request, leader: Leader) -> None:
         """Let it wait behind a sibling, in nobody's way. REQUIRES: it stands in a line."""
-        self._leave(self._places[id(request)])
-        self._parked.setdefault(leader, []).append(request)
+        self._leave(self._places[request])
+        self._parked.setdefault(leader, {})[request] = None
 
     def unpark(self) -> None:
         """Whoever's sibling has come far enough, or will not, takes its place in its line again."""
         for leader in [leader for leader in self._parked if leader.is_over]:
             for request in self._parked.pop(leader):
-                self._stand(self._places[id(request)])
+                self._stand(self._places[request])
 
     def tried(self, caller: str) -> int:
         """How many of the line, from its first, may be tried now."""
@@ -88,7 +88,7 @@ class WaitingQueue:
 
     def begun(self, request: Request) -> None:
         """It left its line; those before it were overtaken."""
-        place = self._places.pop(id(request))
+        place = self._places.pop(request)
         for before in self.lines[request.caller][:_TRIED]:
             if before is place:
                 break

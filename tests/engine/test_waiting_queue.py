@@ -124,6 +124,25 @@ def test_the_lowest_priority_number_is_begun_first_and_gives_way_last() -> None:
     engine.assert_at_rest()
 
 
+def test_a_priority_takes_nothing_from_another_caller() -> None:
+    """Memory is short as answers grow; who gives way is the same however urgent a caller calls its
+    requests."""
+
+    def who_gives_way(priority: int) -> list[str]:
+        engine = tiny_engine(slabs=12)
+        names = ["modest", "greedy 0", "greedy 1", "greedy 2"]
+        for name in names:
+            caller = name.split()[0]
+            urgency = priority if caller == "greedy" else 0
+            ask(engine, name, 64, 250, caller=caller, priority=urgency)
+        engine.run(steps=5000)
+        assert all(len(engine.tokens(name)) == 250 for name in names)
+        engine.assert_at_rest()
+        return [name for name in names if m.RequestPhase.RETRACTED in engine.phases(name)]
+
+    assert who_gives_way(-(2**31)) == who_gives_way(0)
+
+
 def test_whose_client_waits_least_is_begun_first() -> None:
     engine = tiny_engine(max_batch=1)
     ask(engine, "runs", tokens=8)
