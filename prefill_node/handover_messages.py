@@ -44,6 +44,7 @@ _TOKEN = np.dtype("<i4")
 _HIGHEST_INT32 = 2**31 - 1
 _MOST_STOP_TOKENS = 1 << 12
 _LONGEST_SALT = 1 << 12
+_LONGEST_CALLER = 1 << 12
 
 
 class InvalidReserve(ValueError):
@@ -68,6 +69,10 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
         )
     if len(ticket.salt) > _LONGEST_SALT:
         raise InvalidReserve(f"ticket.salt has {len(ticket.salt)} bytes, at most {_LONGEST_SALT}")
+    if len(ticket.caller) > _LONGEST_CALLER:
+        raise InvalidReserve(
+            f"ticket.caller has {len(ticket.caller)} characters, at most {_LONGEST_CALLER}"
+        )
     # Each token can have one.
     if len(ticket.marks) > len(prompt):
         raise InvalidReserve(f"ticket.marks has {len(ticket.marks)} of {len(prompt)} tokens")

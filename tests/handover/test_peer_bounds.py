@@ -274,6 +274,19 @@ def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> 
         prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt))
 
 
+@pytest.mark.parametrize(("field", "value"), [("salt", b"s"), ("caller", "c")])
+def test_a_name_of_whose_prompt_it_is_is_not_endless(field: str, value: bytes | str) -> None:
+    def read(length: int) -> object:
+        sampling = pb.Sampling(max_new_tokens=1, top_p=1.0)
+        ticket = pb.Ticket(room=1, sampling=sampling, **{field: value * length})
+        prompt = np.zeros(4, dtype="<i4").tobytes()
+        return prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt))
+
+    assert read(4096)
+    with pytest.raises(prefill_wire.InvalidReserve, match=field):
+        read(4097)
+
+
 def test_the_causes_are_those_that_a_match_names() -> None:
     tree = PrefixCache(TreeConfig(slabs=4, blocks_per_slab=1, pages_per_slab=1))
     assert set(tree.match(np.zeros(3, dtype=np.int32)).miss_reasons.as_dict()) == CAUSES
