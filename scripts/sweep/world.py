@@ -90,7 +90,7 @@ class World(Daemons):
 
     @staticmethod
     def _standing(command: str, *flags: str) -> Node:
-        return Node(command, *flags, launch=ForkedDaemon)
+        return Node(command, *flags)
 
     def _add(self, node: NodeKind) -> NodeKind:
         node.wait_ready()

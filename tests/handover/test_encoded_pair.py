@@ -19,7 +19,6 @@ from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import TINY, submit, tiny_parts
-from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import until
 
 needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
@@ -86,7 +85,7 @@ def test_a_session_of_fp8_travels_there_and_back_again() -> None:
     units = WireUnits.of(layout, WirePrecision(Precision.FP8, Precision.FP8))
     page = layout.full_layers * units.block_bytes
     states = layout.gdn_layers * units.state_layer_bytes
-    with fleet(ForkedDaemon) as start:
+    with fleet() as start:
         prefill = start("prefill", *flags(), *fp8)
         to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
         decode = start("decode", *flags(), *to, *fp8)
@@ -110,7 +109,7 @@ def test_a_session_of_fp8_travels_there_and_back_again() -> None:
 @needs_nixl
 def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
     bf16 = ("--wire-state", "bf16")
-    with fleet(ForkedDaemon) as start:
+    with fleet() as start:
         prefill = start("prefill", *flags(), *bf16)
         to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
         decode = start("decode", *flags(), *to, *bf16)

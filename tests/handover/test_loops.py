@@ -17,6 +17,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
+from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.standing_daemon import SECONDS, StandingDaemon, be_busy_now, sleep_now
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -34,7 +35,7 @@ def told() -> tuple[Question, ...]:
 
 @contextmanager
 def pair(
-    launch: Callable[..., Daemon] = Daemon, *prefill_flags: str
+    launch: Callable[..., Daemon] = ForkedDaemon, *prefill_flags: str
 ) -> Iterator[tuple[Node, Node]]:
     """A prefill node, of one prompt at a time in small chunks, and a decode node."""
     small = ("--prefill-chunk-tokens", "64")

@@ -13,7 +13,6 @@ from tasuki.client.prompt import Prompt
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import NEW_TOKENS, Node, asked, flags, fleet
-from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
@@ -29,7 +28,7 @@ NEVER_IN_PREFILL, NEVER_IN_DECODE = "receiver.before_reserve", "sender.on_grant"
 
 @pytest.fixture(scope="module")
 def fused() -> Iterator[Node]:
-    with fleet(ForkedDaemon) as start:
+    with fleet() as start:
         yield start("serve", *flags(arena_mib=96))
 
 

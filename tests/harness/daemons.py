@@ -26,6 +26,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import HANG_SECONDS, until
 
 OWNERS = ("free", "working", "tree", "granted", "quarantined")
@@ -70,8 +71,10 @@ class Node:
         command: str,
         *flags: str,
         bind: str = "127.0.0.1:0",
-        launch: Callable[[str, Sequence[str], str], Daemon] = Daemon,
+        launch: Callable[[str, Sequence[str], str], Daemon] = ForkedDaemon,
     ) -> None:
+        """launch: Daemon, where the interpreter's start, its end or a namespace is part of the
+        test."""
         self._command = command
         self._flags = flags
         self._launch = launch
@@ -201,7 +204,7 @@ class Node:
 
 
 @contextmanager
-def fleet(launch: Callable[..., Daemon] = Daemon) -> Iterator[Callable[..., Node]]:
+def fleet(launch: Callable[..., Daemon] = ForkedDaemon) -> Iterator[Callable[..., Node]]:
     """Starts nodes; at the end all that still run stop by themselves, the last one first."""
     with ExitStack() as stack:
 

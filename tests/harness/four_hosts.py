@@ -13,6 +13,7 @@ from pathlib import Path
 
 from scripts.load.tally import Tally
 from scripts.load.users import Users
+from tasuki.cli.launcher import Daemon
 from tests.harness.daemons import Node, flags
 from tests.harness.etcd_process import EtcdProcess, running_etcd
 from tests.harness.namespaces import DEVICE, host_address, inside
@@ -34,6 +35,7 @@ class FourHosts:
                     *(command, *flags(arena_mib=128), "--name", name, "--etcd", etcd.url),
                     *("--insecure", "--api-key", KEY, "--drain-timeout", "60"),
                     bind=f"{host_address(number)}:0",
+                    launch=Daemon,
                 )
             stack.callback(node.stop)
             self.nodes[name] = node

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tasuki.cli.launcher import Daemon
 from tasuki.client.errors import LaunchError
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import Node, flags, meet
+from tests.harness.forked_daemon import ForkedDaemon
 
 HTTP = ("--http-bind", "127.0.0.1:0")
 CHUNKS = ("--prefill-chunk-tokens", "64")
@@ -55,7 +55,7 @@ def node_pair(
 
 def refused_start(command: str, *more: str, bind: str = "127.0.0.1:0") -> tuple[str, ...]:
     """The end of what a daemon writes that must not start. more: flags."""
-    daemon = Daemon(command, more, bind)
+    daemon = ForkedDaemon(command, more, bind)
     try:
         with pytest.raises(LaunchError, match="ended with status 1"):
             daemon.wait_ready()

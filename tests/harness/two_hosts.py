@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions
 from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, inside, ip
@@ -29,13 +30,16 @@ class TwoHosts(Pair):
         small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", *OFF_LOOPBACK]
         with inside(prefill_space):
             self.prefill = Node(
-                "prefill", *flags(), *small, *COUNTED_WINDOWS, bind=f"{PREFILL_ADDRESS}:0"
+                *("prefill", *flags(), *small, *COUNTED_WINDOWS),
+                bind=f"{PREFILL_ADDRESS}:0",
+                launch=Daemon,
             )
         self.prefill.wait_ready()
         self._target = self.prefill.address
         self.decode = Node(
             *("decode", *flags(), *OFF_LOOPBACK, "--prefill", self._target),
             bind=f"{DECODE_ADDRESS}:0",
+            launch=Daemon,
         ).wait_ready()
         self.mend()
 
