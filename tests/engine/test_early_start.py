@@ -21,7 +21,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
-from tasuki.transfer.transports.loopback import Fault
+from tasuki.transfer.transports.loopback import Fault, Faults, no_faults
 from tasuki.transfer.windows.step_counter import StepCounter
 from tests.harness.engine_pair import (
     LONG,
@@ -39,17 +39,13 @@ from tests.harness.waiting import HANG_SECONDS, until
 NAME = "r"
 
 
-@pytest.fixture
-def pair() -> Iterator[EnginePair]:
-    with engine_pair(tiny_parts(), tiny_parts()) as both:
-        yield both
-        both.decode.assert_at_rest()
-        both.prefill.assert_at_rest()
-
-
 def early(**counts: int) -> dict[str, int]:
     nothing = {"begun": 0, "unneeded": 0, "busy": 0, "joined": 0, "dropped": 0}
     return nothing | counts
+
+
+def in_the_tenth_window(fault: Fault) -> Faults:
+    return lambda index: fault if index == 9 else Fault.NONE
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 150, 200])
@@ -118,9 +114,7 @@ def test_an_answer_of_one_token_takes_no_step(pair: EnginePair) -> None:
 
 def test_a_flipped_bit_drops_the_step() -> None:
     """The step has computed on the bad bytes; nothing of it is seen, and the answer is right."""
-    with engine_pair(
-        tiny_parts(), tiny_parts(), lambda index: Fault.FLIP_BIT if index == 9 else Fault.NONE
-    ) as pair:
+    with engine_pair(tiny_parts(), tiny_parts(), in_the_tenth_window(Fault.FLIP_BIT)) as pair:
         room = pair.begin(submit(NAME, prompt(150), 5))
         lost = pair.done(room)
         assert isinstance(lost, m.HandoverFailed) and "window 9" in lost.reason
@@ -133,9 +127,7 @@ def test_a_flipped_bit_drops_the_step() -> None:
 
 
 def test_a_lost_room_shuts_the_barrier_and_the_step_leaves_nothing() -> None:
-    with engine_pair(
-        tiny_parts(), tiny_parts(), lambda index: Fault.HOLD if index == 9 else Fault.NONE
-    ) as pair:
+    with engine_pair(tiny_parts(), tiny_parts(), in_the_tenth_window(Fault.HOLD)) as pair:
         room = pair.begin(submit(NAME, prompt(150), 5))
         time.sleep(0.05)
         assert pair.said_by_steps.empty(), "the step waits for the window that is held"
@@ -330,10 +322,8 @@ def pair_with(
     parts = tiny_parts()
     if broken:
         parts = with_early_head(parts, broken_head)
-    fault = Fault.HOLD if hold else Fault.NONE
-    with engine_pair(
-        tiny_parts(), parts, lambda index: fault if index == 9 else Fault.NONE
-    ) as pair:
+    faults = in_the_tenth_window(Fault.HOLD) if hold else no_faults
+    with engine_pair(tiny_parts(), parts, faults) as pair:
         steps: EarlySteps = pair.early._steps
         steps._stream = lambda: stream
         try:

@@ -8,62 +8,12 @@ from pathlib import Path
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.role import Role
 from tests.engine.test_scheduler_failures import counted
-from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_parts
+from tests.harness.decode_engine import DecodeNode
 from tests.harness.manual_clock import ManualClock
 
-HIT = m.HitBreakdown(100, 0, 0, {"new": 100}, None)
 LONG, SHORT = 100, 40
 """Tokens of prompts that go to a prefill node and of those that stay."""
-
-
-class DecodeNode(Lone):
-    """A decode engine; the test is its prefill node."""
-
-    def __init__(self, folder: Path, slabs: int | None = None, **settings: object) -> None:
-        config = engine_config(folder, local_prefill_tokens=64, route="fixed", **settings)
-        super().__init__(config, Role.DECODE, tiny_parts(slabs=slabs))
-        self._answered = 0
-        self.post(m.PeersChanged(True))
-
-    def want(self, name: str, tokens: int, new_tokens: int, seed: int = 0) -> None:
-        self.post(submit(name, prompt(tokens, seed=seed or 1 + len(self.said)), new_tokens))
-
-    @property
-    def asked(self) -> list[str]:
-        return [wanted.request_id for wanted in self.all_said(m.HandoverWanted)]
-
-    @property
-    def granted(self) -> list[str]:
-        names = {w.ticket.room: w.request_id for w in self.all_said(m.HandoverWanted)}
-        return [names[said.grant.room] for said in self.all_said(m.HandoverGranted)]
-
-    def room(self, name: str) -> m.RoomId:
-        return next(w.ticket.room for w in self.all_said(m.HandoverWanted) if w.request_id == name)
-
-    def accept(self, name: str) -> None:
-        self.post(m.GrantWanted(self.room(name)))
-        self.step()
-
-    def land(self, name: str) -> None:
-        """All of it, of zeros."""
-        arena, room = self.parts.arena, self.room(name)
-        (grant,) = [s.grant for s in self.all_said(m.HandoverGranted) if s.grant.room == room]
-        for kv in arena.kv:
-            kv[list(grant.pages)] = 0
-        for layer in range(len(arena.conv)):
-            arena.conv[layer][grant.slot] = 0
-            arena.ssm[layer][grant.slot] = 0
-        self.post(m.RemoteReady(room, 7, -0.5, 1.0, HIT, "prefill"))
-        self.post(m.RemoteDone(room, m.TransferReport(0, 0, 0, 0.0, 0.0)))
-
-    def hand_over(self) -> None:
-        """Whatever was asked for and not handed over yet."""
-        for name in self.asked[self._answered :]:
-            self._answered += 1
-            self.accept(name)
-            self.land(name)
 
 
 Make = Callable[..., DecodeNode]
@@ -74,12 +24,18 @@ def make(tmp_path: Path) -> Make:
     return lambda **settings: DecodeNode(tmp_path, **settings)
 
 
+def short_of_memory(make: Make) -> DecodeNode:
+    """Where "runs" decodes and "room" was asked for, which fits only once "runs" has ended."""
+    node = make(slabs=8)
+    node.want_each(["runs"], SHORT, 300)
+    node.want_each(["room"], node.engine.max_request_tokens - 8, 4)
+    return node
+
+
 def test_what_was_granted_is_decoded_though_more_wait(make: Make) -> None:
     node = make(max_batch=2)
     names = [f"r{number}" for number in range(6)]
-    for name in names:
-        node.want(name, LONG, 12)
-    node.step()
+    node.want_each(names, LONG, 12)
     # One more than there are rows.
     assert node.asked == names[:3]
     node.hand_over()
@@ -107,19 +63,17 @@ def test_answers_that_take_turns_are_those_of_wide_forwards(make: Make) -> None:
 
 def test_a_prompt_of_here_gets_the_next_seat_before_rooms_that_came_after_it(make: Make) -> None:
     node = make(max_batch=2)
-    for name in ("r0", "r1", "r2"):
-        node.want(name, LONG, 1000)
-    node.step()
+    node.want_each(["r0", "r1", "r2"], LONG, 1000)
     node.hand_over()
     node.want("here", SHORT, 5)
     node.steps(2)
     assert node.asked == ["r0", "r1", "r2"] and not node.tokens("here")
     node.want("after", LONG, 50)
     node.steps(2)
-    node.post(m.Abort(m.RequestId("r0")))
+    node.leave("r0")
     node.steps(2)
     assert "after" not in node.asked and not node.tokens("here"), "two run"
-    node.post(m.Abort(m.RequestId("r1")))
+    node.leave("r1")
     node.steps(10)
     assert len(node.tokens("here")) == 5 and "after" in node.asked
 
@@ -127,9 +81,7 @@ def test_a_prompt_of_here_gets_the_next_seat_before_rooms_that_came_after_it(mak
 def test_a_prompt_of_here_is_computed_beside_a_crowd(make: Make) -> None:
     """Rooms that land while its forwards run leave a row for it."""
     node = make(max_batch=2, prefill_chunk_tokens=64)
-    for name in ("r0", "r1", "r2"):
-        node.want(name, LONG, 1000)
-    node.step()
+    node.want_each(["r0", "r1", "r2"], LONG, 1000)
     for name in node.asked:
         node.accept(name)
     node.post(m.PeersChanged(False))
@@ -145,12 +97,7 @@ def test_a_prompt_of_here_is_computed_beside_a_crowd(make: Make) -> None:
 def test_a_blocked_grant_asks_the_cache_nothing_until_room_may_have_come(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = make(slabs=8)
-    node.want("runs", SHORT, 300)
-    node.step()
-    length = node.engine.max_request_tokens - 8
-    node.want("room", length, 4)
-    node.step()
+    node = short_of_memory(make)
     told: Counter[str] = Counter()
     with counted(monkeypatch) as calls:
         node.accept("room")
@@ -163,37 +110,29 @@ def test_a_blocked_grant_asks_the_cache_nothing_until_room_may_have_come(
                 told += calls
     assert not node.granted
     assert told["allocate_to_receive"] == told["match"] == 0, told
-    node.post(m.Abort(m.RequestId("runs")))
+    node.leave("runs")
     node.step()
     assert node.granted == ["room"]
 
 
 def test_nothing_is_asked_for_while_a_room_waits_for_memory(make: Make) -> None:
-    node = make(slabs=8)
-    node.want("runs", SHORT, 300)
-    node.step()
-    node.want("room", node.engine.max_request_tokens - 8, 4)
-    node.step()
+    node = short_of_memory(make)
     node.accept("room")
     node.want("next", LONG, 4)
     node.steps(3)
     assert node.asked == ["room"]
-    node.post(m.Abort(m.RequestId("runs")))
+    node.leave("runs")
     node.steps(2)
     assert node.granted == ["room"] and node.asked == ["room", "next"]
 
 
 def test_a_prompt_of_here_waits_behind_a_room_that_waits_for_memory(make: Make) -> None:
-    node = make(slabs=8)
-    node.want("runs", SHORT, 300)
-    node.step()
-    node.want("room", node.engine.max_request_tokens - 8, 4)
-    node.step()
+    node = short_of_memory(make)
     node.accept("room")
     node.want("here", SHORT, 4)
     node.steps(5)
     assert not node.granted and not node.tokens("here"), "it would have fitted"
-    node.post(m.Abort(m.RequestId("runs")))
+    node.leave("runs")
     node.step()
     assert node.granted == ["room"]
     node.land("room")
@@ -211,19 +150,17 @@ def test_a_room_waits_behind_an_older_prompt_that_came_back(make: Make) -> None:
     begun = [name for name in fillers if node.tokens(name)]
     assert 0 < len(begun) < len(fillers), "all fitted"
     for name in fillers[len(begun) :]:
-        node.post(m.Abort(m.RequestId(name)))
-    for name in ("old", "young"):
-        node.want(name, LONG, 4)
-    node.step()
+        node.leave(name)
+    node.want_each(["old", "young"], LONG, 4)
     assert node.asked == ["old", "young"]
     node.post(m.HandoverFailed(node.room("old"), "gone"))
     node.accept("young")
     node.steps(2)
     assert not node.granted and not node.tokens("old")
-    node.post(m.Abort(m.RequestId(begun[0])))
+    node.leave(begun[0])
     node.step()
     assert not node.granted, "it passed the older one"
-    node.post(m.Abort(m.RequestId(begun[1])))
+    node.leave(begun[1])
     node.steps(3)
     assert node.tokens("old") and node.granted == ["young"]
 
@@ -232,17 +169,15 @@ def test_who_waits_to_be_asked_for_waits_no_longer_than_the_queue_allows(make: M
     node = make(max_batch=1, queue_timeout=30.0)
     clock = ManualClock()
     node.engine._queue._clock = clock
-    for name in ("r0", "r1", "waits", "leaves"):
-        node.want(name, LONG, 1000)
-    node.step()
+    node.want_each(["r0", "r1", "waits", "leaves"], LONG, 1000)
     node.hand_over()
     assert node.asked == ["r0", "r1"]
-    node.post(m.Abort(m.RequestId("leaves")))
+    node.leave("leaves")
     assert node.finished("leaves").reason is m.FinishReason.ABORT
     clock.now += 31
     node.step()
     assert node.rejected("waits").kind is m.ErrorKind.QUEUE_TIMEOUT
-    node.post(m.Abort(m.RequestId("r0")))
+    node.leave("r0")
     node.steps(2)
     assert node.asked == ["r0", "r1"]
 
@@ -250,9 +185,7 @@ def test_who_waits_to_be_asked_for_waits_no_longer_than_the_queue_allows(make: M
 def test_who_waits_to_be_asked_for_is_computed_here_once_nobody_can_be_asked(make: Make) -> None:
     node = make(max_batch=1)
     names = [f"r{number}" for number in range(5)]
-    for name in names:
-        node.want(name, LONG, 3)
-    node.step()
+    node.want_each(names, LONG, 3)
     assert node.asked == names[:2]
     node.post(m.PeersChanged(False))
     for name in node.asked:
@@ -266,9 +199,7 @@ def test_who_waits_to_be_asked_for_is_computed_here_once_nobody_can_be_asked(mak
 
 def test_who_is_lost_is_asked_for_again_before_those_that_came_after(make: Make) -> None:
     node = make(max_batch=1)
-    for name in ("r0", "r1", "r2"):
-        node.want(name, LONG, 3)
-    node.step()
+    node.want_each(["r0", "r1", "r2"], LONG, 3)
     node.post(m.HandoverFailed(node.room("r1"), "gone", elsewhere=True))
     node.step()
     assert node.asked == ["r0", "r1", "r1"]

@@ -2,7 +2,6 @@
 is cut short; the next turn is exact all the same."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +14,14 @@ from tasuki.transfer.receiving.incoming_room import IncomingRoom
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import WindowHeader
-from tests.handover.test_places import DecodeNode
-from tests.harness.engine_pair import LONG, PEER, EnginePair, Room, engine_pair
-from tests.harness.engines import alone, prompt, submit, tiny_parts
+from tests.harness.decode_engine import DecodeNode
+from tests.harness.engine_pair import LONG, PEER, EnginePair, Room
+from tests.harness.engines import alone, prompt, submit
 from tests.harness.handover_nodes import GENERATION, PAGES, nodes
 from tests.harness.loopback_pair import small_layout
 from tests.harness.waiting import HANG_SECONDS
 
 NAME = "first"
-
-
-@pytest.fixture
-def pair() -> Iterator[EnginePair]:
-    with engine_pair(tiny_parts(), tiny_parts()) as both:
-        yield both
-        both.decode.assert_at_rest()
-        both.prefill.assert_at_rest()
 
 
 def next_turn_is_exact(pair: EnginePair, first: list[int], usable: int) -> None:

@@ -1,0 +1,68 @@
+"""A decode engine without its prefill node, whose part the test plays."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasuki.engine import messages as m
+from tasuki.engine.role import Role
+from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_parts
+
+_HIT = m.HitBreakdown(100, 0, 0, {"new": 100}, None)
+
+
+class DecodeNode(Lone):
+    """It asks for every prompt of more than 64 tokens."""
+
+    def __init__(self, folder: Path, slabs: int | None = None, **settings: object) -> None:
+        config = engine_config(folder, local_prefill_tokens=64, route="fixed", **settings)
+        super().__init__(config, Role.DECODE, tiny_parts(slabs=slabs))
+        self._answered = 0
+        self.post(m.PeersChanged(True))
+
+    def want(self, name: str, tokens: int, new_tokens: int, seed: int = 0) -> None:
+        self.post(submit(name, prompt(tokens, seed=seed or 1 + len(self.said)), new_tokens))
+
+    @property
+    def asked(self) -> list[str]:
+        return [wanted.request_id for wanted in self.all_said(m.HandoverWanted)]
+
+    @property
+    def granted(self) -> list[str]:
+        names = {w.ticket.room: w.request_id for w in self.all_said(m.HandoverWanted)}
+        return [names[said.grant.room] for said in self.all_said(m.HandoverGranted)]
+
+    def want_each(self, names: Sequence[str], tokens: int, new_tokens: int) -> None:
+        """One prompt a name, asked for in a step."""
+        for name in names:
+            self.want(name, tokens, new_tokens)
+        self.step()
+
+    def leave(self, name: str) -> None:
+        """Its client does."""
+        self.post(m.Abort(m.RequestId(name)))
+
+    def room(self, name: str) -> m.RoomId:
+        return next(w.ticket.room for w in self.all_said(m.HandoverWanted) if w.request_id == name)
+
+    def accept(self, name: str) -> None:
+        self.post(m.GrantWanted(self.room(name)))
+        self.step()
+
+    def land(self, name: str) -> None:
+        """All of it, of zeros."""
+        arena, room = self.parts.arena, self.room(name)
+        (grant,) = [s.grant for s in self.all_said(m.HandoverGranted) if s.grant.room == room]
+        for kv in arena.kv:
+            kv[list(grant.pages)] = 0
+        for layer in range(len(arena.conv)):
+            arena.conv[layer][grant.slot] = 0
+            arena.ssm[layer][grant.slot] = 0
+        self.post(m.RemoteReady(room, 7, -0.5, 1.0, _HIT, "prefill"))
+        self.post(m.RemoteDone(room, m.TransferReport(0, 0, 0, 0.0, 0.0)))
+
+    def hand_over(self) -> None:
+        """Whatever was asked for and not handed over yet."""
+        for name in self.asked[self._answered :]:
+            self._answered += 1
+            self.accept(name)
+            self.land(name)
