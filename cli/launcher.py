@@ -27,8 +27,6 @@ _TAIL_LINES = 40
 class Daemon:
     """One child. `wait_ready` once, then `stop` once; both from the thread that started it."""
 
-    _program: Sequence[str] = ("-m", f"{PACKAGE}.cli.main")
-    """What the interpreter is to run, before the command."""
     _tail_lines = _TAIL_LINES
 
     def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
@@ -48,7 +46,7 @@ class Daemon:
 
     def _spawn(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, *self._program, *arguments, "--exit-with-parent"],
+            [sys.executable, "-m", f"{PACKAGE}.cli.main", *arguments, "--exit-with-parent"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -8,7 +8,7 @@ from tasuki.cli.chat import Chat, ChatConfig
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.utils.commands import PACKAGE
-from tests.harness.front_fixtures import running_front, text_codec
+from tests.harness.grpc_fixtures import running_front, text_codec
 from tests.harness.programs import output_of
 
 

@@ -14,7 +14,7 @@ from tasuki.cli.doctor.main import main, model, peer, port
 from tasuki.cli.embedded import embedded_model
 from tasuki.server.config import ServerConfig
 from tests.harness.certificates import Authority
-from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_fixtures import running_front
 
 
 def test_this_machine_passes(capsys: pytest.CaptureFixture[str]) -> None:

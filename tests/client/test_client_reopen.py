@@ -17,7 +17,7 @@ from tasuki.client.session_protocol import Call, Over, Pause, SessionLife, advan
 from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import random_prompt
-from tests.harness.front_fixtures import Front, running_front, text_codec
+from tests.harness.grpc_fixtures import Front, running_front, text_codec
 from tests.harness.refusals import refused_as
 from tests.harness.running_nodes import fused_node
 

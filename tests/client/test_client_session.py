@@ -13,7 +13,7 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tests.harness.front_fixtures import Front, running_front, text_codec, usage
+from tests.harness.grpc_fixtures import Front, running_front, text_codec, usage
 
 
 @pytest.fixture

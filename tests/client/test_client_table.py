@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tasuki.cli.demo import session_table as table
 from tasuki.engine import messages as m
-from tests.harness.front_fixtures import usage
+from tests.harness.grpc_fixtures import usage
 
 
 def cells(line: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from tests.harness.front_fixtures import loop_on_a_thread
+from tests.harness.grpc_fixtures import loop_on_a_thread
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -13,11 +13,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import IO
 
+from tasuki.cli import main as cli
 from tasuki.cli.launcher import STOP_SECONDS, Daemon
+from tasuki.transfer import failpoints
 
 _PRELOADED = ["tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.cli.main"]
 _DIE_WITH_PARENT = 1
@@ -33,20 +36,24 @@ class ForkedDaemon(Daemon):
         flags: Sequence[str],
         bind: str = "127.0.0.1:0",
         environment: Mapping[str, str] | None = None,
+        main: Callable[[list[str]], int] = cli.main,
     ) -> None:
-        """environment: what differs from this process's. REQUIRES: it is in the namespaces in which
-        it started its first ForkedDaemon."""
+        """environment: what differs from this process's. main: a module's function, which takes
+        COMMAND and its flags. REQUIRES: this process is in the namespaces in which it started its
+        first ForkedDaemon."""
         self._environment = dict(environment or {})
+        self._main = main
         super().__init__(command, flags, bind)
 
     def _spawn(self, arguments: Sequence[str]) -> "_Forked":
-        return _Forked(list(arguments), {**os.environ, **self._environment})
+        environment = {**os.environ, **self._environment}
+        return _Forked(partial(self._main, list(arguments)), environment)
 
 
 class _Forked:
     """As much of a Popen as Daemon uses."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, main: Callable[[], int], environment: dict[str, str]) -> None:
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         self.stdin = None
@@ -54,7 +61,7 @@ class _Forked:
         self.stderr, err = _pipe()
         # daemon: one that a test leaves behind is ended with the test's process, not waited for.
         self._process = context.Process(
-            target=_live, args=(arguments, os.getcwd(), environment, out, err), daemon=True
+            target=_live, args=(main, os.getcwd(), environment, out, err), daemon=True
         )
         self._process.start()
         out.close()
@@ -94,7 +101,7 @@ def _pipe() -> tuple[IO[str], Connection]:
 
 
 def _live(
-    arguments: list[str],
+    main: Callable[[], int],
     folder: str,
     environment: dict[str, str],
     out: Connection,
@@ -110,9 +117,6 @@ def _live(
     os.environ.update(environment)
     # It may have children of its own, as any daemon that is started.
     mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    from tasuki.cli import main as cli
-    from tasuki.transfer import failpoints
-
     # Read once, when it was imported: before this child had an environment of its own.
     failpoints.ARMED = failpoints.parse(os.environ.get(failpoints.VARIABLE, ""))  # type: ignore[misc]
-    sys.exit(cli.main(arguments))
+    sys.exit(main())

@@ -14,7 +14,7 @@ from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.routes import openai_routes
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.front_fixtures import TOKENS_ONLY, Front, ScriptedEngine, running_front
+from tests.harness.grpc_fixtures import TOKENS_ONLY, Front, ScriptedEngine, running_front
 from tests.harness.http_calls import JSON, Reply, ask, connect
 from tests.harness.waiting import HANG_SECONDS
 

@@ -4,30 +4,23 @@ so does a signal's handler, which nothing of the daemon needs to know of.
 
 import os
 import signal
+import time
+from collections.abc import Sequence
+from typing import Any
 
-from tasuki.cli.launcher import Daemon
+from tasuki.cli import main as cli
+from tests.harness.forked_daemon import ForkedDaemon
 
 SECONDS = 3.0
-_MAIN = f"""
-import signal, sys, time
-from tasuki.cli import main as cli
-
-def busy(*_):
-    until = time.monotonic() + {SECONDS}
-    while time.monotonic() < until:
-        pass
-
-signal.signal(signal.SIGUSR1, lambda *_: time.sleep({SECONDS}))
-signal.signal(signal.SIGUSR2, busy)
-sys.exit(cli.main(sys.argv[1:]))
-"""
 
 
-class StandingDaemon(Daemon):
+class StandingDaemon(ForkedDaemon):
     """Like Daemon, which see."""
 
-    _program = ("-c", _MAIN)
     _tail_lines = 400
+
+    def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
+        super().__init__(command, flags, bind, main=_serve)
 
 
 def sleep_now(pid: int) -> None:
@@ -38,3 +31,15 @@ def sleep_now(pid: int) -> None:
 def be_busy_now(pid: int) -> None:
     """Its front computes for SECONDS, and its other threads have to share the interpreter."""
     os.kill(pid, signal.SIGUSR2)
+
+
+def _serve(arguments: list[str]) -> int:
+    signal.signal(signal.SIGUSR1, lambda *_: time.sleep(SECONDS))
+    signal.signal(signal.SIGUSR2, _compute)
+    return cli.main(arguments)
+
+
+def _compute(*_: Any) -> None:
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        pass

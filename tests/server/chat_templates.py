@@ -14,7 +14,7 @@ from tasuki.server.text.rendering.special_token_guard import SpecialTokenGuard, 
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.utils.bounded_cache import BoundedCache
 from tests.harness.agent_chat import AGENT_TEMPLATE
-from tests.harness.front_fixtures import TEMPLATE
+from tests.harness.grpc_fixtures import TEMPLATE
 
 # The logic of Qwen3's own: what was thought is told in the last turn alone, answers of tools share
 # a user's turn, and the loop looks ahead.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.front_fixtures import Front, running_front, text_codec
+from tests.harness.grpc_fixtures import Front, running_front, text_codec
 from tests.harness.http_fixtures import HttpFront, running_http
 
 

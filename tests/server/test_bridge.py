@@ -25,8 +25,8 @@ from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import grpc_services
 from tasuki.utils.loops.loop_thread import LoopThread, run_on
 from tests.harness.api_keys import metadata
-from tests.harness.front_fixtures import TOKENS_ONLY, ScriptedEngine
 from tests.harness.grpc_calls import GrpcCalls
+from tests.harness.grpc_fixtures import TOKENS_ONLY, ScriptedEngine
 from tests.harness.refusals import refusal
 from tests.harness.waiting import HANG_SECONDS
 

@@ -27,8 +27,8 @@ from tasuki.server.text.tokenizer import Tokenizer, TooManyTokens
 from tasuki.utils.bounded_cache import ENTRY_BYTES, BoundedCache
 from tests.harness.agent_chat import AGENT_TEMPLATE, agent_messages, agent_tools
 from tests.harness.api_keys import headers, keys_file, metadata
-from tests.harness.front_fixtures import write_tokenizer
 from tests.harness.grpc_calls import GrpcCalls
+from tests.harness.grpc_fixtures import write_tokenizer
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.server.chat_templates import BOS, TEMPLATES, new_template, rendered_part_by_part
 

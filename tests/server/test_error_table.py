@@ -14,7 +14,7 @@ from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.error_reference import rows
 from tasuki.server.errors import RETRY_KEY, Retry
-from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_fixtures import running_front
 from tests.harness.programs import output_of
 from tests.harness.refusals import refusal, refused_as
 

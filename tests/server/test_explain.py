@@ -11,7 +11,7 @@ from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.engine.messages.proto import eviction_to_proto, finished_to_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.request_log import RequestLog
-from tests.harness.front_fixtures import running_front, usage
+from tests.harness.grpc_fixtures import running_front, usage
 from tests.harness.refusals import refused_as
 
 

@@ -15,7 +15,7 @@ from tasuki.server.bind import BindError, join_address, parse_bind, require_call
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.utils.tls import ServerTls
-from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_fixtures import running_front
 
 LOOPBACK = Access()
 Start = Callable[[str], Awaitable[Server | HttpServer]]

@@ -14,8 +14,8 @@ from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.front_fixtures import Front, running_front
 from tests.harness.grpc_calls import GrpcCalls, ids
+from tests.harness.grpc_fixtures import Front, running_front
 from tests.harness.refusals import INVALID, refusal
 from tests.harness.waiting import HANG_SECONDS
 

@@ -21,8 +21,8 @@ from tasuki.server.errors import RequestLimit, WatcherLimit
 from tasuki.server.request_ids import RequestNames
 from tests.harness.api_keys import headers, keys_file, metadata
 from tests.harness.daemons import Node
-from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
 from tests.harness.grpc_calls import GrpcCalls, ids
+from tests.harness.grpc_fixtures import Front, ScriptedEngine, running_front
 from tests.harness.http_calls import connect
 from tests.harness.http_fixtures import running_http
 from tests.harness.refusals import refusal

@@ -19,8 +19,8 @@ from tasuki.server.text.rendering.compiled_template import CompiledTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.daemons import asked, random_prompt
-from tests.harness.front_fixtures import running_front
 from tests.harness.grpc_calls import GrpcCalls
+from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_calls import JSON, connect
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.loop_watch import LoopWatch, watched_loops

@@ -18,7 +18,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RETRY_AFTER_KEY, PromptTooLong, RateLimited
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.api_keys import headers, keys_file
-from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_fixtures import running_http
 from tests.harness.refusals import refusal
 from tests.harness.running_nodes import HTTP, fused_node

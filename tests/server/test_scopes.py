@@ -25,14 +25,15 @@ from tasuki.utils.tls import ClientTls
 from tests.harness.api_keys import headers, keys_file, metadata
 from tests.harness.certificates import Authority
 from tests.harness.daemons import Node, flags
-from tests.harness.front_fixtures import running_front
+from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.grpc_calls import GrpcCalls
+from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_calls import JSON, connect
 from tests.harness.refusals import refusal
+from tests.harness.registered_routes import read, serve_and_list
 from tests.harness.running_nodes import HTTP as HTTP_FLAGS
 from tests.harness.running_nodes import require_nixl, running
 from tests.harness.smg_process import protocol_is_there
-from tests.harness.told_surfaces import TellingDaemon, read
 from tests.harness.waiting import HANG_SECONDS
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
@@ -66,15 +67,15 @@ def walked(
         pytest.skip("smg-grpc-proto is not installed")
     folder = tmp_path_factory.mktemp("keys")
     lines = [f"{scope.value}-only {key} {scope.value}\n" for scope, key in KEYS.items()]
-    keys, told = keys_file(folder, "".join(lines)), folder / "surfaces"
+    keys, listed = keys_file(folder, "".join(lines)), folder / "routes"
     node = Node(
         role,
         *(*flags(), *(["--gateway"] if gateway else [])),
         *("--api-keys", keys, *HTTP_FLAGS),
-        launch=partial(TellingDaemon, told),
+        launch=partial(ForkedDaemon, main=partial(serve_and_list, listed)),
     )
     with running(node):
-        yield Walked(node, *read(told))
+        yield Walked(node, *read(listed))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.http import body as http_body
 from tasuki.server.http import server as http_server
 from tests.harness.api_keys import headers
-from tests.harness.front_fixtures import running_front
 from tests.harness.grpc_calls import ids
+from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.waiting import HANG_SECONDS
 

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 
 from tasuki.proto import handover_pb2, handover_pb2_grpc, inference_pb2, inference_pb2_grpc
-from tests.harness.front_fixtures import ScriptedEngine, running_front
 from tests.harness.grpc_calls import ids
+from tests.harness.grpc_fixtures import ScriptedEngine, running_front
 from tests.harness.handover_nodes import nodes
 
 SECONDS = 2.0

@@ -21,7 +21,7 @@ from tasuki.utils.tls import ClientTls, ServerTls, TlsError
 from tests.harness.api_keys import headers
 from tests.harness.certificates import Authority, Issued
 from tests.harness.daemons import Node, flags, meet, random_prompt
-from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_fixtures import running_http
 from tests.harness.refusals import refusal
 from tests.harness.running_nodes import running

@@ -15,7 +15,7 @@ from tasuki.engine import messages as m
 from tasuki.server.errors import SlowReader
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart, UnreadAnswer
-from tests.harness.front_fixtures import Front
+from tests.harness.grpc_fixtures import Front
 from tests.harness.http_calls import JSON
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.waiting import HANG_SECONDS

@@ -14,7 +14,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.errors import RETRY_KEY
 from tests.harness import http_calls
 from tests.harness.daemons import Node, flags
-from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_fixtures import running_front
 from tests.harness.refusals import refusal
 from tests.harness.running_nodes import HTTP, require_nixl, running
 from tests.harness.waiting import HANG_SECONDS

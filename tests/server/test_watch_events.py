@@ -18,7 +18,7 @@ from tasuki.pycache.packed_events import pack_events
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.grpc import cache_messages as watch_messages
 from tests.harness.engines import Lone, submit, tiny_parts
-from tests.harness.front_fixtures import Front, ScriptedEngine, running_front
+from tests.harness.grpc_fixtures import Front, ScriptedEngine, running_front
 
 
 def small_tree() -> PrefixCache:

@@ -18,7 +18,7 @@ from tasuki.server.grpc.server import Service
 from tasuki.server.smg.gateway_model import GatewayModel
 from tests.harness.api_keys import keys_file, metadata
 from tests.harness.daemons import Node
-from tests.harness.front_fixtures import running_front
+from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_calls import Reply
 from tests.harness.otlp_collector import Collector, SeenSpan, running_collector
 from tests.harness.refusals import refusal

@@ -25,7 +25,7 @@ from tasuki.server.smg.usable_blocks import (
 )
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
 from tasuki.server.unread_answer import AnswerPart
-from tests.harness.front_fixtures import usage, write_tokenizer
+from tests.harness.grpc_fixtures import usage, write_tokenizer
 from tests.harness.smg_process import require_protocol
 
 require_protocol()

@@ -1,0 +1,55 @@
+"""What a daemon registers: each gRPC method and HTTP route, from gRPC's and aiohttp's own tables,
+so that nothing can be served and not be listed.
+
+serve_and_list(FILE, ARGUMENTS) is `tasuki ARGUMENTS` in a process of its own, as a ForkedDaemon's
+main; FILE gets a line of JSON a method, ["grpc", NAME], or route, ["http", METHOD, PATTERN].
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+from aiohttp import web
+
+from tasuki.cli import main as cli
+
+
+def read(file: Path) -> tuple[set[str], set[tuple[str, str]]]:
+    """gRPC methods, and HTTP methods with patterns."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    grpc_methods = {line[1] for line in lines if line[0] == "grpc"}
+    return grpc_methods, {(line[1], line[2]) for line in lines if line[0] == "http"}
+
+
+def serve_and_list(file: Path, arguments: list[str]) -> int:
+    """Changes gRPC and aiohttp for the rest of the process."""
+
+    def write(*words: str) -> None:
+        with file.open("a") as out:
+            out.write(json.dumps(words) + "\n")
+
+    build_server, setup = grpc.aio.server, web.AppRunner.setup
+
+    def listing_server(*args: Any, **named: Any) -> Any:
+        server = build_server(*args, **named)
+        add = server.add_generic_rpc_handlers
+
+        def listing_add(handlers: Any) -> None:
+            for handler in handlers:
+                for name in handler._method_handlers:
+                    write("grpc", name)
+            add(handlers)
+
+        server.add_generic_rpc_handlers = listing_add  # type: ignore[method-assign]
+        return server
+
+    async def listing_setup(runner: web.AppRunner) -> None:
+        for route in runner.app.router.routes():
+            assert route.resource is not None
+            write("http", route.method, route.resource.canonical)
+        await setup(runner)
+
+    grpc.aio.server = listing_server
+    web.AppRunner.setup = listing_setup  # type: ignore[method-assign]
+    return cli.main(arguments)
