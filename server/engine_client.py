@@ -61,7 +61,7 @@ Reply = (
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 Observed = m.Submit | m.Finished | m.Rejected | m.Evicted | m.RoomEnded | m.HandoverCancelled
-_OWN = frozenset(get_args(Observed | Reply)) | {m.TokenOut}
+_OWN = frozenset(get_args(Observed | Reply)) | {m.TokenOut, m.TokensOut}
 _OWN_ALONE = _OWN - {m.HandoverCancelled}
 """A cancelled hand-over is for the record here, and for the control plane."""
 
@@ -321,10 +321,12 @@ class EngineClient:
         assert isinstance(answer, reply), f"query {query_id} was answered by {answer}"
         return answer
 
-    def _dispatch_all(self, messages: Sequence[m.TokenOut | Observed | Reply]) -> None:
+    def _dispatch_all(
+        self, messages: Sequence[m.TokenOut | m.TokensOut | Observed | Reply]
+    ) -> None:
         """In order. One that cannot be dispatched leaves the others theirs."""
         tokens = 0
-        for message in messages:
+        for message in m.tokens_apart(messages):
             try:
                 if isinstance(message, m.TokenOut):
                     tokens += 1

@@ -78,7 +78,7 @@ class Rig:
         """One step of the engine. Raises BenchError where a request fails."""
         worked = self._engine.step()
         now = time.perf_counter()
-        for message in self._engine.take_outbox():
+        for message in m.tokens_apart(self._engine.take_outbox()):
             self._note(message, now)
         return worked
 

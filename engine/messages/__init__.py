@@ -36,6 +36,7 @@ DecodeInbox = (
 
 FrontOutbox = (
     TokenOut
+    | TokensOut
     | Finished
     | Rejected
     | CursorOpened

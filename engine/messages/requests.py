@@ -1,8 +1,12 @@
 """Requests: asked, ended, refused, and the tokens between. Also the drain of a node."""
 
 import math
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tasuki.model.ops.sampling.params import SamplingParams
 
@@ -64,6 +68,41 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
     logprob: float
     margin: float
     index: int
+
+
+class TokensOut(Message):
+    """A token of each of many requests, at most one of each: what a step drew for answers that go
+    on. Columns of one length: tokens and indices [n] int32, logprobs and margins [n] float64, each
+    as in TokenOut."""
+
+    request_ids: tuple[RequestId, ...]
+    tokens: Tokens
+    logprobs: NDArray[np.float64]
+    margins: NDArray[np.float64]
+    indices: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def each(self) -> Iterator[TokenOut]:
+        """The same, a message a token."""
+        return map(
+            TokenOut,
+            self.request_ids,
+            self.tokens.tolist(),
+            self.logprobs.tolist(),
+            self.margins.tolist(),
+            self.indices.tolist(),
+        )
+
+
+def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:
+    """The messages in order, every token as one of its own."""
+    for message in messages:
+        if isinstance(message, TokensOut):
+            yield from message.each()
+        else:
+            yield message
 
 
 class Finished(Message):

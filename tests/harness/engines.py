@@ -95,6 +95,7 @@ class Lone:
         self.parts = parts or build_parts(config)
         self.engine = self._built(config, role, sender, early)
         self.said: list[m.Outbox] = []
+        """Every token as a message of its own."""
 
     def _built(
         self, config: EngineConfig, role: Role, sender: Sender | None, early: EarlyStart | None
@@ -119,11 +120,11 @@ class Lone:
 
     def post(self, message: m.Inbox) -> None:
         self.engine.handle(message)
-        self.said += self.engine.take_outbox()
+        self.said += m.tokens_apart(self.engine.take_outbox())
 
     def step(self) -> bool:
         worked = self.engine.step()
-        self.said += self.engine.take_outbox()
+        self.said += m.tokens_apart(self.engine.take_outbox())
         return worked
 
     def run(self, steps: int = 100_000) -> None:

@@ -4,12 +4,14 @@ is lost."""
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.engine_client import EngineClient, Observed
+from tests.harness.front_fixtures import usage
 from tests.harness.waiting import HANG_SECONDS
 
 ROOM = m.RoomId(7)
@@ -19,8 +21,8 @@ WANTED = m.HandoverDeclined(ROOM)
 ENDED = m.RoomEnded(ROOM, 9, None, False, ())
 
 
-def token(index: int) -> m.TokenOut:
-    return m.TokenOut(m.RequestId("a"), 5, -0.5, 1.0, index)
+def token(index: int, request: str = "a") -> m.TokenOut:
+    return m.TokenOut(m.RequestId(request), 5, -0.5, 1.0, index)
 
 
 def client(
@@ -55,6 +57,39 @@ def test_a_step_wakes_the_loop_once_and_keeps_its_order() -> None:
     # A cancelled hand-over is for the record and for the control plane; the others are one's alone.
     assert handed == [WANTED, CANCELLED]
     assert [eviction.sequence for eviction in front.ended.took("a")] == [1]
+
+
+def columns(*tokens: m.TokenOut) -> m.TokensOut:
+    ids, *numbers = zip(*map(msgspec.structs.astuple, tokens), strict=True)
+    kinds = (np.int32, np.float64, np.float64, np.int32)
+    return m.TokensOut(ids, *(np.array(n, kind) for n, kind in zip(numbers, kinds, strict=True)))
+
+
+def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
+    async def answered() -> dict[str, list[object]]:
+        counts: list[int] = []
+        front = EngineClient(
+            lambda message: None, asyncio.get_running_loop(), count_tokens=counts.append
+        )
+        answers: dict[str, list[object]] = {}
+
+        async def read(name: str) -> None:
+            submit = m.Submit(m.RequestId(name), np.array([5], dtype=np.int32), SamplingParams())
+            answers[name] = [part async for part in front.generate(submit)]
+
+        readers = [asyncio.ensure_future(read(name)) for name in "ab"]
+        await asyncio.sleep(0)
+        ends = [m.Finished(m.RequestId(name), m.FinishReason.LENGTH, usage(9, 2)) for name in "ab"]
+        # Of a request that is gone there is nobody to take it, and the others get theirs.
+        front.deliver([columns(token(0), token(0, "gone"), token(0, "b")), token(1)])
+        front.deliver([columns(token(2), token(1, "b")), *ends])
+        await asyncio.gather(*readers)
+        assert counts == [4, 2]
+        assert [ends[0]] == answers["a"][-1:] and [ends[1]] == answers["b"][-1:]
+        return {name: [t for part in parts[:-1] for t in part] for name, parts in answers.items()}
+
+    told = asyncio.run(asyncio.wait_for(answered(), HANG_SECONDS))
+    assert told == {"a": [token(0), token(1), token(2)], "b": [token(0, "b"), token(1, "b")]}
 
 
 def test_a_step_for_the_control_plane_alone_wakes_no_loop() -> None:
