@@ -22,6 +22,7 @@ from tasuki.utils.tls import ClientTls
 _BAR = 60
 _DECISIONS = 10
 _MEANING = {
+    "not_pulled": "cached on the node that answered, and not pulled by the one that computed it",
     "new": "never seen before, and the last token, which is always computed",
     "never_checkpointed": "its KV is cached, but no recurrent state was kept this deep",
     "checkpoint_evicted": "its state was kept and had to make room",

@@ -16,7 +16,14 @@ an eviction names other callers' requests.
 
 from dataclasses import replace
 
-from tasuki.engine.messages import Eviction, Finished, HitBreakdown, Usage
+from tasuki.engine.messages import (
+    CAUSES_IN_ORDER,
+    NOT_PULLED,
+    Eviction,
+    Finished,
+    HitBreakdown,
+    Usage,
+)
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.server.auth.caller import Scope
 from tasuki.server.auth.request_context import RequestContext
@@ -63,15 +70,12 @@ def _by_pages(hit: HitBreakdown) -> HitBreakdown:
     """The same hit in whole pages: a cause ends where a page ends; a page's rest counts as new."""
     causes = dict.fromkeys(hit.causes, 0)
     end = done = hit.usable_tokens
-    for cause in _ORDER:
+    for cause in (NOT_PULLED, *CAUSES_IN_ORDER[:-1]):
         end += hit.causes.get(cause, 0)
         whole = max(done, end // PAGE_TOKENS * PAGE_TOKENS)
-        causes[cause] = whole - done
+        if cause in causes:
+            causes[cause] = whole - done
         done = whole
     causes["new"] = hit.prompt_tokens - done
     kv = max(hit.usable_tokens, hit.kv_tokens // PAGE_TOKENS * PAGE_TOKENS)
     return replace(hit, kv_tokens=kv, causes=causes, lost=None, in_pages=None)
-
-
-# As the tree lays them over a prompt (cpp_cache).
-_ORDER = ("checkpoint_evicted", "never_checkpointed", "alignment", "in_flight", "kv_evicted")

@@ -27,7 +27,8 @@ Written by `python -m tasuki.dashboard.metrics.metrics_reference`; a test compar
 `GET /metrics` on the HTTP port of any node (`--http-bind`) serves these in Prometheus' text format.
 `--metrics-compat {"|".join(DIALECTS[1:])}` adds the names that boards of other engines use,
 `--metrics off` leaves out those that count requests. Counters end in `_total`, histograms in
-`_bucket`, `_sum` and `_count`. Causes are `new`, `never_checkpointed`, `checkpoint_evicted`,
+`_bucket`, `_sum` and `_count`. Causes are `new`, `not_pulled` (cached here,
+and computed by a prefill node that did not pull it), `never_checkpointed`, `checkpoint_evicted`,
 `kv_evicted`, `alignment`, `in_flight` and, for requests that ended before their prompt was looked
 up, `{UNSCHEDULED}`; usable plus all causes is the prompt, exactly.
 

@@ -3,6 +3,7 @@
 
 export const CAUSES = [
   ["new", "never seen before"],
+  ["not_pulled", "cached here, computed elsewhere"],
   ["never_checkpointed", "KV cached, no state kept this deep"],
   ["checkpoint_evicted", "its state had to make room"],
   ["kv_evicted", "its KV had to make room"],

@@ -8,7 +8,7 @@ writer is fenced, and Fenced where the room's own early step may still write the
 
 from dataclasses import dataclass, field
 
-from tasuki.engine.messages import RemoteDone, RoomId
+from tasuki.engine.messages import HitBreakdown, RemoteDone, RoomId
 from tasuki.engine.request import IllegalMove, Request
 
 from .early_step import EarlyStep
@@ -93,6 +93,8 @@ MOVES: dict[type, tuple[type, ...]] = {
 class DecodeRoom:
     id: RoomId
     request: Request
+    held: HitBreakdown
+    """Of the request's prompt, in this node's cache when it was asked for."""
     state: RoomState = field(default_factory=Asked)
 
     def move(self, state: RoomState) -> None:

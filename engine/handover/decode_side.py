@@ -48,6 +48,7 @@ from .decode_room import (
     Wanted,
 )
 from .early_start import EarlyStart
+from .pair_hit import pair_hit
 from .pull_sender import PullSender
 from .room_names import RoomNames
 
@@ -215,7 +216,7 @@ class DecodeHandover(Handover):
         request.ticket = ticket
         request.asked_at = time.monotonic()
         request.move(AwaitingPrefill(ticket.room))
-        self._rooms[ticket.room] = DecodeRoom(ticket.room, request)
+        self._rooms[ticket.room] = DecodeRoom(ticket.room, request, breakdown(match, None))
         self._coming += _goes_on_here(request)
         self._names.note(ticket.room, request.id)
         sender = None if named is None else named.sender
@@ -303,7 +304,7 @@ class DecodeHandover(Handover):
         if room is None or not isinstance(room.state, Granted | Bare):
             return
         request = room.request
-        request.hit = self._names.told_here(message.hit)
+        request.hit = self._names.told_here(pair_hit(message.hit, room.held))
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
         request.route = joined(request.route, message.route)

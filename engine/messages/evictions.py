@@ -5,10 +5,20 @@ Nothing here decides or remembers; engine/accounting/evictions.py does.
 
 from .types import Message
 
-CAUSES = frozenset(
-    {"new", "never_checkpointed", "checkpoint_evicted", "kv_evicted", "alignment", "in_flight"}
+CAUSES_IN_ORDER = (
+    "checkpoint_evicted",
+    "never_checkpointed",
+    "alignment",
+    "in_flight",
+    "kv_evicted",
+    "new",
 )
-"""Why a token of a prompt was not usable: the tree's names of them."""
+"""Why a token of a prompt was not usable, in the order in which the tree lays its causes over a
+prompt, from the last usable token on."""
+CAUSES = frozenset(CAUSES_IN_ORDER)
+NOT_PULLED = "not_pulled"
+"""The cause of tokens that were computed on one node while another one held their KV and state; it
+comes before the tree's. Only who compares both caches gives it (engine/handover/pair_hit.py)."""
 EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
 
 

@@ -17,7 +17,7 @@ DARK = "@media (prefers-color-scheme: dark)"
 LEAST = 12.0
 TOGETHER = {
     "waterfall": (
-        *("usable", "new", "never_checkpointed", "checkpoint_evicted", "kv_evicted"),
+        *("usable", "new", "not_pulled", "never_checkpointed", "checkpoint_evicted", "kv_evicted"),
         *("alignment", "in_flight", "unscheduled", "paper"),
     ),
     "pools": ("working", "pinned", "evictable", "in_transfer", "quarantined", "free"),

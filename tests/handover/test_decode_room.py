@@ -37,7 +37,7 @@ def rooms_of(node: Lone) -> dict[m.RoomId, DecodeRoom]:
 def test_every_state_ends_and_an_illegal_move_names_both_ends() -> None:
     assert {kind for kind, ends in MOVES.items() if not ends} == {Over}
     request = Request(m.RequestId("r"), np.zeros(1, np.int32), SamplingParams(max_new_tokens=1))
-    room = DecodeRoom(ROOM, request)
+    room = DecodeRoom(ROOM, request, m.HitBreakdown(1, 0, 0, {"new": 1}, None))
     with pytest.raises(IllegalMove, match="room 7: Asked -> Ready"):
         room.move(Ready())
     for state in (Wanted(), Granted(), Ready(), Over()):

@@ -233,7 +233,10 @@ def test_an_operator_looks_below_a_prefix_of_the_tenant_that_it_names(tmp_path: 
 
 # --- What callers are told
 
-CAUSES = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted", "alignment", "in_flight")
+CAUSES = (
+    *("new", "not_pulled", "never_checkpointed", "checkpoint_evicted", "kv_evicted"),
+    *("alignment", "in_flight"),
+)
 COUNTS = st.tuples(*[st.integers(0, 200)] * (len(CAUSES) + 1))
 
 
@@ -288,7 +291,7 @@ def test_callers_that_share_are_told_nothing_that_exact_counts_decide(
 
 
 def test_operators_are_told_everything() -> None:
-    usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
+    usage = usage_of(hit_of((3, 1, 7, 2, 3, 4, 5, 6)))
     assert visible_usage(usage, OPERATOR) is usage
     for caller in (OWNER, ANYBODY):
         assert visible_usage(usage, RequestContext(caller)) is usage
@@ -305,7 +308,7 @@ def test_an_explanation_tells_a_caller_no_more_than_the_answer_did(tmp_path: Pat
 
 
 def test_who_shares_is_told_neither_states_nor_evictions() -> None:
-    usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
+    usage = usage_of(hit_of((3, 1, 7, 2, 3, 4, 5, 6)))
     life = (LifeMark(RequestPhase.AWAITING_PREFILL, 0.1),)
     end = m.Finished(m.RequestId("r"), m.FinishReason.STOP, usage, life)
     eviction = Eviction(1, "tail", None, 70, 0.5, None, "another's request")
@@ -316,7 +319,7 @@ def test_who_shares_is_told_neither_states_nor_evictions() -> None:
 
 
 def test_an_old_peer_that_does_not_tell_pages_tells_sharing_callers_nothing() -> None:
-    usage = usage_of(hit_of((3, 1, 2, 3, 4, 5, 6)))
+    usage = usage_of(hit_of((3, 1, 7, 2, 3, 4, 5, 6)))
     assert visible_usage(usage, SHARING).hit is None
 
 
