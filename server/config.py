@@ -77,6 +77,12 @@ class ServerConfig:
     )
     metrics: str = option("on", "count requests and keep their history", ("on", "off"))
     served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
+    generation_config: str = option(
+        "auto",
+        "where HTTP requests that leave them out get temperature, top_p and top_k from: auto: the "
+        "checkpoint's generation_config.json; vllm: OpenAI's 1, 1 and every token; else a folder "
+        "with such a file",
+    )
     tls_cert: str = option(
         "",
         "PEM file: the certificate chain of gRPC and HTTP; none: plain text",

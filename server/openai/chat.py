@@ -21,10 +21,11 @@ def read_chat(
 ) -> tuple[Submit, AnswerOptions, ChatReply]:
     """On any thread."""
     salt = prompt_salt(request, fields)
-    rendered = render_chat(fields, model.codec, open_answer=True, salt=salt)
+    rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
     tokens = rendered.tokens
     # Without a limit an answer may fill what the prompt leaves, as elsewhere.
-    options = read_options(fields, model.codec, max(1, model.max_tokens - len(tokens)))
+    left = max(1, model.max_tokens - len(tokens))
+    options = read_options(fields, model.codec, left, model.sampling_defaults)
     top = fields.integer("top_logprobs") or 0
     check_alternatives("top_logprobs", top, options)
     submit = read_submit(request, fields, tokens, rendered.marks, options, model)
@@ -35,6 +36,11 @@ def read_chat(
         top if fields.flag("logprobs") else None,
     )
     return submit, options, shape
+
+
+def opens_answer(fields: RequestFields) -> bool:
+    """Whether the prompt ends with what the template begins an answer by."""
+    return fields.get("add_generation_prompt") is None or fields.flag("add_generation_prompt")
 
 
 def render_chat(

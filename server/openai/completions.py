@@ -23,7 +23,7 @@ def read_completion(
 ) -> tuple[Submit, AnswerOptions, CompletionReply]:
     """On any thread."""
     tokens = read_prompt(fields, model.codec)
-    options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS)
+    options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS, model.sampling_defaults)
     top = fields.integer("logprobs")
     check_alternatives("logprobs", top or 0, options)
     submit = read_submit(request, fields, tokens, (), options, model)

@@ -27,6 +27,7 @@ from tasuki.server.text.text_codec import TextCodec
 from .reply import ReplyShape, StreamedReply, WholeReply
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
+from .sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -35,12 +36,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """max_tokens: prompt and answer together, as far as the model and the arena allow."""
+    """max_tokens: prompt and answer together, as far as the model and the arena allow.
+    sampling_defaults: of requests that leave fields out."""
 
     name: str
     created: int
     max_tokens: int
     codec: TextCodec
+    sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
 
     async def read(self, request: web.Request, read: Callable[[RequestFields], Result]) -> Result:
         """What `read` makes of the body's JSON object. `read` runs on one of the codec's threads;
@@ -123,7 +126,7 @@ def answering(
         request_context = http_request_context(request)
         answer = TextAnswer(
             model.codec.detokenizer(),
-            StopStrings(options.stops),
+            StopStrings(options.stops, is_kept=options.stop_is_kept),
             partial(engine.abort, submit.request_id, request_context.caller),
         )
         reply: StreamedReply | WholeReply = (

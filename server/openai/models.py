@@ -10,7 +10,7 @@ from tasuki.engine.messages import Tokens
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.text.text_codec import TextCodec
 
-from .chat import render_chat
+from .chat import opens_answer, render_chat
 from .completions import read_prompt
 from .generation import ServedModel, prompt_salt
 from .request_fields import RequestFields
@@ -54,6 +54,5 @@ def _tokenized(model: ServedModel, request: web.Request, fields: RequestFields) 
 def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> Tokens:
     if fields.get("messages") is None:
         return read_prompt(fields, codec)
-    opened = fields.get("add_generation_prompt") is None or fields.flag("add_generation_prompt")
     salt = prompt_salt(request, fields)
-    return render_chat(fields, codec, open_answer=opened, salt=salt).tokens
+    return render_chat(fields, codec, open_answer=opens_answer(fields), salt=salt).tokens

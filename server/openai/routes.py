@@ -13,6 +13,7 @@ from .chat import read_chat
 from .completions import read_completion
 from .generation import ServedModel, answering
 from .models import ModelHandlers
+from .sampling_defaults import SamplingDefaults
 
 
 def openai_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
@@ -30,10 +31,11 @@ def served_model(
     folder: str, config: ServerConfig, max_tokens: int, codec: TextCodec
 ) -> ServedModel:
     """folder: of the checkpoint; its name is the model's where the config sets none. max_tokens: of
-    prompt and answer together."""
+    prompt and answer together. Raises GenerationConfigError."""
     return ServedModel(
         name=config.served_model_name or Path(folder).resolve().name,
         created=int(time.time()),
         max_tokens=max_tokens,
         codec=codec,
+        sampling_defaults=SamplingDefaults.load(config.generation_config, Path(folder)),
     )

@@ -1,8 +1,8 @@
-"""Ends an answer's text before the first of the client's stop strings, whatever the token borders.
+"""Ends an answer's text at the first of the client's stop strings, whatever the token borders.
 
 Owns the text that is held back because a stop string could begin in it. One answer, one thread.
 Invariant: the text given out never holds a stop string, nor any part of the one that ended the
-answer.
+answer; where that one is kept, it is the text's end.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 class StopStrings:
     """found: a stop string has come; every later piece is empty."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """stops: not empty strings."""
+    def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
+        """stops: not empty strings. is_kept: the one that ends the answer is part of its text."""
         self._stops = tuple(stops)
+        self._is_kept = is_kept
         self._held = ""
         self.found = False
 
@@ -24,11 +25,13 @@ class StopStrings:
         if self.found:
             return ""
         text = self._held + text
-        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
-        if starts:
+        # Of two that begin at one place the shorter came first.
+        found = [(start, len(stop)) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
             self.found = True
             self._held = ""
-            return text[: min(starts)]
+            start, length = min(found)
+            return text[: start + length if self._is_kept else start]
         certain = len(text) - held_back(text, self._stops)
         self._held = text[certain:]
         return text[:certain]

@@ -45,7 +45,15 @@ FIXED = frozenset(
         *("bind", "http_bind", "handover_bind", "name", "advertise", "etcd", "etcd_prefix"),
         *("prefill", "prefill_file", "prefill_ca"),
         # The model, and the settings that peers must share.
-        *("model", "served_model_name", "dtype", "ssm_dtype", "device", "transport"),
+        *(
+            "model",
+            "served_model_name",
+            "generation_config",
+            "dtype",
+            "ssm_dtype",
+            "device",
+            "transport",
+        ),
         *("wire_kv", "wire_state", "wire_staging_mib", "lease_seconds"),
         # Files, collectors, and the process itself.
         *("other_role_config", "otlp_endpoint", "log_format", "metrics", "metrics_compat"),

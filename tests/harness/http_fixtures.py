@@ -13,6 +13,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.routes import openai_routes
+from tasuki.server.openai.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.grpc_fixtures import TOKENS_ONLY, Front, ScriptedEngine, running_front
 from tests.harness.http_calls import JSON, Reply, ask, connect
@@ -70,12 +71,13 @@ def running_http(
     config: ServerConfig | None = None,
     queue_limit: int = 4096,
     routes: Sequence[web.AbstractRouteDef] | None = None,
+    sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
 ) -> Iterator[HttpFront]:
     """A real server on loopback, beside the gRPC server of running_front. routes: in place of
     OpenAI's."""
     config = config or ServerConfig()
     with running_front(codec, config, queue_limit) as front:
-        model = ServedModel("tiny", 1_700_000_000, 1000, codec)
+        model = ServedModel("tiny", 1_700_000_000, 1000, codec, sampling_defaults)
 
         async def start() -> HttpServer:
             return await start_http_server(

@@ -55,6 +55,20 @@ def test_text_ends_before_the_first_stop_string_wherever_it_is_cut(
         assert out == text
 
 
+@given(
+    text=st.text("ab", max_size=20),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(0, 99), max_size=8),
+)
+def test_a_kept_stop_string_is_the_text_s_end(text: str, stops: list[str], cuts: list[int]) -> None:
+    plain, kept = StopStrings(stops), StopStrings(stops, is_kept=True)
+    pieces = cut(text, cuts)
+    without = "".join(map(plain.push, pieces)) + plain.finish()
+    whole = "".join(map(kept.push, pieces)) + kept.finish()
+    assert plain.found == kept.found and text.startswith(whole)
+    assert whole[len(without) :] in stops if kept.found else whole == without
+
+
 def test_only_what_could_begin_a_stop_string_is_held_back() -> None:
     scanner = StopStrings(["<end>"])
     assert [scanner.push(piece) for piece in ("a <", "b <e", "nd", "!")] == [

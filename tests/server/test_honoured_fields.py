@@ -1,0 +1,180 @@
+"""Every field that could change an answer is honoured or refused by name; what a request leaves out
+comes from generation_config.json."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.server.config import ServerConfig
+from tasuki.server.openai.routes import served_model
+from tasuki.server.openai.sampling_defaults import GenerationConfigError, SamplingDefaults
+from tasuki.server.text.text_codec import TextCodec
+from tests.harness.front_fixtures import TOKENS_ONLY
+from tests.harness.http_fixtures import HttpFront, running_http
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "it was"}]},
+    COMPLETION: {"prompt": [5, 6, 7]},
+}
+SCHEMA = {"type": "object"}
+REFUSED: dict[str, Any] = {
+    "n": 2,
+    "presence_penalty": 1.5,
+    "repetition_penalty": 1.05,
+    "min_p": 0.1,
+    "logit_bias": {"5": 1},
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"json": SCHEMA},
+    "structural_tag": "{}",
+    "guided_json": SCHEMA,
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": "root ::= 'a'",
+    "json_schema": "{}",
+    "regex": "a+",
+    "ebnf": "root ::= 'a'",
+    "bad_words": ["it"],
+    "allowed_token_ids": [5],
+    "logits_processors": ["a.b"],
+    "thinking_budget": 100,
+    "thinking_token_budget": 0,
+    "stop_regex": "a+",
+    "chat_template": "{{ messages }}",
+    "continue_final_message": True,
+    "documents": [{"text": "a"}],
+    "truncate_prompt_tokens": 5,
+    "prompt_logprobs": 0,
+    "return_token_ids": True,
+    "skip_special_tokens": False,
+    "min_tokens": 1,
+    "echo": True,
+}
+HARMLESS: dict[str, Any] = {
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "structured_outputs": None,
+    "guided_choice": [],
+    "bad_words": [],
+    "allowed_token_ids": None,
+    "continue_final_message": False,
+    "add_generation_prompt": True,
+    "skip_special_tokens": True,
+    "return_token_ids": False,
+    "spaces_between_special_tokens": False,
+    "guided_decoding_backend": "xgrammar",
+    "service_tier": "auto",
+    "user": "ann",
+    "a_field_of_tomorrow": {"x": 1},
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(http: HttpFront, path: str, field: str) -> None:
+    reply = http.post(path, ASKED[path] | {field: REFUSED[field]})
+    error = reply.error
+    assert (reply.status, error["param"]) == (400, field), error
+    assert error["message"].startswith(f"{field} is not supported here: leave it out")
+    assert not http.engine.of(m.Submit)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_what_changes_no_answer_is_taken(http: HttpFront, path: str) -> None:
+    assert http.post(path, ASKED[path] | HARMLESS).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", ["include_stop_str_in_output", "no_stop_trim"])
+def test_the_stop_string_is_kept_where_asked(
+    http: HttpFront, codec: TextCodec, field: str, stream: bool
+) -> None:
+    tokenizer = codec.require_tokenizer()
+    letters = [token for letter in "it was fine" for token in tokenizer.encode(letter)]
+    http.engine.answer = lambda submit: letters
+    http.engine.hold = True
+    reply = http.complete(stop=["s f", "was fi"], stream=stream, **{field: True})
+    if stream:
+        text = "".join(event["choices"][0]["text"] for event in reply.events)
+    else:
+        text = reply.json["choices"][0]["text"]
+    assert text == "it was f"
+
+
+def test_a_chat_without_a_generation_prompt_is_not_opened(http: HttpFront) -> None:
+    tokens = http.post("/tokenize", ASKED[CHAT] | {"add_generation_prompt": False}).json["tokens"]
+    assert http.chat(add_generation_prompt=False).status == 200
+    http.chat()
+    closed, opened = (submit.prompt.tolist() for submit in http.engine.of(m.Submit))
+    assert closed == tokens == opened[: len(closed)] and len(opened) > len(closed)
+
+
+def folder(path: Path, **values: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "generation_config.json").write_text(json.dumps(values))
+    return path
+
+
+def test_defaults_come_from_the_checkpoint_or_from_where_it_is_said(tmp_path: Path) -> None:
+    model = folder(tmp_path / "model", temperature=0.6, top_p=0.95, top_k=20)
+    other = folder(tmp_path / "other", temperature=0, top_k=-1)
+    (tmp_path / "bare").mkdir()
+    for choice, place, found in (
+        ("auto", model, SamplingDefaults(0.6, 0.95, 20)),
+        ("auto", tmp_path / "bare", SamplingDefaults(1.0, 1.0, 0)),
+        ("vllm", model, SamplingDefaults(1.0, 1.0, 0)),
+        (str(other), model, SamplingDefaults(0.0, 1.0, 0)),
+    ):
+        config = ServerConfig(generation_config=choice)
+        served = served_model(str(place), config, 100, TOKENS_ONLY)
+        assert served.sampling_defaults == found
+
+
+def test_what_the_file_asks_for_and_nothing_applies_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = folder(tmp_path, repetition_penalty=1.05, min_p=0)
+    with caplog.at_level(logging.WARNING):
+        SamplingDefaults.load("auto", place)
+    (line,) = caplog.messages
+    assert "repetition_penalty 1.05 is not applied" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ('{"temperature": -1}', "temperature must be 0, or in"),
+        ('{"temperature": "warm"}', "temperature must be a number"),
+        ('{"top_p": 0}', "top_p must be in"),
+        ("[]", "is not a JSON object"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str, part: str) -> None:
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(GenerationConfigError, match=part) as raised:
+        SamplingDefaults.load("auto", tmp_path)
+    assert str(tmp_path / "generation_config.json") in str(raised.value)
+
+
+def test_a_folder_without_the_file_is_an_error_where_it_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(GenerationConfigError, match="auto, vllm, or a folder with the file"):
+        SamplingDefaults.load(str(tmp_path), tmp_path)
+
+
+def test_a_request_s_own_fields_come_before_the_defaults(codec: TextCodec) -> None:
+    with running_http(codec, sampling_defaults=SamplingDefaults(0.6, 0.95, 20)) as http:
+        for asked, meant in (
+            ({}, (0.6, 0.95, 20)),
+            ({"temperature": 0}, (0.0, 0.95, 20)),
+            ({"top_k": -1, "top_p": 1}, (0.6, 1.0, 0)),
+            ({"top_k": 0, "temperature": 1}, (1.0, 0.95, 0)),
+        ):
+            for ask in (http.chat, http.complete):
+                assert ask(**asked).status == 200
+                sampling = http.engine.of(m.Submit)[-1].sampling
+                assert (sampling.temperature, sampling.top_p, sampling.top_k) == meant
