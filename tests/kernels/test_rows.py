@@ -27,6 +27,7 @@ from tasuki.model.ops.sampling.params import (
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import read_options
+from tasuki.server.openai.sampling_defaults import OPENAI_DEFAULTS
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.engines import Lone, submit, tiny_parts
 
@@ -111,7 +112,7 @@ def test_requests_beside_one_of_a_wide_number_go_on_undisturbed(
 ) -> None:
     (quiet, _), (engine, runner) = answering(rows), answering(rows)
     fields = RequestFields({"temperature": 1, **asked, "max_tokens": 5, "ignore_eos": True})
-    sampling = read_options(fields, CODEC, 5).sampling
+    sampling = read_options(fields, CODEC, 5, OPENAI_DEFAULTS).sampling
     engine.post(submit("wide", prompt(9), 5, sampling=sampling))
     quiet.run()
     engine.run()
