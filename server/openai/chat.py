@@ -5,37 +5,50 @@ from aiohttp import web
 from tasuki.engine.messages import Submit
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.tool_call_scanner import ToolCallScanner
 
 from .chat_reply import ChatReply
 from .generation import ServedModel, prompt_salt, read_submit
-from .messages import read_chat_messages, read_tools
+from .messages import parallel_calls, read_chat_messages, read_tools
 from .reply import ReplyHead
 from .request_fields import RequestFields
 from .sampling import AnswerOptions, check_alternatives, read_options
+from .template_variables import read_template_variables
 
 
 def read_chat(
     model: ServedModel, request: web.Request, fields: RequestFields
 ) -> tuple[Submit, AnswerOptions, ChatReply]:
     """On any thread."""
+    submit, options, parser = read_chat_request(model, request, fields)
+    top = fields.integer("top_logprobs") or 0
+    check_alternatives("top_logprobs", top, options)
+    shape = ChatReply(
+        ReplyHead(f"chatcmpl-{submit.request_id}", model.name),
+        parser,
+        model.codec.tokenizer,
+        top if fields.flag("logprobs") else None,
+    )
+    return submit, options, shape
+
+
+def read_chat_request(
+    model: ServedModel, request: web.Request, fields: RequestFields
+) -> tuple[Submit, AnswerOptions, AnswerParser]:
+    """A chat whatever its reply's shape is. fields: as of /v1/chat/completions. The parser takes
+    the answer apart. On any thread."""
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
     tokens = rendered.tokens
     # Without a limit an answer may fill what the prompt leaves, as elsewhere.
     left = max(1, model.max_tokens - len(tokens))
     options = read_options(fields, model.codec, left, model.sampling_defaults)
-    top = fields.integer("top_logprobs") or 0
-    check_alternatives("top_logprobs", top, options)
     submit = read_submit(request, fields, tokens, rendered.marks, options, model)
-    shape = ChatReply(
-        ReplyHead(f"chatcmpl-{submit.request_id}", model.name),
-        ToolCallScanner(read_tools(fields)),
-        model.codec.tokenizer,
-        top if fields.flag("logprobs") else None,
+    parser = AnswerParser(
+        rendered.thinking, read_tools(fields), parallel_calls=parallel_calls(fields)
     )
-    return submit, options, shape
+    return submit, options, parser
 
 
 def opens_answer(fields: RequestFields) -> bool:
@@ -48,5 +61,9 @@ def render_chat(
 ) -> RenderedPrompt:
     """`messages` and `tools` through the checkpoint's template. salt: as of the prompt."""
     return ChatRenderer(codec).conversation(
-        read_chat_messages(fields), open_answer=open_answer, salt=salt, tools=read_tools(fields)
+        read_chat_messages(fields),
+        open_answer=open_answer,
+        salt=salt,
+        tools=read_tools(fields),
+        variables=read_template_variables(fields),
     )

@@ -1,17 +1,22 @@
-"""A chat's answer in OpenAI's shape: content, tool calls, logprobs.
+"""A chat's answer in OpenAI's shape: reasoning, content, tool calls, logprobs.
 
 Owns the answer so far. Has no part in HTTP. One answer, one thread.
 """
 
-import json
+from collections.abc import Sequence
 from typing import Any
-from uuid import uuid4
 
-from tasuki.engine.messages import FinishReason
-from tasuki.server.text.chat_message import ToolCall
+from tasuki.server.text.answer_parts import (
+    AnswerItem,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Reasoning,
+)
+from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.tokenizer import Tokenizer
-from tasuki.server.text.tool_call_scanner import ToolCallScanner
 
 from .events import TextChoice, to_json
 from .reply import ReplyHead
@@ -25,43 +30,51 @@ class ChatReply:
     def __init__(
         self,
         head: ReplyHead,
-        scanner: ToolCallScanner,
+        parser: AnswerParser,
         tokenizer: Tokenizer | None,
         top_logprobs: int | None,
     ) -> None:
         """top_logprobs: alternatives a token, 0 or 1; None: no logprobs at all."""
         self.head = head
-        self._scanner = scanner
+        self._parser = parser
         self._tokenizer = tokenizer
         self._top = top_logprobs
+        self._reasoning: list[str] = []
         self._content: list[str] = []
-        self._calls: list[dict[str, Any]] = []
+        self._calls: list[_Call] = []
         self._logprobs: list[dict[str, Any]] = []
+
+    @property
+    def complete(self) -> bool:
+        return self._parser.complete
 
     def opening(self) -> list[bytes]:
         return [to_json(_chunk({"role": "assistant", "content": ""}))]
 
     def push(self, piece: Piece) -> list[bytes]:
-        found = self._scanner.push(piece.text)
+        items = self._parser.push(piece)
         if self._top is None or piece.token is None:
-            return [self._choice(item) for item in found]
+            return self._choices(items)
         entry = chat_logprob(piece.token, self._tokenizer, self._top)
         self._logprobs.append(entry)
+        told = [item for item in items if not isinstance(item, CallEnd)]
         # A token whose text is held back still has its logprob now.
-        first, *rest = found or [""]
-        chunk = _chunk(self._delta(first), [entry])
-        return [to_json(chunk), *map(self._choice, rest)]
+        delta = self._delta(told[0]) if told else {"content": ""}
+        return [to_json(_chunk(delta, [entry])), *self._choices(told[1:])]
 
     def finish(self, ending: Ending) -> list[bytes]:
-        choices = [self._choice(item) for item in self._scanner.finish()]
+        choices = self._choices(self._parser.finish())
         return [*choices, to_json({**_chunk({}), "finish_reason": self._reason(ending)})]
 
     def whole(self, ending: Ending) -> dict[str, Any]:
         content = "".join(self._content)
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if self._calls:
+        if self._calls or self._reasoning:
             message["content"] = content or None
-            message["tool_calls"] = self._calls
+        if self._reasoning:
+            message.update(_reasoning("".join(self._reasoning)))
+        if self._calls:
+            message["tool_calls"] = [call.whole() for call in self._calls]
         return {
             "index": 0,
             "message": message,
@@ -69,34 +82,58 @@ class ChatReply:
             "finish_reason": self._reason(ending),
         }
 
-    def _reason(self, ending: Ending) -> str:
-        if ending.reason is FinishReason.STOP and self._calls:
-            return "tool_calls"
-        return ending.reason.value
+    def reasoning_tokens(self, ending: Ending) -> int | None:
+        return self._parser.ending(ending).reasoning_tokens
 
-    def _choice(self, item: str | ToolCall) -> bytes:
-        if isinstance(item, str):
-            self._content.append(item)
-            return _TEXT.holding(item)
+    def _reason(self, ending: Ending) -> str:
+        awaits_tools = self._parser.ending(ending).awaits_tools
+        return "tool_calls" if awaits_tools else ending.reason.value
+
+    def _choices(self, items: Sequence[AnswerItem]) -> list[bytes]:
+        return [self._choice(item) for item in items if not isinstance(item, CallEnd)]
+
+    def _choice(self, item: AnswerItem) -> bytes:
+        if isinstance(item, Content):
+            self._content.append(item.text)
+            return _CONTENT.holding(item.text)
+        if isinstance(item, Reasoning):
+            self._reasoning.append(item.text)
+            return _REASONING.holding(item.text)
         return to_json(_chunk(self._delta(item)))
 
-    def _delta(self, item: str | ToolCall) -> dict[str, Any]:
-        if isinstance(item, str):
-            self._content.append(item)
-            return {"content": item}
-        call = _call(item)
-        delta = {"tool_calls": [{"index": len(self._calls), **call}]}
-        self._calls.append(call)
-        return delta
+    def _delta(self, item: AnswerItem) -> dict[str, Any]:
+        match item:
+            case Content(text):
+                self._content.append(text)
+                return {"content": text}
+            case Reasoning(text):
+                self._reasoning.append(text)
+                return _reasoning(text)
+            case CallBegin():
+                call = _Call(item)
+                self._calls.append(call)
+                return {"tool_calls": [{"index": item.number, **call.whole()}]}
+            case CallArguments(number, text):
+                self._calls[number].arguments.append(text)
+                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+        raise AssertionError(f"{item} has no delta")
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {
-        "id": f"call_{uuid4().hex}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
+class _Call:
+    """arguments: pieces of their text."""
+
+    def __init__(self, begin: CallBegin) -> None:
+        self._begin = begin
+        self.arguments: list[str] = []
+
+    def whole(self) -> dict[str, Any]:
+        function = {"name": self._begin.name, "arguments": "".join(self.arguments)}
+        return {"id": self._begin.id, "type": "function", "function": function}
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Under the name that most clients read, and under vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _chunk(delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -104,4 +141,5 @@ def _chunk(delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None) 
     return {"index": 0, "delta": delta, "logprobs": content, "finish_reason": None}
 
 
-_TEXT = TextChoice(lambda text: _chunk({"content": text}))
+_CONTENT = TextChoice(lambda text: _chunk({"content": text}))
+_REASONING = TextChoice(lambda text: _chunk(_reasoning(text)))

@@ -17,6 +17,7 @@ _LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 class CompletionReply:
     whole_kind = chunk_kind = "text_completion"
+    complete = False
 
     def __init__(
         self, head: ReplyHead, tokenizer: Tokenizer | None, top_logprobs: int | None
@@ -57,6 +58,9 @@ class CompletionReply:
             "logprobs": None if self._top is None else self._logprobs,
             "finish_reason": ending.reason.value,
         }
+
+    def reasoning_tokens(self, ending: Ending) -> None:
+        """A completion is not taken apart."""
 
 
 def _choice(text: str) -> dict[str, Any]:

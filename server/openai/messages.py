@@ -3,10 +3,10 @@
 Pure functions; an error names the place of the wrong value.
 """
 
-import json
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.text.call_arguments import read_arguments
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
 from tasuki.server.text.json_bounds import MAX_DEPTH, holds_too_many_values, nested_too_deeply
@@ -15,6 +15,8 @@ from .request_fields import RequestFields
 
 # OpenAI's newer name for what templates call system.
 _ROLE = {"developer": "system"}
+# An assistant may have called or thought only, and a tool may answer nothing.
+_MAY_BE_EMPTY = ("assistant", "tool")
 
 
 def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
@@ -43,9 +45,12 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
     choice = fields.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise InvalidField("tool_choice", 'must be "auto" or "none": no call can be forced here')
-    if tools and fields.get("parallel_tool_calls") is False:
-        raise InvalidField("parallel_tool_calls", "must be true: the model decides how many")
     return [] if choice == "none" else tools
+
+
+def parallel_calls(fields: RequestFields) -> bool:
+    """Whether an answer may hold more than one call."""
+    return fields.get("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
 
 
 def _message(item: Any, place: str) -> ChatMessage:
@@ -56,15 +61,27 @@ def _message(item: Any, place: str) -> ChatMessage:
     calls = item.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise InvalidField(f"{place}.tool_calls", "must be a list, in an assistant's message")
-    content = _content(item.get("content"), f"{place}.content", optional=bool(calls))
+    content = _content(item.get("content"), f"{place}.content", optional=role in _MAY_BE_EMPTY)
+    reasoning = _reasoning(item, place) if role == "assistant" else None
     tool_calls = tuple(
         _tool_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)
     )
-    return ChatMessage(role, content, tool_calls)
+    return ChatMessage(role, content, tool_calls, reasoning)
+
+
+def _reasoning(item: dict[str, Any], place: str) -> str | None:
+    """Under the name that most clients send, or under vLLM's newer one."""
+    for name in ("reasoning_content", "reasoning"):
+        reasoning = item.get(name)
+        if reasoning is not None:
+            if not isinstance(reasoning, str):
+                raise InvalidField(f"{place}.{name}", "must be a string")
+            return reasoning
+    return None
 
 
 def _content(content: Any, place: str, *, optional: bool) -> str:
-    """A string, or text parts; absent only beside tool calls."""
+    """A string, or parts of text; null counts as empty where `optional`."""
     if isinstance(content, str):
         return content
     if content is None and optional:
@@ -73,9 +90,12 @@ def _content(content: Any, place: str, *, optional: bool) -> str:
         raise InvalidField(place, "must be a string or a list of text parts")
     texts = []
     for index, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(kind) if kind in ("text", "refusal") else None
         if not isinstance(text, str):
-            raise InvalidField(f"{place}[{index}]", 'must be {"type": "text", "text": ...}')
+            raise InvalidField(
+                f"{place}[{index}]", 'must be {"type": "text", "text": ...}: only text is served'
+            )
         texts.append(text)
     return "".join(texts)
 
@@ -84,14 +104,11 @@ def _tool_call(call: Any, place: str) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidField(f"{place}.function", "must be an object with a name")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        if holds_too_many_values(arguments.encode()):
+        if holds_too_many_values(arguments.encode(errors="surrogatepass")):
             raise InvalidField(f"{place}.function.arguments", "holds too many values")
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise InvalidField(f"{place}.function.arguments", f"is not JSON: {error}") from error
+        arguments = read_arguments(arguments)
     if not isinstance(arguments, dict) or nested_too_deeply(arguments):
         raise InvalidField(
             f"{place}.function.arguments", f"must be a JSON object of {MAX_DEPTH} levels"

@@ -43,11 +43,14 @@ class ReplyHead:
 
 class ReplyShape(Protocol):
     """Fed one answer in order. What `opening`, `push` and `finish` return are the choices of one
-    chunk each, as JSON."""
+    chunk each, as JSON. complete: nothing more of the answer is wanted."""
 
     head: ReplyHead
     whole_kind: str
     chunk_kind: str
+
+    @property
+    def complete(self) -> bool: ...
 
     def opening(self) -> list[bytes]: ...
 
@@ -57,6 +60,10 @@ class ReplyShape(Protocol):
 
     def whole(self, ending: Ending) -> dict[str, Any]:
         """The one choice of a reply that is not streamed. REQUIRES: all was pushed."""
+        ...
+
+    def reasoning_tokens(self, ending: Ending) -> int | None:
+        """Of the answer's tokens; None where it could hold no reasoning. REQUIRES: as for whole."""
         ...
 
 
@@ -72,6 +79,8 @@ class WholeReply:
         """As a TokenSink."""
         for piece in self._answer.pieces(tokens):
             self._shape.push(piece)
+            if self._shape.complete:
+                self._answer.stop()
         return True
 
     async def send(self, parts: AsyncGenerator[AnswerPart, None]) -> web.StreamResponse:
@@ -90,7 +99,9 @@ class WholeReply:
         return {
             **shape.head.fields(shape.whole_kind),
             "choices": [shape.whole(ending)],
-            "usage": usage(ending, with_hit=wants_hit(self._request)),
+            "usage": usage(
+                ending, shape.reasoning_tokens(ending), with_hit=wants_hit(self._request)
+            ),
         }
 
 
@@ -141,12 +152,15 @@ class StreamedReply:
         choices: list[bytes] = []
         for piece in self._answer.pieces(tokens):
             choices += self._shape.push(piece)
+            if self._shape.complete:
+                self._answer.stop()
         return self._chunks.of(choices)
 
     def _last_events(self, end: Finished) -> bytes:
         rest, ending = self._answer.ended(end)
         last = self._chunks.of([*self._shape.push(rest), *self._shape.finish(ending)])
         if self._include_usage:
-            told = usage(ending, with_hit=wants_hit(self._request))
+            reasoning = self._shape.reasoning_tokens(ending)
+            told = usage(ending, reasoning, with_hit=wants_hit(self._request))
             last += event({**self._head, "choices": [], "usage": told})
         return last

@@ -56,9 +56,13 @@ class RequestFields:
     def items(self, name: str) -> list[Any]:
         return self._of(name, list, "a list") or []
 
+    def items_by_name(self, name: str) -> dict[str, Any]:
+        """An object's; none where it is absent."""
+        return self._of(name, dict, "an object") or {}
+
     def fields(self, name: str) -> "RequestFields":
         """The fields of an object; none where it is absent."""
-        return RequestFields(self._of(name, dict, "an object") or {})
+        return RequestFields(self.items_by_name(name))
 
     def _of(self, name: str, kind: type, what: str) -> Any:
         value = self.get(name)

@@ -21,8 +21,10 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """tool_calls: of an assistant's message only."""
+    """tool_calls, reasoning: of an assistant's message only. reasoning None: nothing is known of
+    it, and a template may look for it in the content."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None

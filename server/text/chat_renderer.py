@@ -23,8 +23,10 @@ from .tokenizer import TooManyTokens
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
 
+_NO_VARIABLES: Mapping[str, Any] = {}
 _MESSAGE_KEYS = len("role" + "content")
 _CALLS_KEY = len("tool_calls")
+_REASONING_KEYS = len("reasoning" + "reasoning_content")
 _CALL_KEYS = len("type" + "function" + "function" + "name" + "arguments")
 
 
@@ -46,17 +48,19 @@ class ChatRenderer:
         open_answer: bool,
         salt: bytes,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> RenderedPrompt:
         """A whole conversation, as ChatTemplate.prompt. salt: as of the prompt in the engine."""
         template = self._codec.require_template()
         if len(tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(tools)}: send at most {MAX_TOOLS}")
-        self._check_messages(messages, sum(map(_characters, tools)))
+        self._check_messages(messages, sum(map(_characters, tools)) + _characters(variables))
         with self._refusals("messages"):
             return template.prompt(
                 messages,
                 open_answer=open_answer,
                 tools=tools,
+                variables=variables,
                 salt=salt,
                 most=self._codec.max_tokens,
             )
@@ -110,6 +114,8 @@ def _message_characters(message: ChatMessage) -> int:
     characters = _MESSAGE_KEYS + len(message.role) + len(message.content)
     if message.tool_calls:
         characters += _CALLS_KEY
+    if message.reasoning is not None:
+        characters += _REASONING_KEYS + len(message.reasoning)
     for call in message.tool_calls:
         characters += _CALL_KEYS + len(call.name) + _characters(call.arguments)
     return characters

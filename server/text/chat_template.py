@@ -11,7 +11,7 @@ so a log of tokens only ever grows and its prefix stays cached.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -29,22 +29,25 @@ from .rendering.compiled_template import CompiledTemplate
 from .rendering.conversation_parts import PARTS_BYTES, ConversationParts, Part
 from .rendering.message_ends import message_ends
 from .rendering.special_token_guard import MARK_BEGIN, MARK_END, SpecialTokenGuard, any_of
+from .thinking import Thinking, thinking_behind
 from .tokenizer import Tokenizer
 
 DEFAULT_CACHE_BYTES = 64 << 20
 
 # Stands for an answer whose text does not matter.
 _PROBE = f"{MARK_BEGIN}answer{MARK_END}"
+_NO_VARIABLES: Mapping[str, Any] = {}
 _NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class RenderedPrompt:
     """tokens: int32 [T]. marks: token counts at which a message ends and a special token or the end
-    follows, ascending."""
+    follows, ascending. thinking: of an answer to the prompt."""
 
     tokens: Tokens
     marks: tuple[int, ...]
+    thinking: Thinking = Thinking.NEVER
 
 
 class ChatTemplate:
@@ -57,6 +60,7 @@ class ChatTemplate:
     ) -> None:
         """source: jinja text; variables: bos_token and its like, as the template names them.
         cache_bytes: to remember tokens of conversations in. Raises ChatTemplateError."""
+        self._source = source
         self._template = CompiledTemplate(source, variables)
         self._guard = SpecialTokenGuard(tokenizer)
         self._added = any_of(tokenizer.added_tokens)
@@ -98,27 +102,31 @@ class ChatTemplate:
         *,
         open_answer: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
         salt: bytes = b"",
         most: int | None = None,
     ) -> RenderedPrompt:
         """A whole conversation. open_answer: end with the opening of the assistant's turn.
 
-        tools: definitions as OpenAI's clients send them, for the template's `tools` variable. salt:
-        of the callers that may profit from each other's conversations. most: tokens that are worth
-        counting; more raise TooManyTokens.
+        tools: definitions as OpenAI's clients send them, for the template's `tools` variable.
+        variables: more of them by name, as `enable_thinking`; those that every rendering sets
+        cannot be set so. salt: of the callers that may profit from each other's conversations.
+        most: tokens that are worth counting; more raise TooManyTokens.
         """
         shown, definitions = self._guard.messages(messages), self._guard.tools(tools)
-        text, places = self._template.text_and_places(shown, open_answer, definitions)
-        parts = ConversationParts(self._parts, salt, messages, tools)
+        asked = self._guard.variables(variables)
+        text, places = self._template.text_and_places(shown, open_answer, definitions, asked)
+        parts = ConversationParts(self._parts, salt, messages, tools, variables)
         if places.closed is not None:
             parts.remember(len(messages), text[: places.closed])
 
         def part(count: int) -> int | None:
             return parts.begins(
-                count, text, lambda: self._template.text(shown[:count], False, definitions)
+                count, text, lambda: self._template.text(shown[:count], False, definitions, asked)
             )
 
-        return self._encode(salt, text, message_ends(shown, places, part), most)
+        rendered = self._encode(salt, text, message_ends(shown, places, part), most)
+        return replace(rendered, thinking=thinking_behind(text, self._source))
 
     def continuation(
         self, messages: Sequence[ChatMessage], *, salt: bytes = b"", most: int | None = None

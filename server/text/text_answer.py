@@ -2,7 +2,7 @@
 ending. Applies stop strings."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -42,28 +42,34 @@ class TextAnswer:
         self._detokenizer = detokenizer
         self._stops = stops
         self._abort = abort
+        self._stopped = False
         self._count = 0
 
-    def pieces(self, tokens: Sequence[m.TokenOut]) -> list[Piece]:
-        """What the next tokens add, each a piece; none behind a stop string."""
-        pieces: list[Piece] = []
+    def pieces(self, tokens: Sequence[m.TokenOut]) -> Iterator[Piece]:
+        """What the next tokens add, each a piece; none behind a stop string, nor once stopped."""
         for token in tokens:
-            if self._stops.found:
+            if self._stopped:
                 break
             self._count += 1
             text = self._stops.push(self._detokenizer.push(token.token))
             if self._stops.found:
-                self._abort()
-            pieces.append(Piece(text, token))
-        return pieces
+                self.stop()
+            yield Piece(text, token)
+
+    def stop(self) -> None:
+        """No more is wanted: the answer ends here, as if the model had ended it."""
+        if not self._stopped:
+            self._stopped = True
+            self._abort()
 
     def ended(self, end: m.Finished) -> tuple[Piece, Ending]:
         """The text that was held back, and the ending. Raises RequestAborted."""
-        if end.reason is m.FinishReason.ABORT and not self._stops.found:
+        if end.reason is m.FinishReason.ABORT and not self._stopped:
             raise RequestAborted("the request was aborted before its answer ended")
         rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
         # What was held back may end in a stop string.
-        reason = m.FinishReason.STOP if self._stops.found else end.reason
+        stopped = self._stopped or self._stops.found
+        reason = m.FinishReason.STOP if stopped else end.reason
         return Piece(rest, None), Ending(reason, self._count, end.usage)
 
 

@@ -76,6 +76,7 @@ def test_a_whole_answer(http: HttpFront, codec: TextCodec) -> None:
     assert usage["prompt_tokens"] == len(submitted(http).prompt)
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_a_stream_ends_with_usage_where_asked(http: HttpFront, codec: TextCodec) -> None:
@@ -189,9 +190,12 @@ def test_tool_calls_of_an_answer(http: HttpFront, codec: TextCodec) -> None:
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Bath"}
     reply = http.chat(tools=[TOOL], stream=True)
-    (delta,) = [delta for delta in deltas(reply) if "tool_calls" in delta]
-    assert delta["tool_calls"][0]["index"] == 0
-    assert delta["tool_calls"][0]["function"] == call["function"]
+    first, *rest = [delta["tool_calls"][0] for delta in deltas(reply) if "tool_calls" in delta]
+    assert (first["index"], first["type"], first["function"]["arguments"]) == (0, "function", "")
+    assert first["id"] and first["function"]["name"] == "weather"
+    assert all(item.keys() == {"index", "function"} for item in rest)
+    # A letter a token, and none of them is kept back.
+    assert [item["function"]["arguments"] for item in rest] == list('{"city": "Bath"}')
     assert content(reply) == "I look."
     assert reply.events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
@@ -229,7 +233,7 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
     assert [prompt.count(special) for special in (0, 1, 2)] == [0, 6, 5]
 
 
-def called_with(arguments: str) -> dict[str, Any]:
+def called_with(arguments: object) -> dict[str, Any]:
     """A conversation in which a tool was called so."""
     call = {"function": {"name": "f", "arguments": arguments}}
     return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
@@ -247,11 +251,19 @@ def called_with(arguments: str) -> dict[str, Any]:
             "messages[0].content[0]",
         ),
         ({"messages": [{**USER[0], "tool_calls": [{}]}]}, "messages[0].tool_calls"),
-        (called_with("["), "messages[0].tool_calls[0].function.arguments"),
+        (called_with(["a"]), "messages[0].tool_calls[0].function.arguments"),
+        (called_with("[" + "1," * (1 << 20)), "messages[0].tool_calls[0].function.arguments"),
         (
-            called_with('{"a":' * 99 + "1" + "}" * 99),
-            "messages[0].tool_calls[0].function.arguments",
+            {"messages": [{"role": "assistant", "reasoning_content": 5}]},
+            "messages[0].reasoning_content",
         ),
+        ({"messages": [{"role": "assistant", "reasoning": ["a"]}]}, "messages[0].reasoning"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+        ({"enable_thinking": "no"}, "enable_thinking"),
+        ({"preserve_thinking": 1}, "preserve_thinking"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
         ({"n": 2}, "n"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -273,7 +285,7 @@ def called_with(arguments: str) -> dict[str, Any]:
         ({"logprobs": True, "top_logprobs": 5}, "top_logprobs"),
         ({"tools": [{}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"prompt_cache_key": 5}, "prompt_cache_key"),
         ({"metadata": {"x-session-id": 5}}, "x-session-id"),
     ],

@@ -1,36 +1,10 @@
-"""Stop strings and tool calls in text that comes in any pieces."""
-
-from collections.abc import Sequence
-from itertools import pairwise
+"""Stop strings in text that comes in any pieces."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.server.text.chat_message import ToolCall
 from tasuki.server.text.stop_strings import StopStrings
-from tasuki.server.text.tool_call_scanner import ToolCallScanner
-from tasuki.server.text.tool_calls import read_tool_call
-
-SCHEMA = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
-AS_JSON = '<tool_call>\n{"name": "weather", "arguments": {"city": "<b>", "days": 2}}\n</tool_call>'
-AS_XML = (
-    "<tool_call>\n<function=weather>\n<parameter=city>\n7\n</parameter>\n"
-    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
-)
-
-
-def cut(text: str, cuts: Sequence[int]) -> list[str]:
-    places = [0, *sorted(place % (len(text) + 1) for place in cuts), len(text)]
-    return [text[start:end] for start, end in pairwise(places)]
-
-
-def scan(pieces: Sequence[str]) -> tuple[str, list[ToolCall]]:
-    scanner = ToolCallScanner(TOOLS)
-    found = [item for piece in pieces for item in scanner.push(piece)] + scanner.finish()
-    calls = [item for item in found if isinstance(item, ToolCall)]
-    assert scanner.called == bool(calls)
-    return "".join(item for item in found if isinstance(item, str)), calls
+from tests.harness.answer_pieces import cut
 
 
 @given(
@@ -77,42 +51,3 @@ def test_only_what_could_begin_a_stop_string_is_held_back() -> None:
         "",
         "<end!",
     ]
-
-
-@given(cuts=st.lists(st.integers(0, 999), max_size=12))
-def test_calls_in_both_spellings_come_out_wherever_the_text_is_cut(cuts: list[int]) -> None:
-    content, calls = scan(cut(f"Let me look. \n{AS_JSON}\n{AS_XML}\n", cuts))
-    assert content == "Let me look."
-    assert calls == [
-        ToolCall("weather", {"city": "<b>", "days": 2}),
-        ToolCall("weather", {"city": "7", "days": 2}),
-    ]
-
-
-@given(cuts=st.lists(st.integers(0, 999), max_size=12))
-def test_what_is_no_call_stays_text(cuts: list[int]) -> None:
-    for text in (
-        "<tool_call>no</tool_call> and <tool",
-        "<tool_call>[1]</tool_call>",
-        '<tool_call>{"name": 1}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 99 + "]" * 99 + "}}</tool_call>",
-        "a <tool_call> that never ends \n",
-    ):
-        assert scan(cut(text, cuts)) == (text, [])
-
-
-def test_without_tools_nothing_is_held_back() -> None:
-    scanner = ToolCallScanner([])
-    assert scanner.push(AS_JSON) == [AS_JSON] and scanner.finish() == []
-
-
-def test_parameters_without_a_schema_are_json_where_they_can_be() -> None:
-    parameters = '<parameter=a>\n{"b": 1}\n</parameter>\n<parameter=c>\nx\ny\n</parameter>'
-    body = f"<function=f>\n{parameters}\n</function>"
-    assert read_tool_call(body, []) == ToolCall("f", {"a": {"b": 1}, "c": "x\ny"})
-
-
-def test_a_parameter_that_nests_too_deeply_stays_text() -> None:
-    deep = "[" * 99 + "]" * 99
-    body = f"<function=f>\n<parameter=a>\n{deep}\n</parameter>\n</function>"
-    assert read_tool_call(body, []) == ToolCall("f", {"a": deep})

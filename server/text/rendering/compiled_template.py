@@ -34,6 +34,16 @@ _STRING_METHODS = frozenset(
 )
 # What compiled templates add to each call, for callables that ask for it.
 _SCOPES = frozenset({"_loop_vars", "_block_vars"})
+_NO_VARIABLES: Mapping[str, Any] = {}
+# What a template raises by itself, or comes to by a value that it did not expect.
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+)
 _LOOP_ATTRIBUTES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 
 
@@ -54,16 +64,26 @@ class CompiledTemplate:
             raise ChatTemplateError(f"chat_template does not compile: {error}") from error
         self._variables = dict(variables)
 
-    def text(self, messages: Sequence[Any], open_answer: bool, tools: Sequence[Any] = ()) -> str:
-        """Raises ChatTemplateError."""
-        return self._run(self._plain, messages, open_answer, tools)
+    def text(
+        self,
+        messages: Sequence[Any],
+        open_answer: bool,
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+    ) -> str:
+        """variables: of this request, by name. Raises ChatTemplateError."""
+        return self._run(self._plain, messages, open_answer, tools, variables)
 
     def text_and_places(
-        self, messages: Sequence[Any], open_answer: bool, tools: Sequence[Any]
+        self,
+        messages: Sequence[Any],
+        open_answer: bool,
+        tools: Sequence[Any],
+        variables: Mapping[str, Any],
     ) -> tuple[str, MessagePlaces]:
-        """The same text, and where its messages end. REQUIRES: no string in messages and tools
-        holds a mark. Raises ChatTemplateError."""
-        marked = self._run(self._marking, messages, open_answer, tools)
+        """The same text, and where its messages end. REQUIRES: no string in messages, tools and
+        variables holds a mark. Raises ChatTemplateError."""
+        marked = self._run(self._marking, messages, open_answer, tools, variables)
         places = message_places(marked, messages)
         text = substituted(MARK, lambda _: "", marked, LONGEST_MARK)
         return text, places if open_answer else replace(places, closed=len(text))
@@ -74,16 +94,19 @@ class CompiledTemplate:
         messages: Sequence[Any],
         open_answer: bool,
         tools: Sequence[Any],
+        variables: Mapping[str, Any],
     ) -> str:
+        given = {
+            **variables,
+            "messages": messages,
+            "add_generation_prompt": open_answer,
+            # Templates ask whether there are any tools by asking whether there is a list.
+            "tools": list(tools) or None,
+            **self._variables,
+        }
         try:
-            return template.render(
-                messages=messages,
-                add_generation_prompt=open_answer,
-                # Templates ask whether there are any tools by asking whether there is a list.
-                tools=list(tools) or None,
-                **self._variables,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            return template.render(given)
+        except _REFUSALS as error:
             raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
 
 

@@ -41,11 +41,15 @@ class ConversationParts:
         salt: bytes,
         messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
     ) -> None:
-        """remembered: of all conversations. REQUIRES: it is one template's."""
+        """remembered: of all conversations. REQUIRES: it is one template's. variables: of the
+        request, which a template may ask for anywhere."""
         self._remembered = remembered
         self._messages = messages
-        self._rolling = hashlib.blake2b(repr((salt, tools)).encode(), digest_size=16)
+        self._rolling = hashlib.blake2b(
+            repr((salt, tools, variables)).encode(errors="surrogatepass"), digest_size=16
+        )
         # By a count of messages.
         self._names = [self._rolling.digest()]
 
@@ -72,7 +76,7 @@ class ConversationParts:
 
     def _name(self, count: int) -> bytes:
         for message in self._messages[len(self._names) - 1 : count]:
-            value = (message.role, message.content, message.tool_calls)
+            value = (message.role, message.content, message.tool_calls, message.reasoning)
             self._rolling.update(repr(value).encode())
             self._names.append(self._rolling.digest())
         return self._names[count]

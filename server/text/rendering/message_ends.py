@@ -62,6 +62,7 @@ def _shape(message: Mapping[str, Any]) -> Hashable:
     return (
         message["role"],
         bool(message.get("tool_calls")),
+        bool(message.get("reasoning_content")),
         not content,
         "</think>" in content,
         content.startswith("<tool_response>"),

@@ -1,11 +1,11 @@
 """Hides the names of added tokens in what clients send while a chat template runs.
 
 Owns the marks that replace the names. Immutable, one a tokenizer; any thread. Invariants: no string
-of a client (content, tool results, tool definitions, arguments) reaches the template with such a
-name in it, nor with MARK_BEGIN, which is hidden like a name, so that every mark in a rendered text
-is this node's own. A message is hidden alike whatever stands around it. In an assistant's content
-only special tokens are hidden, since the other added tokens (<think>, <tool_call>) are text that
-the model wrote.
+of a client (content, tool results, tool definitions, arguments, template variables) reaches the
+template with such a name in it, nor with MARK_BEGIN, which is hidden like a name, so that every
+mark in a rendered text is this node's own. A message is hidden alike whatever stands around it. In
+an assistant's content and reasoning only special tokens are hidden, since the other added tokens
+(<think>, <tool_call>) are text that the model wrote.
 """
 
 import re
@@ -47,6 +47,10 @@ class SpecialTokenGuard:
     def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [_hidden(tool, self._all) for tool in tools]
 
+    def variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """With their names as they are: a template asks for them by name."""
+        return {name: _hidden(value, self._all) for name, value in variables.items()}
+
     def restore(self, text: str) -> str:
         if MARK_BEGIN not in text:
             return text
@@ -72,6 +76,9 @@ class SpecialTokenGuard:
                 for call in message.tool_calls
             ]
         hide = self._special if message.role == "assistant" else self._all
+        if message.reasoning is not None:
+            # Templates of different makers ask for the one or the other.
+            shown["reasoning_content"] = shown["reasoning"] = hide(message.reasoning)
         shown["content"] = hide(message.content)
         return shown
 

@@ -1,0 +1,36 @@
+"""The variables of the chat template that a request sets: vLLM's and SGLang's
+`chat_template_kwargs`, and the fields that stand for one of them.
+
+Pure functions. Which variables there are, and which values they take, is the template's: a value
+that it refuses is refused with its words, one that it does not ask for changes no prompt.
+"""
+
+from typing import Any
+
+from tasuki.server.errors import InvalidField
+
+from .request_fields import RequestFields
+
+_FLAGS = ("enable_thinking", "preserve_thinking")
+_EFFORT = "reasoning_effort"
+_NO_EFFORT = "none"
+# What a rendering sets itself.
+_TAKEN = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
+
+
+def read_template_variables(fields: RequestFields) -> dict[str, Any]:
+    """By name. What `chat_template_kwargs` holds counts before a field of that name."""
+    variables: dict[str, Any] = {}
+    for name in _FLAGS:
+        if fields.get(name) is not None:
+            variables[name] = fields.flag(name)
+    effort = fields.text(_EFFORT)
+    if effort == _NO_EFFORT:
+        variables.setdefault("enable_thinking", False)
+    elif effort is not None:
+        variables[_EFFORT] = effort
+    given = fields.items_by_name("chat_template_kwargs")
+    for name in _TAKEN:
+        if name in given:
+            raise InvalidField(f"chat_template_kwargs.{name}", "is set by the request itself")
+    return {**variables, **given}

@@ -1,0 +1,93 @@
+"""Splits an answer's text at the end of its reasoning, as the text comes.
+
+Owns the text that is held back: a tag that may be beginning, white space that may stand at the
+reasoning's end. One answer, one thread. Invariants: tags and the white space around them are no
+part of either side; behind the first closing tag all is content; without one, all that began as
+reasoning is reasoning.
+"""
+
+from typing import NamedTuple
+
+from tasuki.server.text.stop_strings import held_back
+from tasuki.server.text.thinking import END_OF_THINK, THINK, Thinking
+
+
+class Split(NamedTuple):
+    """What is certain now; either may be empty."""
+
+    reasoning: str
+    content: str
+
+
+_NOTHING = Split("", "")
+
+
+class ReasoningSplitter:
+    """reasoning: what comes next may be reasoning still. thought: the tags were opened, by the
+    prompt or by the answer."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self.thought = thinking is Thinking.OPENED
+        self.reasoning = thinking is not Thinking.NEVER
+        # The first letter of the reasoning came, or that of the content.
+        self._reasoning_begun = False
+        self._content_begun = thinking is Thinking.NEVER
+        self._held = ""
+
+    def push(self, text: str) -> Split:
+        if not self.reasoning:
+            return Split("", self._content(text))
+        self._held += text
+        if not self._reasoning_begun:
+            self._begin()
+            if not self._reasoning_begun:
+                return _NOTHING if self.reasoning else Split("", self._release())
+        end = self._held.find(END_OF_THINK)
+        if end >= 0:
+            text = self._release()
+            self.reasoning = False
+            behind = self._content(text[end + len(END_OF_THINK) :])
+            return Split(text[:end].rstrip(), behind)
+        # White space at the end of reasoning is no part of it.
+        tag = held_back(self._held, (END_OF_THINK,))
+        certain = len(self._held[: len(self._held) - tag].rstrip())
+        reasoning, self._held = self._held[:certain], self._held[certain:]
+        return Split(reasoning, "")
+
+    def finish(self) -> Split:
+        """The text held back, after the last piece."""
+        rest = self._release()
+        if not (self.reasoning and self.thought):
+            return Split("", rest)
+        if not self._reasoning_begun:
+            rest = rest.lstrip().removeprefix(THINK)
+        return Split(rest, "")
+
+    def _begin(self) -> None:
+        """Reads what stands before the reasoning. The model may open the tag itself, even behind a
+        prompt that has opened it."""
+        text = self._held.lstrip()
+        if THINK.startswith(text) and text != THINK:
+            return
+        if text.startswith(THINK):
+            self.thought = True
+            text = text.removeprefix(THINK).lstrip()
+            # Until more comes, a tag alone is nothing that could be opened twice.
+            self._reasoning_begun = bool(text)
+            self._held = text or THINK
+        elif self.thought:
+            self._reasoning_begun = True
+            self._held = text
+        else:
+            self.reasoning = False
+            self._content_begun = True
+
+    def _content(self, text: str) -> str:
+        if not self._content_begun:
+            text = text.lstrip()
+            self._content_begun = bool(text)
+        return text
+
+    def _release(self) -> str:
+        rest, self._held = self._held, ""
+        return rest

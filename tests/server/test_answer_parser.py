@@ -1,0 +1,338 @@
+"""An answer's reasoning, content and tool calls, wherever its text is cut."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasuki.server.text.answer_parts import CallArguments
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.parsing.parameter_types import json_of, json_types, parameter_schemas
+from tasuki.server.text.text_answer import Piece
+from tasuki.server.text.thinking import Thinking
+from tests.harness.answer_pieces import Call, Parsed, cut, parsed
+
+SCHEMA = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+AS_JSON = '<tool_call>\n{"name": "weather", "arguments": {"city": "<b>", "days": 2}}\n</tool_call>'
+AS_XML = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\n7\n</parameter>\n"
+    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
+)
+CUTS = st.lists(st.integers(0, 999), max_size=12)
+
+
+def written(*values: tuple[str, str], name: str = "weather") -> str:
+    """A call in XML."""
+    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values)
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def hermes(arguments: str, name: str = "weather") -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def every_cut(text: str, **asked: Any) -> Parsed:
+    """What the parser makes of it, whether it comes whole, letter by letter, or in any two."""
+    whole = parsed([text], TOOLS, **asked)
+    assert parsed(list(text), TOOLS, **asked) == whole
+    for place in range(len(text)):
+        assert parsed([text[:place], text[place:]], TOOLS, **asked) == whole, place
+    return whole
+
+
+# --- Reasoning
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "reasoning", "content"),
+    [
+        (Thinking.OPENED, "so\n</think>\n\nfine", "so", "fine"),
+        (Thinking.OPENED, "\n so it \n was \n</think>\n\n fine \n", "so it \n was", "fine \n"),
+        (Thinking.OPENED, "so</think>fine</think> and", "so", "fine</think> and"),
+        (Thinking.OPENED, "</think>\n\nfine", "", "fine"),
+        (Thinking.OPENED, "so it was", "so it was", ""),
+        (Thinking.OPENED, "so it </thin", "so it </thin", ""),
+        (Thinking.OPENED, "so \n", "so \n", ""),
+        (Thinking.OPENED, "so\n</think>\n\n", "so", ""),
+        (Thinking.OPENED, "", "", ""),
+        (Thinking.OPENED, "<think>\nso\n</think>\n\nfine", "so", "fine"),
+        (Thinking.OPENED, "<think>", "", ""),
+        (Thinking.OPENED, "<thi", "<thi", ""),
+        (Thinking.ALLOWED, "<think>\nso\n</think>\n\nfine", "so", "fine"),
+        (Thinking.ALLOWED, "\n<think>so", "so", ""),
+        (Thinking.ALLOWED, " fine <think>so</think>", "", " fine <think>so</think>"),
+        (Thinking.ALLOWED, " <thin", "", " <thin"),
+        (Thinking.NEVER, "<think>so</think> fine", "", "<think>so</think> fine"),
+    ],
+)
+def test_reasoning_ends_at_the_first_closing_tag(
+    thinking: Thinking, text: str, reasoning: str, content: str
+) -> None:
+    assert every_cut(text, thinking=thinking) == Parsed(reasoning, content, ())
+
+
+@given(cuts=CUTS)
+def test_no_call_is_made_that_was_only_thought_of(cuts: list[int]) -> None:
+    text = f"I could {AS_XML} but no {AS_JSON}\n</think>\n\n"
+    found = parsed(cut(text + "No.", cuts), TOOLS, Thinking.OPENED)
+    assert found == Parsed(f"I could {AS_XML} but no {AS_JSON}", "No.", ())
+    found = parsed(cut(text + AS_XML, cuts), TOOLS, Thinking.OPENED)
+    assert [call.value for call in found.calls] == [{"city": "7", "days": 2}]
+
+
+# --- Calls
+
+
+@given(cuts=CUTS)
+def test_calls_in_both_spellings_come_out_wherever_the_text_is_cut(cuts: list[int]) -> None:
+    found = parsed(cut(f"Let me look. \n{AS_JSON}\n{AS_XML}\n", cuts), TOOLS)
+    assert found == Parsed(
+        "",
+        "Let me look.",
+        (
+            Call("weather", '{"city": "<b>", "days": 2}'),
+            Call("weather", '{"city": "7", "days": 2}'),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>no</tool_call> and <tool",
+        "<tool_call>[1]</tool_call>",
+        '<tool_call>{"name": 1}</tool_call>',
+        '<tool_call>{"arguments": {"a": 1}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": 5}</tool_call>',
+        '<tool_call>{"name" "f"}</tool_call>',
+        "<tool_call>{name: f}</tool_call>",
+        "<tool_call>\n<function=\n></tool_call>",
+        "a <tool_call> that never ends \n",
+        "a <tool_call>",
+        '<tool_call>{"name": "weat',
+        "<tool_call>\n<functio",
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert every_cut(text) == Parsed("", text, ())
+
+
+def test_without_tools_nothing_is_held_back() -> None:
+    assert parsed([AS_JSON]) == Parsed("", AS_JSON, ())
+
+
+def test_a_call_behind_what_is_none_is_made() -> None:
+    found = every_cut(f"<tool_call>no {AS_XML}")
+    assert (found.content, len(found.calls)) == ("<tool_call>no", 1)
+
+
+NASTY = [
+    "x",
+    "",
+    "\n",
+    "a\n\n",
+    '"quoted" \\ and \\n',
+    "漢字 \u2028 \x00",
+    "</parameter>",
+    "a\n</parameter>\nb",
+    "</tool_call>",
+    "a</tool_call>\n<tool_call>",
+    "</function>\n",
+    "</function>\n</parameter>",
+    "</parameter>\n</function>\nno end",
+    "<parameter=city>\nBath\n</parameter>\n",
+    "</parameter>\n<parameter=\n>",
+    "<function=x>",
+    "nul",
+    "null",
+    "</para",
+]
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_a_string_survives_whatever_it_holds(value: str) -> None:
+    found = every_cut(written(("city", value), ("days", "2")))
+    assert [call.value for call in found.calls] == [{"city": value, "days": 2}]
+    assert found.content == "" and found.calls[0].ended
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_a_string_in_json_survives_whatever_it_holds(value: str) -> None:
+    arguments = json.dumps({"city": value}, ensure_ascii=False)
+    assert every_cut(hermes(arguments)).calls == (Call("weather", arguments),)
+
+
+@given(
+    value=st.lists(st.sampled_from([*NASTY, "</parameter>", "\n", "<"]), max_size=5).map("".join),
+    cuts=CUTS,
+)
+def test_the_result_does_not_depend_on_how_the_text_was_cut(value: str, cuts: list[int]) -> None:
+    for text in (written(("city", value)), hermes(json.dumps({"a": value})), value + AS_XML):
+        text = f"so\n</think>\n\n{text}\n{AS_XML} {value}"
+        assert parsed(cut(text, cuts), TOOLS, Thinking.OPENED) == parsed(
+            [text], TOOLS, Thinking.OPENED
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"arguments": {"a": 1}, "name": "weather"}', '{"a": 1}'),
+        ('{"id": 7, "name": "weather", "more": [{"a": "}"}], "arguments": {}}', "{}"),
+        ('{"name": "weather"}', "{}"),
+        ('{"name": "weather", "arguments": null}', "{}"),
+        ('{"name": "weather", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
+        ('{"name": "weather", "arguments": {"a": 1}', '{"a": 1}'),
+        ('{"name":"weather","arguments":{"a":[1,{"b":"]}"}]}}', '{"a":[1,{"b":"]}"}]}'),
+        ('{"name": "weather", "arguments": {"a": 1}, oh', '{"a": 1}'),
+        ('{"name": "weather", "arguments": {"a": "x', '{"a": "x'),
+    ],
+)
+def test_json_calls_as_models_write_them(text: str, arguments: str) -> None:
+    found = every_cut(f"<tool_call>\n{text}\n</tool_call>\n{AS_XML}")
+    assert [(call.name, call.ended) for call in found.calls] == [("weather", True)] * 2
+    assert found.calls[0].arguments == arguments
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ("<function=weather>\n</function>\n", {}),
+        ("<function=weather></function>", {}),
+        ("<function=weather><parameter=city>Bath</parameter></function>", {"city": "Bath"}),
+        ("<function=weather>\n<parameter=city>\nBath\n</function>\n", {"city": "Bath"}),
+        ("<function=weather>\n<parameter=city>\nBath\n</parameter>\n", {"city": "Bath"}),
+        (
+            "\n\n<function= weather >\n\n oh \n<parameter= city >\nBath\n</parameter>\n</function>",
+            {"city": "Bath"},
+        ),
+    ],
+)
+def test_xml_calls_as_models_write_them(body: str, value: dict[str, Any]) -> None:
+    found = every_cut(f"<tool_call>\n{body}</tool_call>\n{AS_JSON}")
+    assert [(call.name, call.ended) for call in found.calls] == [("weather", True)] * 2
+    assert found.calls[0].value == value and found.content == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Ba', '{"city": "Ba'),
+        ("<tool_call>\n<function=weather>\n<parameter=city>\nBa", '{"city": "Ba'),
+        ("<tool_call>\n<function=weather>\n<parameter=city>\nBa\n</par", '{"city": "Ba\\n</par'),
+        ("<tool_call>\n<function=weather>\n<parameter=days>\n2", '{"days": '),
+        ("<tool_call>\n<function=weather>\n", "{"),
+    ],
+)
+def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes(text: str, arguments: str) -> None:
+    assert every_cut(text) == Parsed("", "", (Call("weather", arguments, False),))
+
+
+@pytest.mark.parametrize("text", [AS_XML.removesuffix("\n</tool_call>"), AS_XML[:-3]])
+def test_a_call_that_lacks_its_last_tag_is_whole(text: str) -> None:
+    (call,) = every_cut(text).calls
+    assert call == Call("weather", '{"city": "7", "days": 2}')
+
+
+@pytest.mark.parametrize("first", [AS_XML, AS_JSON])
+def test_one_call_is_enough_where_one_was_asked_for(first: str) -> None:
+    text = f"so {first}\n{AS_XML} and more"
+    found = every_cut(text, parallel_calls=False)
+    assert (found.content, len(found.calls)) == ("so", 1)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "',
+        "<tool_call>\n<function=weather>\n<parameter=city>\n",
+    ],
+)
+def test_arguments_come_as_they_are_written(before: str) -> None:
+    """No more of them is held back than a closing tag has letters."""
+    parser = AnswerParser(Thinking.NEVER, TOOLS)
+    parser.push(Piece(before, None))
+    given = 0
+    for count in range(1, 200):
+        items = parser.push(Piece("ab\n" if count % 5 else "<xy", None))
+        given += sum(len(item.json) for item in items if isinstance(item, CallArguments))
+        assert given >= 3 * count - len("\n</parameter>")
+
+
+# --- Types
+
+
+def test_parameters_without_a_schema_are_json_where_they_can_be() -> None:
+    text = written(("a", '{"b": 1}'), ("c", "x\ny"), name="f")
+    assert parsed([text], TOOLS).calls[0].value == {"a": {"b": 1}, "c": "x\ny"}
+
+
+def test_a_parameter_that_nests_too_deeply_stays_text() -> None:
+    deep = "[" * 99 + "]" * 99
+    assert parsed([written(("a", deep), name="f")], TOOLS).calls[0].value == {"a": deep}
+
+
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "str"}, "5", "5"),
+        (OPTIONAL, "null", None),
+        (OPTIONAL, "5", "5"),
+        (OPTIONAL, "nullable", "nullable"),
+        (OPTIONAL, "none", "none"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": "string", "nullable": True}, "null", None),
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"type": "integer"}, "5", 5),
+        ({"type": "integer"}, " 5.0 ", 5),
+        ({"type": "integer"}, "five", "five"),
+        ({"type": "integer"}, "5.5", "5.5"),
+        ({"type": "number"}, "5", 5),
+        ({"type": "number"}, "-1e3", -1000.0),
+        ({"type": "number"}, "1e999", "1e999"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": "array"}, "[1, 2]", [1, 2]),
+        ({"type": "array"}, "['a', None]", ["a", None]),
+        ({"items": {}}, "[1]", [1]),
+        ({"type": "object"}, '{"a": {"b": null}}', {"a": {"b": None}}),
+        ({"type": "object"}, "{'a': True}", {"a": True}),
+        ({"properties": {}}, "{'a': 1}", {"a": 1}),
+        ({"type": "object"}, "{1, 2}", "{1, 2}"),
+        ({"enum": ["a", "5"]}, "5", "5"),
+        ({"enum": [1, "a"]}, "1", 1),
+        ({"enum": [1, "a"]}, "a", "a"),
+        ({"enum": ["a", None]}, "null", None),
+        ({"const": 3}, "3", 3),
+        ({"type": ["string", "integer"]}, "7", 7),
+        ({"type": ["string", "integer"]}, "7a", "7a"),
+        ({"oneOf": [{"type": "integer"}, {"type": "array"}]}, "[7]", [7]),
+        ({"allOf": [{"type": ["string", "integer"]}, {"type": "integer"}]}, "7", 7),
+        ({"$ref": "#/$defs/Day"}, "7", "7"),
+        ({"$ref": "#/$defs/Self"}, "7", 7),
+        ({"$ref": "elsewhere"}, "7", 7),
+        ({"type": "no such"}, "7", 7),
+        ({"type": 5}, '"x"', "x"),
+        ({}, '"x"', "x"),
+        (None, "[1", "[1"),
+    ],
+)
+def test_a_value_has_the_type_of_its_schema(schema: Any, text: str, value: Any) -> None:
+    definitions = {"Day": {"type": "string"}, "Self": {"$ref": "#/$defs/Self"}}
+    parameters = {"properties": {"a": schema}, "$defs": definitions}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    schemas = parameter_schemas("f", tools)
+    assert json.loads(json_of(text, json_types(schemas["a"], schemas))) == value
+    for pieces in ([written(("a", text), name="f")], list(written(("a", text), name="f"))):
+        (call,) = parsed(pieces, tools).calls
+        assert call.value == {"a": value} and type(call.value["a"]) is type(value)
