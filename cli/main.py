@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from tasuki.utils.commands import COMMANDS, PACKAGE
+from tasuki.utils.error_lines import is_expected, line_of
 from tasuki.utils.version import package_version
 
 
@@ -32,17 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if not _is_expected(error):
+        if not is_expected(error):
             traceback.print_exc()
-        line = " ".join(str(error).split()) or type(error).__name__
-        print(f"tasuki: error: {line}", file=sys.stderr)
+        print(f"tasuki: error: {line_of(error)}", file=sys.stderr)
         return 1
-
-
-def _is_expected(error: Exception) -> bool:
-    """tasuki's typed errors and the system's name the mend; anything else is a bug with a
-    traceback."""
-    return isinstance(error, OSError) or type(error).__module__.startswith(f"{PACKAGE}.")
 
 
 def _help() -> str:

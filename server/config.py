@@ -17,6 +17,8 @@ from tasuki.utils.tls import ServerTls
 from .bind import is_loopback
 from .errors import RequestLimit, WatcherLimit
 
+ENGINE_PLACES = ("auto", "thread", "process")
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -103,6 +105,12 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
     max_sessions: int = option(1024, "sessions open at a time")
     session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
+    engine_process: str = option(
+        "auto",
+        "where the engine runs: on a thread beside the servers, or in a process of its own, which "
+        "costs memory and takes nothing from them; auto: of its own on a GPU",
+        ENGINE_PLACES,
+    )
     exit_with_parent: bool = option(False, "stop when stdin ends, as a launcher's child should")
 
     def __post_init__(self) -> None:
@@ -126,6 +134,12 @@ class ServerConfig:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not self.drain_timeout >= 0:
             raise ValueError(f"drain_timeout must be 0 or more, not {self.drain_timeout}")
+
+    def engine_apart(self, device: str) -> bool:
+        """Whether the engine has a process of its own. device: the engine's."""
+        if self.engine_process == "auto":
+            return device.split(":")[0] != "cpu"
+        return self.engine_process == "process"
 
     @property
     def chat_cache_bytes(self) -> int:

@@ -66,6 +66,20 @@ _OWN_ALONE = _OWN - {m.HandoverCancelled}
 """A cancelled hand-over is for the record here, and for the control plane."""
 
 
+def parted(
+    messages: Sequence[m.Outbox],
+) -> tuple[list[m.TokenOut | Observed | Reply], list[m.Outbox]]:
+    """What of a delivery is a front's, and what is for the hand-over's control; some is both."""
+    mine: list[Any] = []
+    others: list[m.Outbox] = []
+    for message in messages:
+        if type(message) in _OWN:
+            mine.append(message)
+        if type(message) not in _OWN_ALONE:
+            others.append(message)
+    return mine, others
+
+
 @dataclass(frozen=True)
 class Story:
     """end: how a request ended, seconds_ago; took: what the cache gave up for it, oldest first."""
@@ -118,15 +132,9 @@ class EngineClient:
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
         """Called on the engine's thread with what a step made: it wakes the event loop once."""
-        mine: list[Any] = []
-        others: list[m.Outbox] = []
-        for message in messages:
-            if type(message) in _OWN:
-                mine.append(message)
-            if type(message) not in _OWN_ALONE:
-                others.append(message)
+        mine, others = parted(messages)
         if mine:
-            self._loop.call_soon_threadsafe(self._dispatch_all, mine)
+            self._loop.call_soon_threadsafe(self.take, mine)
         for message in others:
             if self._handover is None:
                 raise TypeError(
@@ -321,10 +329,9 @@ class EngineClient:
         assert isinstance(answer, reply), f"query {query_id} was answered by {answer}"
         return answer
 
-    def _dispatch_all(
-        self, messages: Sequence[m.TokenOut | m.TokensOut | Observed | Reply]
-    ) -> None:
-        """In order. One that cannot be dispatched leaves the others theirs."""
+    def take(self, messages: Sequence[m.TokenOut | m.TokensOut | Observed | Reply]) -> None:
+        """As deliver(), on the event loop and of a front's messages alone: in order. One that
+        cannot be dispatched leaves the others theirs."""
         tokens = 0
         for message in m.tokens_apart(messages):
             try:

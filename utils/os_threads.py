@@ -1,11 +1,15 @@
-"""The names that the operating system shows for threads, as `top -H`, perf and /proc have them.
+"""What the operating system is told of threads and processes: names, and who dies with whom.
 
-Python gives its own names to the system from 3.14 on only.
+`top -H`, perf and /proc show a thread's name. Python gives its own names to the system from 3.14 on
+only.
 """
 
 import ctypes
+import signal
 import threading
 
+_SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 _SET_NAME = 15
 """PR_SET_NAME of prctl(2)."""
 _LONGEST = 15
@@ -18,5 +22,14 @@ def name_this_thread() -> None:
     name = threading.current_thread().name.encode()[:_LONGEST]
     try:
         ctypes.CDLL(None).prctl(_SET_NAME, name, 0, 0, 0)
+    except (AttributeError, OSError):
+        return
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when the thread that started it ends. Where it has no such
+    call, nothing happens."""
+    try:
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     except (AttributeError, OSError):
         return

@@ -84,4 +84,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # By its own name: what builds the node is found by it in an engine's process too.
+    from tasuki.bench.load import node_main
+
+    sys.exit(node_main.main(sys.argv[1:]))

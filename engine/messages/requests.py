@@ -58,7 +58,7 @@ class Drain(Message):
     query_id: int
 
 
-class TokenOut(msgspec.Struct, frozen=True, gc=False):
+class TokenOut(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """margin: how far, in logits, the choice was from a tie (model/ops/sampling/reference.py).
 
     A struct, since there is one a token: it is made in a tenth of a frozen dataclass's time."""

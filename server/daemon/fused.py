@@ -1,33 +1,42 @@
-"""`tasuki serve`: one process that prefills and decodes, with no hand-over."""
+"""`tasuki serve`: a node that prefills and decodes, with no hand-over."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from tasuki.engine import messages as m
 from tasuki.engine.build import BuildParts, build_cache, build_fused_engine, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
 from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.tracing.tracing import open_tracing
+from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 from tasuki.utils.progress import progress_bar
 
+from .apart import serve_apart
 from .dry_run import DryRunConfig, dry_run
+from .engine_host import host_engine
+from .engine_process import EngineProcess
 from .lifecycle import StopRequest, announce_ready, spare_collections
+from .near_engine import NearEngine
 from .node import Node
+from .running_engine import HandoverFront, RunningEngine
 
 
 def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
     """build: what it serves; by default the checkpoint that the flags name."""
     engine_config, server_config, plan_config = parse_configs(
         "tasuki serve",
-        "One process that prefills and decodes.",
+        "One node that prefills and decodes.",
         argv,
         EngineConfig,
         ServerConfig,
@@ -37,44 +46,27 @@ def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
         print(dry_run(engine_config, plan_config))
         return 0
     configure_logging(server_config.log_format, server_config.log_level)
-    asyncio.run(serve(engine_config, server_config, build))
+    apart = server_config.engine_apart(engine_config.device)
+    serving = _serve_apart if apart else serve
+    asyncio.run(serving(engine_config, server_config, build))
     return 0
 
 
 async def serve(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts
 ) -> None:
-    """Startup, main loop, drain."""
-    parts = build(engine_config, progress_bar("weights"), Role.FUSED)
-    model = parts.model_config
-    codec = TextCodec.load(
-        Path(engine_config.model),
-        model.vocab,
-        model.max_position,
-        server_config.chat_cache_bytes,
-    )
-    engine = build_fused_engine(
-        engine_config, parts, build_cache(engine_config, parts), progress_bar("decode graphs")
-    )
-    served = served_model(engine_config.model, server_config, engine.max_request_tokens, codec)
-    gateway = gateway_of(
+    """Startup, main loop, drain; the engine on a thread."""
+    side = FusedSide(engine_config, build)
+    codec = _codec(engine_config, server_config, side.model)
+    engine = side.engine
+    node = _front(
+        NearEngine(engine),
         engine_config,
         server_config,
-        model,
+        side.model,
+        codec,
         engine.max_request_tokens,
         engine.max_batch,
-        codec.tokenizer,
-    )
-    node = Node(
-        engine,
-        server_config,
-        lambda client: (
-            *grpc_services(client, codec, server_config),
-            *gateway(client),
-        ),
-        routes=partial(openai_routes, model=served),
-        tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
-        chat_tokens=codec.chat_tokens,
     )
     async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
         address = await node.startup()
@@ -82,3 +74,101 @@ async def serve(
         announce_ready(address, node.http_address)
         await stop.wait()
         await node.shutdown()
+
+
+async def _serve_apart(
+    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts
+) -> None:
+    """As serve(), the engine in a process of its own."""
+    engine = await EngineProcess.launch(partial(run_engine, engine_config, server_config, build))
+    model = ModelConfig.load(engine_config.model)
+    codec = _codec(engine_config, server_config, model)
+    sizes = await engine.stands()
+    node = _front(
+        engine,
+        engine_config,
+        server_config,
+        model,
+        codec,
+        sizes.max_request_tokens,
+        sizes.max_batch,
+    )
+    await serve_apart(engine, node, server_config)
+
+
+def run_engine(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    build: BuildParts,
+    connection: socket.socket,
+) -> int:
+    """The engine's process. connection: to its front. Returns the exit status."""
+    configure_logging(server_config.log_format, server_config.log_level)
+
+    def side(front: HandoverFront) -> FusedSide:
+        return FusedSide(engine_config, build)
+
+    return host_engine(connection, side)
+
+
+class FusedSide:
+    """The engine's side of a node that hands nothing over: an engine, and nothing to start or
+    end. As EngineSide."""
+
+    handover_address = None
+
+    def __init__(self, config: EngineConfig, build: BuildParts) -> None:
+        parts = build(config, progress_bar("weights"), Role.FUSED)
+        self.model = parts.model_config
+        self.engine = build_fused_engine(
+            config, parts, build_cache(config, parts), progress_bar("decode graphs")
+        )
+
+    def deliver(self, message: m.Outbox) -> None:
+        raise TypeError(f"{type(message).__name__} came from an engine that hands nothing over")
+
+    def status(self) -> HandoverStatus:
+        return HandoverStatus()
+
+    async def start(self) -> None:
+        return
+
+    async def end_handover(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+
+def _codec(
+    engine_config: EngineConfig, server_config: ServerConfig, model: ModelConfig
+) -> TextCodec:
+    return TextCodec.load(
+        Path(engine_config.model),
+        model.vocab,
+        model.max_position,
+        server_config.chat_cache_bytes,
+    )
+
+
+def _front(
+    engine: RunningEngine,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    model: ModelConfig,
+    codec: TextCodec,
+    max_request_tokens: int,
+    max_batch: int,
+) -> Node:
+    served = served_model(engine_config.model, server_config, max_request_tokens, codec)
+    gateway = gateway_of(
+        engine_config, server_config, model, max_request_tokens, max_batch, codec.tokenizer
+    )
+    return Node(
+        engine,
+        server_config,
+        lambda client: (*grpc_services(client, codec, server_config), *gateway(client)),
+        routes=partial(openai_routes, model=served),
+        tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
+        chat_tokens=codec.chat_tokens,
+    )

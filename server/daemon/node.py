@@ -1,8 +1,8 @@
-"""The part that every daemon shares: engine thread, its client, services, gRPC and HTTP servers.
+"""The part that every daemon shares: the engine's client, services, gRPC and HTTP servers.
 
-Has no part in roles or hand-overs. Thread rule: one event loop's thread, but for post(), lose() and
-progress(); the engine has its own, and the gRPC server may live on another loop. Life: startup,
-main loop, shutdown, once each.
+Has no part in roles or hand-overs, nor in where the engine runs. Thread rule: one event loop's
+thread, but for deliver() and lose(); the gRPC server may live on another loop. Life: startup, main
+loop, shutdown, once each.
 """
 
 import asyncio
@@ -19,12 +19,10 @@ from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine import messages as m
-from tasuki.engine.engine import Engine
-from tasuki.engine.thread import EngineThread
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
-from tasuki.server.errors import UnknownNode
+from tasuki.server.errors import RequestRejected, UnknownNode
 from tasuki.server.grpc.cache_messages import read_node_name
 from tasuki.server.grpc.loop_bridge import Bridge
 from tasuki.server.grpc.server import Server, Service, start_server
@@ -33,38 +31,29 @@ from tasuki.server.http.metrics import metrics_handler, node_report
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.tracing.tracing import NoTracing, Tracing
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
-from tasuki.transfer.liveness.node_progress import NodeProgress
-from tasuki.utils.loops.loop_pulse import LoopPulse
 from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.tls import TlsError
 from tasuki.utils.version import package_version
 
 from .node_recorder import NodeRecorder, log_ended
+from .running_engine import RunningEngine
 
 log = logging.getLogger(__name__)
 
 # The time for finished answers to reach their clients once the engine is empty.
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
-_OBSERVED_INBOX = (
-    m.HandoverFailed,
-    m.WriterFenced,
-    m.PeersChanged,
-    m.PullCommitted,
-    m.PullLost,
-    m.PullFenced,
-)
 _FUSED = {"node": "serve", "role": "fused"}
 # As many as a page can draw, each second, within a frame.
 _TREE_NODES = 256
 
 
 class Node:
-    """Owns the engine thread and the servers. Build it inside a running event loop."""
+    """Owns the engine that runs and the servers. Build it inside a running event loop."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RunningEngine,
         config: ServerConfig,
         services: Callable[[EngineClient], Sequence[Service]],
         handover: Callable[[m.Outbox], None] | None = None,
@@ -75,32 +64,30 @@ class Node:
         chat_tokens: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """services, routes: those of this role over its engine, by gRPC and by HTTP. handover:
-        takes the engine's hand-over messages, on the engine's thread. status: of this node's
+        takes the engine's hand-over messages, on the engine's thread; None where the role has none,
+        or has them in the engine's process. status: of this node's
         hand-overs. about: the page's heading, `node` (its name) and `role`. tracing: closed with
         the node. chat_tokens: as in NodeReport."""
         self._config = config
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
         self._exposition = exposition
         self._recorder = NodeRecorder(time.time)
         self._sampling: asyncio.Task[None] | None = None
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
-        self._thread = EngineThread(
-            engine, lambda messages: self.engine.deliver(messages), self.lose
-        )
+        self._running = engine
         self.engine = EngineClient(
-            self._thread.post,
-            self._loop,
+            engine.post,
+            self.loop,
             handover,
-            observe=self._observe,
+            observe=self.observe,
             count_tokens=self._count_tokens,
             limits=config.limits,
             begin=self.tracing.begin,
             requests=config.requests,
             watchers=config.watchers,
         )
-        self._pulse = LoopPulse(self._loop)
         self._services = services(self.engine)
         self._report = partial(node_report, self.engine, status, chat_tokens)
         source = DashboardSource(
@@ -118,24 +105,23 @@ class Node:
         ]
         self._server: Server | None = None
         self._http: HttpServer | None = None
+        engine.attach(self)
+
+    def deliver(self, messages: Sequence[m.Outbox]) -> None:
+        """What a step made, from the engine's thread."""
+        self.engine.deliver(messages)
+
+    def take(self, messages: Sequence[Any]) -> None:
+        """What a step made for the front."""
+        self.engine.take(messages)
 
     def lose(self, reason: str) -> None:
         """End every request in flight with `reason` and refuse new ones: this node cannot go on.
         From any thread."""
-        self._loop.call_soon_threadsafe(self.engine.engine_lost, reason)
+        self.loop.call_soon_threadsafe(self.engine.engine_lost, reason)
 
-    def progress(self) -> NodeProgress:
-        """How many seconds the engine and the event loop are behind. From one thread that is
-        neither the engine's nor the loop's."""
-        return NodeProgress(self._thread.still_seconds, self._pulse.behind())
-
-    def post(self, message: m.Inbox) -> None:
-        """Post a message of the hand-over's control to the engine, from any thread."""
-        if isinstance(message, _OBSERVED_INBOX):
-            self._loop.call_soon_threadsafe(self._observe, message)
-        self._thread.post(message)
-
-    def _observe(self, message: ObservedMessage) -> None:
+    def observe(self, message: ObservedMessage) -> None:
+        """Count it, keep it, trace it and log it."""
         if self._keeps:
             self._exposition.observe(message)
             self._recorder.observe(message)
@@ -166,16 +152,16 @@ class Node:
         if host is None:
             self._server = await self._serve(guests, None)
         else:
-            bridge = Bridge(self._loop, [guest.name for guest in guests])
+            bridge = Bridge(self.loop, [guest.name for guest in guests])
             self._server = await host.run(self._serve(guests, bridge), _START_SECONDS)
         try:
             await self._start_http()
         except (BindError, TlsError):
             await self._server.drain(0)
             raise
-        await asyncio.to_thread(self._thread.start)
+        await self._running.start()
         if self._keeps:
-            self._sampling = self._loop.create_task(self._recorder.sample(self._report))
+            self._sampling = self.loop.create_task(self._recorder.sample(self._report))
         return self._server.address
 
     async def _serve(self, guests: Sequence[Service], bridge: Bridge | None) -> Server:
@@ -205,10 +191,14 @@ class Node:
         await self._server.refuse_traffic()
         if self._http is not None:
             self._http.refuse_traffic()
+        if self.engine.lost is not None:
+            return
         try:
             await asyncio.wait_for(self.engine.retire(), self._config.drain_timeout)
         except TimeoutError:
             log.warning("requests still in flight after %s s are cut", self._config.drain_timeout)
+        except RequestRejected as error:
+            log.warning("the engine was lost while requests ended: %s", error)
 
     async def stop(self) -> None:
         """End the servers, then the engine. Requests still in flight are cut."""
@@ -218,5 +208,5 @@ class Node:
             await self._http.drain()
         if self._server is not None:
             await self._server.drain(_LAST_WRITES_SECONDS)
-        await asyncio.to_thread(self._thread.stop)
+        await self._running.stop()
         await asyncio.to_thread(self.tracing.close)

@@ -46,7 +46,7 @@ def test_both_sides_of_a_link_learn_of_each_other() -> None:
 def test_a_loop_that_does_not_come_round_is_behind_until_it_does() -> None:
     now = [100.0]
     there = LoopThread("there", lambda reason: None)
-    pulse = LoopPulse(there.loop, lambda: now[0])
+    pulse = LoopPulse(there.loop.call_soon_threadsafe, lambda: now[0])
     assert pulse.behind() == 0.0
     now[0] += 3.0
     assert pulse.behind() == 3.0

@@ -1,18 +1,21 @@
 """How long an event loop is behind, measured from another thread.
 
-Owns one probe at a time. Thread rule: behind() belongs to one thread; the loop runs the probe.
+Owns one probe at a time. Thread rule: behind() belongs to one thread; the probe's answer may
+come on any.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
 
 
 class LoopPulse:
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic
+        self,
+        probe: Callable[[Callable[[], None]], object],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._loop = loop
+        """probe: has the loop call what it is given, and returns at once."""
+        self._probe = probe
         self._clock = clock
         self._asked: float | None = None
         """When the probe was posted that the loop has not run yet."""
@@ -24,7 +27,7 @@ class LoopPulse:
         if asked is not None:
             return self._clock() - asked
         self._asked = self._clock()
-        self._loop.call_soon_threadsafe(self._answer)
+        self._probe(self._answer)
         return 0.0
 
     def _answer(self) -> None:

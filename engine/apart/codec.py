@@ -1,0 +1,114 @@
+"""Messages to bytes and back: one frame for all that one side has at a time.
+
+A frame is its length, 4 bytes little-endian, and MessagePack: a list of [kind, body]. A kind is a
+place in the table that both processes make of the same code, so no name travels; tokens that follow
+each other are one body, written and read by msgspec without an object of Python for each field.
+
+Why msgspec: it is a dependency already, reads bodies straight into the messages' types (so a frame
+that is none of them is refused, where pickle would run it), and a token costs 0.1 to 0.3 us a side.
+Pure; one thread at a time for each FrameReader.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from struct import Struct
+from typing import Any, get_args, get_origin
+
+import msgspec
+import numpy as np
+
+from tasuki.engine import messages as m
+
+from .control import ENGINE_CONTROL, FRONT_CONTROL
+
+_LENGTH = Struct("<I")
+_TOKENS = 0
+_KINDS: tuple[type, ...] = (
+    m.TokenOut,
+    *(kind for kind in get_args(m.Inbox) + get_args(m.Outbox) if kind is not m.TokenOut),
+    *FRONT_CONTROL,
+    *ENGINE_CONTROL,
+)
+_NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}
+
+
+class BrokenFrame(ValueError):
+    """What came is no frame of this protocol."""
+
+
+def _plain(value: Any) -> Any:
+    """What msgspec does not know: arrays, and numbers that came out of one."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, np.ascontiguousarray(value).data.cast("B")
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} is no plain value")
+
+
+def _built(kind: Any, value: Any) -> Any:
+    if (get_origin(kind) or kind) is not np.ndarray:
+        raise NotImplementedError(f"{kind} is no plain value")
+    dtype, shape, data = value
+    # Copied: an array over the frame's bytes could not be written to.
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_BODIES = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_READ: tuple[Callable[[msgspec.Raw], Any], ...] = tuple(
+    msgspec.msgpack.Decoder(list[kind] if kind is m.TokenOut else kind, dec_hook=_built).decode
+    for kind in _KINDS
+)
+
+
+def frame_of(messages: Sequence[Any]) -> bytearray:
+    """Raises KeyError of what is no message, and msgspec's errors of what is no plain value."""
+    bodies: list[tuple[int, Any]] = []
+    for kind, same in groupby(messages, type):
+        if kind is m.TokenOut:
+            bodies.append((_TOKENS, list(same)))
+        else:
+            number = _NUMBER_OF[kind]
+            bodies.extend((number, message) for message in same)
+    frame = bytearray(_LENGTH.size)
+    _ENCODER.encode_into(bodies, frame, _LENGTH.size)
+    _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
+    return frame
+
+
+class FrameReader:
+    """What has come and is no whole frame yet."""
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+
+    def take(self, data: bytes) -> Iterator[list[Any]]:
+        """The messages of each frame that is whole now, in order. Raises BrokenFrame."""
+        self._waiting += data
+        start = 0
+        try:
+            while len(self._waiting) - start >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._waiting, start)
+                body = start + _LENGTH.size
+                if len(self._waiting) < body + length:
+                    return
+                frame = bytes(memoryview(self._waiting)[body : body + length])
+                start = body + length
+                yield messages_of(frame)
+        finally:
+            del self._waiting[:start]
+
+
+def messages_of(body: bytes) -> list[Any]:
+    """Of a frame without its length. Raises BrokenFrame."""
+    messages: list[Any] = []
+    try:
+        for kind, raw in _BODIES.decode(body):
+            read = _READ[kind](raw)
+            if kind == _TOKENS:
+                messages += read
+            else:
+                messages.append(read)
+    except (msgspec.MsgspecError, IndexError, TypeError, ValueError) as error:
+        raise BrokenFrame(str(error)) from error
+    return messages

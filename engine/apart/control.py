@@ -1,0 +1,81 @@
+"""What the two processes of a node tell each other beside the engine's own messages.
+
+Plain, immutable values. What the front's process sends is in FRONT_CONTROL, what the engine's
+process sends in ENGINE_CONTROL.
+"""
+
+from typing import get_args
+
+from tasuki.engine.messages import RequestId, RoomId
+from tasuki.engine.messages.types import Message
+from tasuki.transfer.liveness.link_status import HandoverStatus
+
+
+class RequestTraced(Message):
+    """Comes before the Submit of a request that is traced. header: its traceparent."""
+
+    request_id: RequestId
+    header: str
+
+
+class FrontTurned(Message):
+    """The front's event loop has come round to a FrontProbe."""
+
+
+class EndHandover(Message):
+    """End the rooms in flight, links and the hand-over's server; answered by HandoverOver."""
+
+
+class EndEngine(Message):
+    """End the engine and its process."""
+
+
+class EngineStands(Message):
+    """The engine is ready. max_request_tokens: of prompt and answer together. max_batch: requests
+    in one forward. handover_address: HOST:PORT of its server for decode nodes; None without one."""
+
+    max_request_tokens: int
+    max_batch: int
+    handover_address: str | None = None
+
+
+class StartFailed(Message):
+    """The engine's process ends before it stands. reason: what the daemon's user reads."""
+
+    reason: str
+
+
+class EngineLost(Message):
+    """The engine's loop, or the hand-over's, has died."""
+
+    reason: str
+
+
+class RoomBegun(Message):
+    """A prompt that another node handed to this one. traceparent: of that node's request."""
+
+    room: RoomId
+    request: str
+    traceparent: str
+
+
+class HandoverShown(Message):
+    """Comes before each StatsReply."""
+
+    status: HandoverStatus
+
+
+class HandoverOver(Message):
+    """Of EndHandover."""
+
+
+class FrontProbe(Message):
+    """Answered by FrontTurned on the front's event loop."""
+
+
+FrontControl = RequestTraced | FrontTurned | EndHandover | EndEngine
+EngineControl = (
+    EngineStands | StartFailed | EngineLost | RoomBegun | HandoverShown | HandoverOver | FrontProbe
+)
+FRONT_CONTROL = get_args(FrontControl)
+ENGINE_CONTROL = get_args(EngineControl)

@@ -1,0 +1,149 @@
+"""The life of an engine's process: what of a node is in it, and its link to the front.
+
+Owns the link and the engine's thread. The front, which started this process, decides when it ends;
+a front that is gone, or that does not read, ends it at once, as its own death would: nobody else
+can ask this engine anything, and peers know how to fence a node that died.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tasuki.engine import messages as m
+from tasuki.engine.apart import control as c
+from tasuki.engine.apart.front_link import FrontLink
+from tasuki.engine.thread import EngineThread
+from tasuki.server.engine_client import parted
+from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.utils.error_lines import is_expected, line_of
+from tasuki.utils.loops.loop_pulse import LoopPulse
+
+from .lifecycle import spare_collections
+from .running_engine import OBSERVED_INBOX, EngineSide, HandoverFront
+
+log = logging.getLogger(__name__)
+
+MakeSide = Callable[[HandoverFront], EngineSide]
+
+
+def host_engine(connection: socket.socket, make: MakeSide) -> int:
+    """The process's main. make: loads and builds; its typed errors are the front's to show. Returns
+    the exit status."""
+    link = FrontLink(connection)
+    try:
+        asyncio.run(_live(link, make))
+    except Exception as error:
+        if not is_expected(error):
+            traceback.print_exc()
+        link.send([c.StartFailed(line_of(error))])
+        link.close()
+        return 1
+    return 0
+
+
+async def _live(link: FrontLink, make: MakeSide) -> None:
+    host = EngineHost(link)
+    side = make(host)
+    await host.start(side)
+    spare_collections()
+    link.send(
+        [
+            c.EngineStands(
+                side.engine.max_request_tokens, side.engine.max_batch, side.handover_address
+            )
+        ]
+    )
+    await host.handover_ends.wait()
+    await side.end_handover()
+    link.send([c.HandoverOver()])
+    await host.engine_ends.wait()
+    await host.stop()
+    await side.stop()
+    await asyncio.to_thread(link.close)
+
+
+class EngineHost:
+    """As HandoverFront. Build it inside a running event loop."""
+
+    def __init__(self, link: FrontLink) -> None:
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self.handover_ends = asyncio.Event()
+        self.engine_ends = asyncio.Event()
+        self._pulse = LoopPulse(self._probe)
+        self._turned: Callable[[], None] | None = None
+        self._headers: dict[m.RequestId, str] = {}
+        self._side: EngineSide
+        self._thread: EngineThread
+
+    async def start(self, side: EngineSide) -> None:
+        self._side = side
+        self._thread = EngineThread(side.engine, self._deliver, self.lose)
+        self._link.start(self._receive, _end_at_once)
+        await asyncio.to_thread(self._thread.start)
+        await side.start()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._thread.stop)
+
+    def post(self, message: m.Inbox) -> None:
+        if isinstance(message, OBSERVED_INBOX):
+            self._link.send([message])
+        self._thread.post(message)
+
+    def lose(self, reason: str) -> None:
+        self._link.send([c.EngineLost(reason)])
+
+    def progress(self) -> NodeProgress:
+        return NodeProgress(self._thread.still_seconds, self._pulse.behind())
+
+    def header(self, request: m.RequestId) -> str:
+        return self._headers.get(request, "")
+
+    def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
+        self._link.send([c.RoomBegun(room, request, traceparent)])
+
+    def _probe(self, answered: Callable[[], None]) -> None:
+        self._turned = answered
+        self._link.send([c.FrontProbe()])
+
+    def _deliver(self, messages: Sequence[m.Outbox]) -> None:
+        """What a step made, on the engine's thread."""
+        mine, others = parted(messages)
+        shown: list[Any] = []
+        if any(isinstance(message, m.StatsReply) for message in mine):
+            shown.append(c.HandoverShown(self._side.status()))
+        if mine:
+            self._link.send([*shown, *mine])
+        if self._headers:
+            for message in mine:
+                if isinstance(message, m.Finished | m.Rejected):
+                    self._headers.pop(message.request_id, None)
+        for message in others:
+            self._side.deliver(message)
+
+    def _receive(self, messages: Sequence[Any]) -> None:
+        """On the link's thread."""
+        for message in messages:
+            match message:
+                case c.RequestTraced(request_id, header):
+                    self._headers[request_id] = header
+                case c.FrontTurned():
+                    if self._turned is not None:
+                        self._turned()
+                case c.EndHandover():
+                    self._loop.call_soon_threadsafe(self.handover_ends.set)
+                case c.EndEngine():
+                    self._loop.call_soon_threadsafe(self.handover_ends.set)
+                    self._loop.call_soon_threadsafe(self.engine_ends.set)
+                case _:
+                    self._thread.post(message)
+
+
+def _end_at_once(reason: str) -> None:
+    log.error("the engine's process ends, and all requests in flight: %s", reason)
+    os._exit(1)

@@ -1,0 +1,235 @@
+"""The front's end of an engine in a process of its own.
+
+Owns that process and the socket to it. Thread rule: the front's event loop. Life: launch, stands,
+attach, start, stop. Invariants: the process does not outlive this one; its death reaches the front,
+and with it every request in flight, at once and typed, and whoever waits in stands() or
+end_handover().
+"""
+
+import asyncio
+import logging
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tasuki.engine import messages as m
+from tasuki.engine.apart import control as c
+from tasuki.engine.apart.codec import BrokenFrame, FrameReader, frame_of
+from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.utils.commands import PACKAGE
+
+from .engine_main import JOB_HEADER_BYTES, EngineJob
+from .running_engine import OBSERVED_INBOX, Front
+
+log = logging.getLogger(__name__)
+
+_STDERR = 2
+# From the end of its socket to the end of the process, which has nothing left to do.
+_LAST_SECONDS = 5.0
+# The step in progress, and what the data plane has posted.
+_STOP_SECONDS = 60.0
+# Rooms, pulls and links have patiences of their own, which add up to less.
+_HANDOVER_SECONDS = 90.0
+
+
+class EngineProcessError(RuntimeError):
+    """The engine's process did not start, or has ended; the message has the reason."""
+
+
+class EngineProcess:
+    """As RunningEngine."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.WriteTransport
+        self._stands: asyncio.Future[c.EngineStands] = self._loop.create_future()
+        self._handover_over: asyncio.Future[None] = self._loop.create_future()
+        self._status = HandoverStatus()
+        self._front: Front | None = None
+        self._early: list[Any] = []
+        """What came before attach()."""
+        self._ending = False
+        self._end_seen: asyncio.Task[None] | None = None
+        self._on_loss: Callable[[], None] = lambda: None
+        self.reason: str | None = None
+        """Why the process has ended unasked; None while it lives, and where it was asked to."""
+
+    @classmethod
+    async def launch(cls, job: EngineJob) -> "EngineProcess":
+        """Returns once the process has been started. job: its main."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"{PACKAGE}.server.daemon.engine_main"),
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                # A daemon's one line on stdout is its front's.
+                stdout=_STDERR,
+            )
+        engine = cls(process)
+        transport, _ = await engine._loop.create_unix_connection(
+            lambda: _Protocol(engine), sock=ours
+        )
+        engine._transport = transport
+        data = pickle.dumps(job)
+        transport.write(len(data).to_bytes(JOB_HEADER_BYTES, "little") + data)
+        return engine
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def stands(self) -> c.EngineStands:
+        """What the engine is, once it is ready. Raises EngineProcessError."""
+        return await asyncio.shield(self._stands)
+
+    def on_loss(self, call: Callable[[], None]) -> None:
+        """Call it once the process has ended unasked, or now if it has."""
+        self._on_loss = call
+        if self.reason is not None:
+            call()
+
+    def status(self) -> HandoverStatus:
+        """As of the last StatsReply."""
+        return self._status
+
+    def attach(self, front: Front) -> None:
+        self._front = front
+        self._hand_on(front, self._early)
+        self._early = []
+        if self.reason is not None:
+            front.lose(self.reason)
+
+    async def start(self) -> None:
+        await self.stands()
+
+    def post(self, message: m.Inbox) -> None:
+        messages: list[Any] = [message]
+        if isinstance(message, m.Submit) and self._front is not None:
+            header = self._front.tracing.header(message.request_id)
+            if header:
+                messages.insert(0, c.RequestTraced(message.request_id, header))
+        self._send(messages)
+
+    async def end_handover(self) -> None:
+        """Rooms in flight end within their patience or are given up."""
+        self._send([c.EndHandover()])
+        try:
+            await asyncio.wait_for(asyncio.shield(self._handover_over), _HANDOVER_SECONDS)
+        except TimeoutError:
+            log.warning("the hand-over did not end in order within %s s", _HANDOVER_SECONDS)
+
+    async def stop(self) -> None:
+        if self.reason is None:
+            self._send([c.EndEngine()])
+        self._ending = True
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+        except TimeoutError:
+            log.warning("the engine's process still runs after %s s: killed", _STOP_SECONDS)
+            self._process.kill()
+            await self._process.wait()
+        self._transport.close()
+
+    def _send(self, messages: Sequence[Any]) -> None:
+        if self.reason is None:
+            self._transport.write(frame_of(messages))
+
+    def take(self, messages: Sequence[Any]) -> None:
+        """A frame's."""
+        others: list[Any] = []
+        for message in messages:
+            match message:
+                case c.EngineStands():
+                    self._stands.set_result(message)
+                case c.StartFailed(reason) if not self._stands.done():
+                    self._stands.set_exception(EngineProcessError(reason))
+                case c.HandoverShown(status):
+                    self._status = status
+                case c.HandoverOver():
+                    self._handover_over.set_result(None)
+                case c.FrontProbe():
+                    self._send([c.FrontTurned()])
+                case _:
+                    others.append(message)
+        if self._front is None:
+            self._early += others
+        else:
+            self._hand_on(self._front, others)
+
+    @staticmethod
+    def _hand_on(front: Front, messages: Sequence[Any]) -> None:
+        mine: list[Any] = []
+        for message in messages:
+            match message:
+                case c.EngineLost(reason):
+                    front.lose(reason)
+                case c.RoomBegun(room, request, traceparent):
+                    front.tracing.begin_room(room, request, traceparent)
+                case _ if isinstance(message, OBSERVED_INBOX):
+                    front.observe(message)
+                case _:
+                    mine.append(message)
+        if mine:
+            front.take(mine)
+
+    def link_ended(self, why: Exception | None) -> None:
+        """The socket is closed: the process has ended, or can no longer be spoken to."""
+        self._end_seen = self._loop.create_task(self._follow_to_its_end(why))
+
+    async def _follow_to_its_end(self, why: Exception | None) -> None:
+        try:
+            await asyncio.wait_for(self._process.wait(), _LAST_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self._ending:
+            return
+        reason = f"the engine's process {self._how_it_ended(why)}; restart this node"
+        self.reason = reason
+        if not self._stands.done():
+            self._stands.set_exception(EngineProcessError(reason))
+        if self._stands.exception() is not None:
+            return
+        if not self._handover_over.done():
+            self._handover_over.set_result(None)
+        log.error("%s", reason)
+        if self._front is not None:
+            self._front.lose(reason)
+        self._on_loss()
+
+    def _how_it_ended(self, why: Exception | None) -> str:
+        status = self._process.returncode
+        if isinstance(why, BrokenFrame):
+            return f"sent what is no frame ({why})"
+        if status is not None and status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"has ended with status {status}"
+
+
+class _Protocol(asyncio.Protocol):
+    def __init__(self, engine: EngineProcess) -> None:
+        self._engine = engine
+        self._reader = FrameReader()
+        self._broken: BrokenFrame | None = None
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for messages in self._reader.take(data):
+                self._engine.take(messages)
+        except BrokenFrame as error:
+            self._broken = error
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._engine.link_ended(self._broken or exc)

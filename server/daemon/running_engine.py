@@ -1,0 +1,103 @@
+"""What the two sides of a node are to each other, whichever processes they are in.
+
+A front sees a RunningEngine; an engine's owner sees a Front; the hand-over's control sees a
+HandoverFront. server/daemon/near_engine.py has both in one process, engine_process.py and
+engine_host.py in two.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tasuki.dashboard.observed import ObservedMessage
+from tasuki.engine import messages as m
+from tasuki.server.tracing.tracing import Tracing
+from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.transfer.liveness.node_progress import NodeProgress
+
+OBSERVED_INBOX = (
+    m.HandoverFailed,
+    m.WriterFenced,
+    m.PeersChanged,
+    m.PullCommitted,
+    m.PullLost,
+    m.PullFenced,
+)
+"""What the hand-over's control tells the engine, and the front's record keeps."""
+
+
+class Front(Protocol):
+    """Methods belong to the event loop's thread but for deliver() and lose()."""
+
+    tracing: Tracing
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def deliver(self, messages: Sequence[m.Outbox]) -> None:
+        """What a step made, from the engine's thread."""
+
+    def take(self, messages: Sequence[Any]) -> None:
+        """What of it is a front's."""
+
+    def observe(self, message: ObservedMessage) -> None: ...
+    def lose(self, reason: str) -> None:
+        """The engine, or what it needs, has died. From any thread."""
+
+
+class RunningEngine(Protocol):
+    def attach(self, front: Front) -> None:
+        """Once, before start()."""
+
+    def post(self, message: m.Inbox) -> None:
+        """From the front's event loop; never waits."""
+
+    async def start(self) -> None:
+        """Returns when the engine is ready to step, or has failed."""
+
+    async def stop(self) -> None:
+        """After the step in progress; requests still alive are dropped."""
+
+
+class HandoverFront(Protocol):
+    """From any thread; nothing waits."""
+
+    def post(self, message: m.Inbox) -> None:
+        """To the engine, and where it belongs there, to the front's record."""
+
+    def lose(self, reason: str) -> None:
+        """End every request in flight with `reason` and refuse new ones: this node cannot go on."""
+
+    def progress(self) -> NodeProgress:
+        """How many seconds the engine and the front's event loop are behind. From one thread that
+        is neither's."""
+
+    def header(self, request: m.RequestId) -> str:
+        """As Tracing.header."""
+
+    def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
+        """As Tracing.begin_room: before anything of the room reaches the engine, so before its end
+        is reported."""
+
+
+class EngineSide(Protocol):
+    """What of a node is in its engine's process. One event loop's thread, but for deliver(), which
+    is called from the engine's, and status(), from any."""
+
+    @property
+    def engine(self) -> Any:
+        """The Engine."""
+
+    @property
+    def handover_address(self) -> str | None:
+        """HOST:PORT of a server for decode nodes alone. REQUIRES: started."""
+
+    def deliver(self, message: m.Outbox) -> None:
+        """Take a message of the engine for the hand-over's control."""
+
+    def status(self) -> HandoverStatus: ...
+    async def start(self) -> None: ...
+    async def end_handover(self) -> None:
+        """Rooms in flight end within their patience or are given up."""
+
+    async def stop(self) -> None:
+        """The rest, in order. REQUIRES: the engine has ended."""
