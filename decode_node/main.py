@@ -1,25 +1,34 @@
 """`tasuki decode`: the daemon that takes prefixes over and writes answers; the front door."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import ExitStack
+from functools import partial
 
-from tasuki.engine.build import BuildParts, build_parts
+from tasuki.engine.build import BuildParts, EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.apart import serve_apart
+from tasuki.server.daemon.engine_host import host_engine
+from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
+from tasuki.server.daemon.node_codec import node_codec
+from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.role_change import NextRole, RoleChange, become
-from tasuki.server.text.text_codec import TextCodec
 from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 from tasuki.utils.progress import progress_bar
 
 from .config import DecodeConfig
-from .node import DecodeNode
+from .engine_side import DecodeSide
+from .node import DecodeNode, decode_front
 
 CONFIGS = (EngineConfig, ServerConfig, DecodeConfig)
 
@@ -30,7 +39,9 @@ def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
         "tasuki decode", "A decode node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
-    wanted = asyncio.run(run(engine_config, server_config, config, build))
+    apart = server_config.engine_apart(engine_config.device)
+    running = run_apart if apart else run
+    wanted = asyncio.run(running(engine_config, server_config, config, build))
     if wanted is not None:
         become(wanted)
     return 0
@@ -42,28 +53,14 @@ async def run(
     config: DecodeConfig,
     build: BuildParts,
 ) -> NextRole | None:
-    """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
+    """Startup, main loop, drain; the engine on a thread. Returns what the daemon was asked to
+    become, if anything."""
     role_change = RoleChange("decode", (engine_config, server_config, config))
     parts = build(engine_config, progress_bar("weights"), Role.DECODE)
-    model = parts.model_config
-    codec = TextCodec.load(
-        Path(engine_config.model),
-        model.vocab,
-        model.max_position,
-        server_config.chat_cache_bytes,
-    )
+    codec = node_codec(engine_config, server_config, parts.model_config)
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
-        plane = DataPlane.over(
-            parts.arena.bytes,
-            parts.layout,
-            weights_digest(engine_config.model),
-            transport,
-            config.transport,
-            config.name,
-            config.wire,
-            angles=parts.model_config.angles,
-        )
+        plane = _plane(engine_config, config, parts, transport)
         node = DecodeNode(
             engine_config, server_config, config, parts, plane, codec, role_change=role_change
         )
@@ -77,3 +74,69 @@ async def run(
     finally:
         transport.close()
     return role_change.wanted
+
+
+async def run_apart(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    config: DecodeConfig,
+    build: BuildParts,
+) -> NextRole | None:
+    """As run(), the engine in a process of its own."""
+    role_change = RoleChange("decode", (engine_config, server_config, config))
+    engine = await EngineProcess.launch(
+        partial(run_engine, engine_config, server_config, config, build)
+    )
+    model = ModelConfig.load(engine_config.model)
+    codec = node_codec(engine_config, server_config, model)
+    sizes = await engine.stands()
+    node = decode_front(
+        engine,
+        engine_config,
+        server_config,
+        config,
+        model,
+        codec,
+        sizes.max_request_tokens,
+        sizes.max_batch,
+        engine.status,
+        role_change,
+    )
+    await serve_apart(engine, node, server_config, role_change)
+    return role_change.wanted
+
+
+def run_engine(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    config: DecodeConfig,
+    build: BuildParts,
+    connection: socket.socket,
+) -> int:
+    """The engine's process. connection: to its front. Returns the exit status."""
+    configure_logging(server_config.log_format, server_config.log_level)
+    with ExitStack() as stack:
+
+        def side(front: HandoverFront) -> DecodeSide:
+            parts = build(engine_config, progress_bar("weights"), Role.DECODE)
+            transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
+            stack.callback(transport.close)
+            plane = _plane(engine_config, config, parts, transport)
+            return DecodeSide(engine_config, server_config, config, parts, plane, front)
+
+        return host_engine(connection, side)
+
+
+def _plane(
+    engine_config: EngineConfig, config: DecodeConfig, parts: EngineParts, transport: Transport
+) -> DataPlane:
+    return DataPlane.over(
+        parts.arena.bytes,
+        parts.layout,
+        weights_digest(engine_config.model),
+        transport,
+        config.transport,
+        config.name,
+        config.wire,
+        angles=parts.model_config.angles,
+    )

@@ -1,23 +1,36 @@
 """`tasuki prefill`: the daemon that reads prompts and hands their prefixes on."""
 
 import asyncio
+import logging
+import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 
-from tasuki.engine.build import BuildParts, build_parts
+from tasuki.engine.build import BuildParts, EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.apart import serve_apart
+from tasuki.server.daemon.engine_host import host_engine
+from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
+from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 from tasuki.utils.progress import progress_bar
 
 from .config import PrefillConfig
-from .node import PrefillNode
+from .engine_side import PrefillSide
+from .node import PrefillNode, prefill_front
+
+log = logging.getLogger(__name__)
 
 CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 
@@ -28,10 +41,29 @@ def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
-    wanted = asyncio.run(run(engine_config, server_config, config, build))
+    apart = engine_apart(engine_config, server_config, config)
+    running = run_apart if apart else run
+    wanted = asyncio.run(running(engine_config, server_config, config, build))
     if wanted is not None:
         become(wanted)
     return 0
+
+
+def engine_apart(
+    engine_config: EngineConfig, server_config: ServerConfig, config: PrefillConfig
+) -> bool:
+    """Whether the engine has a process of its own. Decode nodes are served where the engine is, so
+    not where they or a gateway share the front's port."""
+    if not server_config.engine_apart(engine_config.device):
+        return False
+    if config.handover_bind and not server_config.gateway:
+        return True
+    if server_config.engine_process == "process":
+        log.warning(
+            "the engine stays on a thread: a process of its own needs --handover-bind, and no "
+            "--gateway"
+        )
+    return False
 
 
 async def run(
@@ -40,21 +72,13 @@ async def run(
     config: PrefillConfig,
     build: BuildParts,
 ) -> NextRole | None:
-    """Startup, main loop, drain. Returns what the daemon was asked to become, if anything."""
+    """Startup, main loop, drain; the engine on a thread. Returns what the daemon was asked to
+    become, if anything."""
     role_change = RoleChange("prefill", (engine_config, server_config, config))
     parts = build(engine_config, progress_bar("weights"), Role.PREFILL)
     transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
     try:
-        plane = DataPlane.over(
-            parts.arena.bytes,
-            parts.layout,
-            weights_digest(engine_config.model),
-            transport,
-            config.transport,
-            config.name,
-            config.wire,
-            angles=parts.model_config.angles,
-        )
+        plane = _plane(engine_config, config, parts, transport)
         node = PrefillNode(
             engine_config, server_config, config, parts, plane, role_change=role_change
         )
@@ -68,3 +92,66 @@ async def run(
     finally:
         transport.close()
     return role_change.wanted
+
+
+async def run_apart(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    config: PrefillConfig,
+    build: BuildParts,
+) -> NextRole | None:
+    """As run(), the engine in a process of its own."""
+    role_change = RoleChange("prefill", (engine_config, server_config, config))
+    engine = await EngineProcess.launch(
+        partial(run_engine, engine_config, server_config, config, build)
+    )
+    sizes = await engine.stands()
+    node = prefill_front(
+        engine,
+        engine_config,
+        server_config,
+        config,
+        ModelConfig.load(engine_config.model),
+        sizes.max_request_tokens,
+        sizes.max_batch,
+        engine.status,
+        role_change,
+    )
+    await serve_apart(engine, node, server_config, role_change)
+    return role_change.wanted
+
+
+def run_engine(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    config: PrefillConfig,
+    build: BuildParts,
+    connection: socket.socket,
+) -> int:
+    """The engine's process. connection: to its front. Returns the exit status."""
+    configure_logging(server_config.log_format, server_config.log_level)
+    with ExitStack() as stack:
+
+        def side(front: HandoverFront) -> PrefillSide:
+            parts = build(engine_config, progress_bar("weights"), Role.PREFILL)
+            transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
+            stack.callback(transport.close)
+            plane = _plane(engine_config, config, parts, transport)
+            return PrefillSide(engine_config, server_config, config, parts, plane, front)
+
+        return host_engine(connection, side)
+
+
+def _plane(
+    engine_config: EngineConfig, config: PrefillConfig, parts: EngineParts, transport: Transport
+) -> DataPlane:
+    return DataPlane.over(
+        parts.arena.bytes,
+        parts.layout,
+        weights_digest(engine_config.model),
+        transport,
+        config.transport,
+        config.name,
+        config.wire,
+        angles=parts.model_config.angles,
+    )

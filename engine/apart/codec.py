@@ -55,9 +55,9 @@ def _built(kind: Any, value: Any) -> Any:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _BODIES = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
-_READ: tuple[Callable[[msgspec.Raw], Any], ...] = tuple(
-    msgspec.msgpack.Decoder(list[kind] if kind is m.TokenOut else kind, dec_hook=_built).decode
-    for kind in _KINDS
+_READ: tuple[Callable[[msgspec.Raw], Any], ...] = (
+    msgspec.msgpack.Decoder(list[m.TokenOut]).decode,
+    *(msgspec.msgpack.Decoder(kind, dec_hook=_built).decode for kind in _KINDS[1:]),
 )
 
 

@@ -22,6 +22,11 @@ class FrontTurned(Message):
     """The front's event loop has come round to a FrontProbe."""
 
 
+class RetireHandover(Message):
+    """The node is about to drain: no other node learns of it any more, or asks it for more;
+    answered by HandoverRetired."""
+
+
 class EndHandover(Message):
     """End the rooms in flight, links and the hand-over's server; answered by HandoverOver."""
 
@@ -65,6 +70,10 @@ class HandoverShown(Message):
     status: HandoverStatus
 
 
+class HandoverRetired(Message):
+    """Of RetireHandover."""
+
+
 class HandoverOver(Message):
     """Of EndHandover."""
 
@@ -73,9 +82,16 @@ class FrontProbe(Message):
     """Answered by FrontTurned on the front's event loop."""
 
 
-FrontControl = RequestTraced | FrontTurned | EndHandover | EndEngine
+FrontControl = RequestTraced | FrontTurned | RetireHandover | EndHandover | EndEngine
 EngineControl = (
-    EngineStands | StartFailed | EngineLost | RoomBegun | HandoverShown | HandoverOver | FrontProbe
+    EngineStands
+    | StartFailed
+    | EngineLost
+    | RoomBegun
+    | HandoverShown
+    | HandoverRetired
+    | HandoverOver
+    | FrontProbe
 )
 FRONT_CONTROL = get_args(FrontControl)
 ENGINE_CONTROL = get_args(EngineControl)

@@ -25,6 +25,7 @@ async def serve_apart(
         spare_collections()
         announce_ready(address, node.http_address, (await engine.stands()).handover_address)
         await stop.wait()
+        await engine.retire_handover()
         await node.refuse_and_drain()
         await engine.end_handover()
         await node.stop()

@@ -57,6 +57,9 @@ async def _live(link: FrontLink, make: MakeSide) -> None:
             )
         ]
     )
+    await host.handover_retires.wait()
+    await side.retire()
+    link.send([c.HandoverRetired()])
     await host.handover_ends.wait()
     await side.end_handover()
     link.send([c.HandoverOver()])
@@ -72,6 +75,7 @@ class EngineHost:
     def __init__(self, link: FrontLink) -> None:
         self._link = link
         self._loop = asyncio.get_running_loop()
+        self.handover_retires = asyncio.Event()
         self.handover_ends = asyncio.Event()
         self.engine_ends = asyncio.Event()
         self._pulse = LoopPulse(self._probe)
@@ -90,7 +94,7 @@ class EngineHost:
     async def stop(self) -> None:
         await asyncio.to_thread(self._thread.stop)
 
-    def post(self, message: m.Inbox) -> None:
+    def tell(self, message: m.Inbox) -> None:
         if isinstance(message, OBSERVED_INBOX):
             self._link.send([message])
         self._thread.post(message)
@@ -123,8 +127,8 @@ class EngineHost:
             for message in mine:
                 if isinstance(message, m.Finished | m.Rejected):
                     self._headers.pop(message.request_id, None)
-        for message in others:
-            self._side.deliver(message)
+        for other in others:
+            self._side.deliver(other)
 
     def _receive(self, messages: Sequence[Any]) -> None:
         """On the link's thread."""
@@ -135,10 +139,11 @@ class EngineHost:
                 case c.FrontTurned():
                     if self._turned is not None:
                         self._turned()
+                case c.RetireHandover():
+                    self._loop.call_soon_threadsafe(self.handover_retires.set)
                 case c.EndHandover():
                     self._loop.call_soon_threadsafe(self.handover_ends.set)
                 case c.EndEngine():
-                    self._loop.call_soon_threadsafe(self.handover_ends.set)
                     self._loop.call_soon_threadsafe(self.engine_ends.set)
                 case _:
                     self._thread.post(message)

@@ -1,9 +1,9 @@
 """The front's end of an engine in a process of its own.
 
 Owns that process and the socket to it. Thread rule: the front's event loop. Life: launch, stands,
-attach, start, stop. Invariants: the process does not outlive this one; its death reaches the front,
-and with it every request in flight, at once and typed, and whoever waits in stands() or
-end_handover().
+attach, start, retire_handover, end_handover, stop. Invariants: the process does not outlive this
+one; its death reaches the front, and with it every request in flight, at once and typed, and
+whoever waits in stands(), retire_handover() or end_handover().
 """
 
 import asyncio
@@ -47,6 +47,7 @@ class EngineProcess:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport
         self._stands: asyncio.Future[c.EngineStands] = self._loop.create_future()
+        self._handover_retired: asyncio.Future[None] = self._loop.create_future()
         self._handover_over: asyncio.Future[None] = self._loop.create_future()
         self._status = HandoverStatus()
         self._front: Front | None = None
@@ -116,13 +117,20 @@ class EngineProcess:
                 messages.insert(0, c.RequestTraced(message.request_id, header))
         self._send(messages)
 
+    async def retire_handover(self) -> None:
+        """As EngineSide.retire. Call it before the front drains."""
+        await self._answered(c.RetireHandover(), self._handover_retired)
+
     async def end_handover(self) -> None:
-        """Rooms in flight end within their patience or are given up."""
-        self._send([c.EndHandover()])
+        """As EngineSide.end_handover. REQUIRES: retire_handover()."""
+        await self._answered(c.EndHandover(), self._handover_over)
+
+    async def _answered(self, asked: c.FrontControl, answer: "asyncio.Future[None]") -> None:
+        self._send([asked])
         try:
-            await asyncio.wait_for(asyncio.shield(self._handover_over), _HANDOVER_SECONDS)
+            await asyncio.wait_for(asyncio.shield(answer), _HANDOVER_SECONDS)
         except TimeoutError:
-            log.warning("the hand-over did not end in order within %s s", _HANDOVER_SECONDS)
+            log.warning("no end in order of the hand-over within %s s", _HANDOVER_SECONDS)
 
     async def stop(self) -> None:
         if self.reason is None:
@@ -151,6 +159,8 @@ class EngineProcess:
                     self._stands.set_exception(EngineProcessError(reason))
                 case c.HandoverShown(status):
                     self._status = status
+                case c.HandoverRetired():
+                    self._handover_retired.set_result(None)
                 case c.HandoverOver():
                     self._handover_over.set_result(None)
                 case c.FrontProbe():
@@ -196,8 +206,9 @@ class EngineProcess:
             self._stands.set_exception(EngineProcessError(reason))
         if self._stands.exception() is not None:
             return
-        if not self._handover_over.done():
-            self._handover_over.set_result(None)
+        for waited_for in (self._handover_retired, self._handover_over):
+            if not waited_for.done():
+                waited_for.set_result(None)
         log.error("%s", reason)
         if self._front is not None:
             self._front.lose(reason)

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from tasuki.engine import messages as m
 from tasuki.engine.build import BuildParts, build_cache, build_fused_engine, build_parts
@@ -29,6 +28,7 @@ from .engine_process import EngineProcess
 from .lifecycle import StopRequest, announce_ready, spare_collections
 from .near_engine import NearEngine
 from .node import Node
+from .node_codec import node_codec
 from .running_engine import HandoverFront, RunningEngine
 
 
@@ -57,7 +57,7 @@ async def serve(
 ) -> None:
     """Startup, main loop, drain; the engine on a thread."""
     side = FusedSide(engine_config, build)
-    codec = _codec(engine_config, server_config, side.model)
+    codec = node_codec(engine_config, server_config, side.model)
     engine = side.engine
     node = _front(
         NearEngine(engine),
@@ -82,7 +82,7 @@ async def _serve_apart(
     """As serve(), the engine in a process of its own."""
     engine = await EngineProcess.launch(partial(run_engine, engine_config, server_config, build))
     model = ModelConfig.load(engine_config.model)
-    codec = _codec(engine_config, server_config, model)
+    codec = node_codec(engine_config, server_config, model)
     sizes = await engine.stands()
     node = _front(
         engine,
@@ -133,22 +133,14 @@ class FusedSide:
     async def start(self) -> None:
         return
 
+    async def retire(self) -> None:
+        return
+
     async def end_handover(self) -> None:
         return
 
     async def stop(self) -> None:
         return
-
-
-def _codec(
-    engine_config: EngineConfig, server_config: ServerConfig, model: ModelConfig
-) -> TextCodec:
-    return TextCodec.load(
-        Path(engine_config.model),
-        model.vocab,
-        model.max_position,
-        server_config.chat_cache_bytes,
-    )
 
 
 def _front(

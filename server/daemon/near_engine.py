@@ -33,11 +33,12 @@ class NearEngine:
             lambda messages: self._front.deliver(messages),
             lambda reason: self._front.lose(reason),
         )
+        self.post = self._thread.post
 
     def attach(self, front: Front) -> None:
         self._front = front
 
-    def post(self, message: m.Inbox) -> None:
+    def tell(self, message: m.Inbox) -> None:
         if isinstance(message, OBSERVED_INBOX):
             self._loop.call_soon_threadsafe(self._front.observe, message)
         self._thread.post(message)

@@ -61,7 +61,7 @@ class RunningEngine(Protocol):
 class HandoverFront(Protocol):
     """From any thread; nothing waits."""
 
-    def post(self, message: m.Inbox) -> None:
+    def tell(self, message: m.Inbox) -> None:
         """To the engine, and where it belongs there, to the front's record."""
 
     def lose(self, reason: str) -> None:
@@ -96,6 +96,10 @@ class EngineSide(Protocol):
 
     def status(self) -> HandoverStatus: ...
     async def start(self) -> None: ...
+    async def retire(self) -> None:
+        """Before the front drains: no other node learns of this one any more, or asks it for
+        more."""
+
     async def end_handover(self) -> None:
         """Rooms in flight end within their patience or are given up."""
 

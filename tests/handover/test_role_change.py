@@ -57,6 +57,7 @@ FIXED = frozenset(
         *("wire_kv", "wire_state", "wire_staging_mib", "lease_seconds"),
         # Files, collectors, and the process itself.
         *("other_role_config", "otlp_endpoint", "log_format", "metrics", "metrics_compat"),
+        "engine_process",
         "exit_with_parent",
     }
 )

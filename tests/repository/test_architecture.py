@@ -135,7 +135,10 @@ def test_a_folder_shows_its_design_at_a_glance() -> None:
 # What another process will be: only its package of messages, and what describes it, may be named
 # from outside. The assembly of a daemon is excepted, which builds the engine that it runs.
 ENGINE_SURFACE = {("engine", "messages"), ("engine", "config"), ("engine", "role")}
-ASSEMBLY = {("server", "daemon"), ("prefill_node", "node"), ("decode_node", "node")}
+ASSEMBLY = {
+    ("server", "daemon"),
+    *((room, file) for room in ("prefill_node", "decode_node") for file in ("node", "engine_side")),
+}
 
 
 def outside_the_engine() -> Iterator[tuple[Path, Name]]:

@@ -24,6 +24,7 @@ import numpy as np
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.text.text_codec import TextCodec
@@ -134,7 +135,12 @@ async def traced_path() -> list[str]:
     threading.setprofile(path.trace)
     sys.setprofile(path.trace)
     try:
-        node = Node(engine, front, lambda client: (), routes=partial(openai_routes, model=served))
+        node = Node(
+            NearEngine(engine),
+            front,
+            lambda client: (),
+            routes=partial(openai_routes, model=served),
+        )
         await node.startup()
         try:
             assert node.http_address is not None

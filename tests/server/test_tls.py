@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
-from tasuki.prefill_node.node import require_named_peers
+from tasuki.prefill_node.engine_side import require_named_peers
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.utils.tls import ClientTls, ServerTls, TlsError

@@ -1,0 +1,133 @@
+"""What of a decode node is in its engine's process: engine, receiver, the links to prefill nodes.
+
+Owns both ends (what leaves here are pulls), the links, and the event loop of the hand-over, on
+which links and rooms live, so that nothing that clients ask keeps a beat waiting. As EngineSide.
+"""
+
+import asyncio
+from dataclasses import asdict, replace
+
+from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import EarlyStepEnded, Outbox
+from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.running_engine import HandoverFront
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines
+from tasuki.transfer.transfer_engine import TransferEngine
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.utils.loops.loop_thread import LoopThread
+from tasuki.utils.progress import progress_bar
+from tasuki.utils.tls import ClientTls
+
+from .config import DecodeConfig
+from .dialling import Dialling
+from .handover_client import HandoverClient
+from .handover_settings import HandoverSettings
+
+# Reaching the prefill nodes for the first time, and etcd before.
+_START_SECONDS = 30.0
+# Rooms, pulls and links, each within its patience.
+_STOP_SECONDS = 45.0
+_LOOP_SECONDS = 10.0
+
+
+def dialling(server_config: ServerConfig, config: DecodeConfig) -> Dialling:
+    """This node shows prefill nodes the certificate that it shows its clients. Raises TlsError, and
+    MembershipError where a prefill node that is named by the settings must not be dialled."""
+    credentials = None
+    if config.prefill_ca:
+        tls = ClientTls(config.prefill_ca, server_config.tls_cert, server_config.tls_key)
+        credentials = tls.grpc_credentials()
+    made = Dialling(credentials, server_config.insecure)
+    for target in config.targets:
+        made.check(target)
+    return made
+
+
+def _settings(config: EngineConfig) -> HandoverSettings:
+    return HandoverSettings(deadlines=ReceiverDeadlines(queue=config.queue_timeout))
+
+
+class DecodeSide:
+    """REQUIRES: `plane` is over parts.arena. Raises TlsError, MembershipError."""
+
+    handover_address = None
+
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        config: DecodeConfig,
+        parts: EngineParts,
+        plane: DataPlane,
+        front: HandoverFront,
+        settings: HandoverSettings | None = None,
+    ) -> None:
+        dials = dialling(server_config, config)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
+        # What is pulled from here was computed long ago: no tick is waited for.
+        steps = StepCounter()
+        self._ends = TransferEngine.over(
+            plane, steps, config.layers_per_window, config.lease_seconds
+        )
+        self._early = build_early_start(
+            parts, self._ends.receiver.barrier, lambda: front.tell(EarlyStepEnded())
+        )
+        self.engine = build_decode_engine(
+            engine_config,
+            parts,
+            build_cache(engine_config, parts),
+            self._early,
+            progress_bar("decode graphs"),
+        )
+        self._loop = LoopThread("tasuki-handover", front.lose)
+        self.links = HandoverClient(
+            front.tell,
+            self._ends.receiver,
+            self._ends.sender,
+            plane.transport,
+            plane.contract,
+            plane.node,
+            config.membership,
+            self._loop.loop,
+            settings or _settings(engine_config),
+            dials,
+            front.header,
+            front.progress,
+        )
+
+    def deliver(self, message: Outbox) -> None:
+        self.links.deliver(message)
+
+    def status(self) -> HandoverStatus:
+        nodes = tuple(link.status() for link in self.links.links)
+        peers = {node.address: node.progress for node in nodes if node.progress is not None}
+        return HandoverStatus(nodes, asdict(self._ends.receiver.counters), peers=peers)
+
+    async def start(self) -> None:
+        self._ends.start()
+        await asyncio.to_thread(self._early.prepare)
+        self._loop.start()
+        try:
+            await self._loop.run(self.links.start(), _START_SECONDS)
+        except BaseException:
+            await self.give_up()
+            raise
+
+    async def give_up(self) -> None:
+        """End the event loop of a node that could not be started."""
+        await asyncio.to_thread(self._loop.stop, _LOOP_SECONDS)
+
+    async def retire(self) -> None:
+        """Nobody learns of a decode node from itself."""
+
+    async def end_handover(self) -> None:
+        await self._loop.end(self.links.stop(), _STOP_SECONDS)
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._early.close)
+        await asyncio.to_thread(self._ends.stop)
+        # Last: engine and sender post to it until they end.
+        await asyncio.to_thread(self._loop.stop, _LOOP_SECONDS)

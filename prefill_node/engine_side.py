@@ -1,0 +1,171 @@
+"""What of a prefill node is in its engine's process: engine, sender, the Handover service.
+
+Owns both ends (what comes in are pulls), the service, and the event loop of the hand-over, on which
+its server and its rooms live, so that nothing that callers ask keeps a beat waiting. As EngineSide.
+"""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+from tasuki.engine.build import EngineParts, build_cache, build_prefill_engine
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import Outbox
+from tasuki.proto import handover_pb2_grpc
+from tasuki.server.auth.access import Access
+from tasuki.server.bind import BindError, is_loopback, parse_bind
+from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.running_engine import HandoverFront
+from tasuki.server.discovery.etcd import Etcd
+from tasuki.server.discovery.registration import Registration
+from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
+from tasuki.transfer.transfer_engine import TransferEngine
+from tasuki.utils.loops.loop_thread import LoopThread
+from tasuki.utils.progress import progress_bar
+
+from .config import PrefillConfig
+from .gateway_rooms import GatewayRooms
+from .handover_service import HandoverService, HandoverServiceSettings
+
+_START_SECONDS = 30.0
+# Rooms and pulls, each within its patience.
+_STOP_SECONDS = 45.0
+_LOOP_SECONDS = 10.0
+_LAST_WRITES_SECONDS = 1.0
+
+
+def require_named_peers(bind: str, access: Access) -> None:
+    """Who connects is given keys to this node's memory, so off loopback it must show a certificate.
+    bind: HOST:PORT of the hand-over. Raises BindError."""
+    host, _ = parse_bind(bind, access)
+    if access.insecure or is_loopback(host) or (access.tls is not None and access.tls.client_ca):
+        return
+    raise BindError(
+        f"bind {bind}: a prefill node off loopback must know its decode nodes: give "
+        "--tls-client-ca with the authority of their certificates, or pass --insecure on a private "
+        "network"
+    )
+
+
+class PrefillSide:
+    """REQUIRES: `plane` is over parts.arena. Raises BindError."""
+
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        config: PrefillConfig,
+        parts: EngineParts,
+        plane: DataPlane,
+        front: HandoverFront,
+        gateway_rooms: GatewayRooms | None = None,
+    ) -> None:
+        """gateway_rooms: of a gateway that is served in the same process."""
+        self._access = server_config.access
+        require_named_peers(config.handover_bind or server_config.bind, self._access)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
+        self._ends = TransferEngine.over(
+            plane, parts.steps, config.layers_per_window, config.lease_seconds
+        )
+        self.engine = build_prefill_engine(
+            engine_config,
+            parts,
+            build_cache(engine_config, parts),
+            self._ends.sender,
+            progress_bar("decode graphs"),
+        )
+        self.loop = LoopThread("tasuki-handover", front.lose)
+        self._config = config
+        self._server: Server | None = None
+        self._registration: Registration | None = None
+        self._service = HandoverService(
+            front.tell,
+            self._ends.sender,
+            self._ends.receiver,
+            plane.transport,
+            plane.contract,
+            plane.node,
+            self.loop.loop,
+            HandoverServiceSettings(deadlines=SenderDeadlines.behind(engine_config.queue_timeout)),
+            begin_room=front.begin_room,
+            gateway_rooms=gateway_rooms,
+            progress=front.progress,
+        )
+
+    @property
+    def handover_address(self) -> str | None:
+        """HOST:PORT of the hand-over's server; None where it shares the front's."""
+        return None if self._server is None else self._server.address
+
+    @property
+    def services(self) -> list[Service]:
+        """For decode nodes."""
+        register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
+        return [Service("tasuki.handover.v1.Handover", register)]
+
+    def deliver(self, message: Outbox) -> None:
+        self._service.deliver(message)
+
+    def status(self) -> HandoverStatus:
+        return HandoverStatus(sent=self._ends.sender.counters, peers=self._service.peers())
+
+    def begin(self) -> None:
+        """The ends and the event loop."""
+        self._ends.start()
+        self.loop.start()
+
+    async def start(self) -> None:
+        """begin(), the server for decode nodes alone, and then they may learn of it. REQUIRES:
+        handover_bind."""
+        self.begin()
+        try:
+            await self.serve()
+            await self.register(self.handover_address or "")
+        except BaseException:
+            await self.give_up()
+            raise
+
+    async def serve(self) -> None:
+        """REQUIRES: handover_bind."""
+        starting = start_server(self._config.handover_bind, self.services, self._access)
+        self._server = await self.loop.run(starting, _START_SECONDS)
+
+    async def register(self, address: str) -> None:
+        """Where the node is to register. address: HOST:PORT at which decode nodes reach it, unless
+        its settings name another."""
+        if not self._config.etcd:
+            return
+        reached_at = self._config.advertise or address
+        await self.loop.run(self._register(reached_at), _START_SECONDS)
+
+    async def _register(self, address: str) -> None:
+        """On the hand-over's loop too: an entry that is not renewed takes the node away."""
+        self._registration = Registration(
+            Etcd(self._config.etcd), self._config.etcd_prefix + self._config.name, address
+        )
+        self._registration.start()
+
+    async def give_up(self) -> None:
+        """End the event loop of a node that could not be started."""
+        await asyncio.to_thread(self.loop.stop, _LOOP_SECONDS)
+
+    async def retire(self) -> None:
+        """Before the front drains: no decode node learns of this one any more, or asks it for
+        more."""
+        if self._registration is not None:
+            await self.loop.end(self._registration.stop(), _LOOP_SECONDS)
+        if self._server is not None:
+            await self._server.refuse_traffic()
+
+    async def end_handover(self) -> None:
+        await self.loop.end(self._service.stop(), _STOP_SECONDS)
+        if self._server is not None:
+            await self._server.drain(_LAST_WRITES_SECONDS)
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._ends.stop)
+        # Last: engine and sender post to it until they end.
+        await asyncio.to_thread(self.loop.stop, _LOOP_SECONDS)
