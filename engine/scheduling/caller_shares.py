@@ -30,8 +30,8 @@ class CallerShares:
         return min(callers, key=lambda caller: shares.get(caller, 0.0))
 
     def victim(self, running: Sequence[Request]) -> Request:
-        """Who gives way so that another one may grow: of the caller who holds most the least urgent,
-        and of these the youngest. What a caller calls urgent takes nothing from others."""
+        """Who gives way so that another one may grow: of the caller who holds most the least
+        urgent, and of these the youngest. What a caller calls urgent takes nothing from others."""
         shares = self._shares(running)
         youngest_first = running[::-1]
         most = max(youngest_first, key=lambda request: shares[request.caller]).caller

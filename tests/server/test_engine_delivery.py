@@ -11,7 +11,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.engine_client import EngineClient, Observed
-from tests.harness.front_fixtures import usage
+from tests.harness.grpc_fixtures import usage
 from tests.harness.waiting import HANG_SECONDS
 
 ROOM = m.RoomId(7)

@@ -13,7 +13,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.openai.routes import served_model
 from tasuki.server.openai.sampling_defaults import GenerationConfigError, SamplingDefaults
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.front_fixtures import TOKENS_ONLY
+from tests.harness.grpc_fixtures import TOKENS_ONLY
 from tests.harness.http_fixtures import HttpFront, running_http
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
