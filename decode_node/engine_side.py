@@ -73,7 +73,7 @@ class DecodeSide:
             plane, steps, config.layers_per_window, config.lease_seconds
         )
         self._early = build_early_start(
-            parts, self._ends.receiver.barrier, lambda: front.tell(EarlyStepEnded())
+            parts, self._ends.receiver.barrier, lambda: front.post_observed(EarlyStepEnded())
         )
         self.engine = build_decode_engine(
             engine_config,
@@ -84,7 +84,7 @@ class DecodeSide:
         )
         self._loop = LoopThread("tasuki-handover", front.lose)
         self.links = HandoverClient(
-            front.tell,
+            front.post_observed,
             self._ends.receiver,
             self._ends.sender,
             plane.transport,

@@ -82,7 +82,7 @@ class PrefillSide:
         self._server: Server | None = None
         self._registration: Registration | None = None
         self._service = HandoverService(
-            front.tell,
+            front.post_observed,
             self._ends.sender,
             self._ends.receiver,
             plane.transport,

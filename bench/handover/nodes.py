@@ -85,10 +85,10 @@ class NodePair:
 
     def prefill_here(self) -> None:
         """From the next request on, as a node without a prefill node."""
-        self._node.near.tell(m.PeersChanged(prefill_available=False))
+        self._node.near.post_observed(m.PeersChanged(prefill_available=False))
 
     def prefill_there(self) -> None:
-        self._node.near.tell(m.PeersChanged(prefill_available=True))
+        self._node.near.post_observed(m.PeersChanged(prefill_available=True))
 
     async def ask(self, prompt: Sequence[int], new_tokens: int = 2) -> FirstToken:
         """Raises BenchError where the answer has no token."""

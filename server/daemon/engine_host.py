@@ -94,7 +94,7 @@ class EngineHost:
     async def stop(self) -> None:
         await asyncio.to_thread(self._thread.stop)
 
-    def tell(self, message: m.Inbox) -> None:
+    def post_observed(self, message: m.Inbox) -> None:
         if isinstance(message, OBSERVED_INBOX):
             self._link.send([message])
         self._thread.post(message)

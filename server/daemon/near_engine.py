@@ -38,7 +38,7 @@ class NearEngine:
     def attach(self, front: Front) -> None:
         self._front = front
 
-    def tell(self, message: m.Inbox) -> None:
+    def post_observed(self, message: m.Inbox) -> None:
         if isinstance(message, OBSERVED_INBOX):
             self._loop.call_soon_threadsafe(self._front.observe, message)
         self._thread.post(message)

@@ -61,7 +61,7 @@ class RunningEngine(Protocol):
 class HandoverFront(Protocol):
     """From any thread; nothing waits."""
 
-    def tell(self, message: m.Inbox) -> None:
+    def post_observed(self, message: m.Inbox) -> None:
         """To the engine, and where it belongs there, to the front's record."""
 
     def lose(self, reason: str) -> None:

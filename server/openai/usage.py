@@ -21,21 +21,21 @@ def wants_hit(request: web.Request) -> bool:
 
 
 def usage(ending: Ending, reasoning_tokens: int | None, *, with_hit: bool) -> dict[str, Any]:
-    """reasoning_tokens: None where an answer of that kind has none to tell."""
+    """reasoning_tokens: None where an answer of that kind has none."""
     hit = ending.usage.hit
     details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
     if with_hit and hit is not None:
         details["hybrid"] = _hybrid(hit)
     prompt, completion = ending.usage.prompt_tokens, ending.completion_tokens
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": details,
     }
     if reasoning_tokens is not None:
-        told["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
-    return told
+        shown["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return shown
 
 
 def token_text(token: int, tokenizer: Tokenizer | None) -> tuple[str, list[int]]:
