@@ -8,7 +8,7 @@ working slots keep the state that stop is published with.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tasuki.engine.accounting.evictions import EvictionLedger
 from tasuki.engine.accounting.step_timing import StepTimes
@@ -16,7 +16,9 @@ from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.unsound import all_sound, unsound
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.queue_limit import QueueLimit
+from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
@@ -54,7 +56,6 @@ class Engine:
         in one forward. clock: of the time that requests wait in the queue, seconds."""
         self.max_batch = max_batch
         self._cache = cache
-        self._plans = PlanStream(runner, cache)
         self._outbox: list[m.Outbox] = []
         self._flight: LaunchedForward | None = None
         self._follows = False
@@ -64,6 +65,7 @@ class Engine:
         self._intake = Intake(cache, limits, emit)
         self._queue = QueueLimit(config.queue_timeout, clock)
         self._scheduler = Scheduler(cache, config, self._admit, self._queue, max_batch)
+        self._plans = PlanStream(runner, cache, self._scheduler.progress)
         self._handover = side(
             HandoverContext(
                 cache,
@@ -110,7 +112,7 @@ class Engine:
         self._handover.advance()
         work = self._scheduler.schedule()
         self._ledger.collect()
-        self._handover.planned(work, self._plans.ticks)
+        self._handover.planned(work.prompts, self._plans.ticks)
         before, self._flight = self._flight, None
         follows, self._follows = self._follows, before is not None
         try:
@@ -178,29 +180,45 @@ class Engine:
                 self._times.idle.add(flight.in_flight.idle_seconds)
             self._commit(flight.scheduled, sampled)
 
-    def _commit(
-        self, work: Sequence[ScheduledSequence], results: Sequence[Sequence[Sampled]]
-    ) -> None:
-        for item, sampled in zip(work, results, strict=True):
-            if not item.live:
-                continue
-            request, allocation = item.request, item.active.allocation
-            request.suspect = False
-            if not all_sound(sampled):
-                self._handover.reject(request, unsound(request))
-                continue
-            item.active.progress.land(item.stop, item.write_index, item.num_sampled)
-            for planned, slot in item.checkpoints:
-                self._cache.insert(allocation, planned.position, slot, planned.kind)
-            for token in sampled:
-                # Of what was drawn behind the answer's end nothing counts.
-                if item.live:
-                    self._handover.on_token(request, token)
+    def _commit(self, forward: ScheduledForward, drawn: DrawnTokens) -> None:
+        count = len(forward.answers)
+        if count:
+            self._commit_answers(forward.answers, drawn.take(slice(count)))
+        for row, item in enumerate(forward.prompts, count):
+            if item.live:
+                self._commit_prompt(item, drawn.at(row) if item.num_sampled else None)
 
-    def _fail(self, work: Sequence[ScheduledSequence], error: Exception) -> None:
+    def _commit_answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
+        """Of rows whose requests are over nothing counts: what was drawn is behind the end."""
+        progress, sound = self._scheduler.progress, drawn.sound
+        live = answers.live(progress)
+        for request in answers.requests_where(live & ~sound):
+            self._handover.reject(request, unsound(request))
+        counts = live & sound
+        if not counts.all():
+            rows = counts.nonzero()[0]
+            answers, drawn = answers.take(rows), drawn.take(rows)
+        progress.land_next(answers.lanes, answers.tokens)
+        self._scheduler.running.acquit(answers.requests)
+        self._handover.on_tokens(answers, drawn)
+
+    def _commit_prompt(self, item: ScheduledSequence, sampled: Sampled | None) -> None:
+        """REQUIRES: it is live."""
+        request, allocation = item.request, item.active.allocation
+        request.suspect = False
+        if sampled is not None and not all_sound([sampled]):
+            self._handover.reject(request, unsound(request))
+            return
+        item.active.progress.land(item.stop, item.write_index, item.num_sampled)
+        for planned, slot in item.checkpoints:
+            self._cache.insert(allocation, planned.position, slot, planned.kind)
+        if sampled is not None:
+            self._handover.on_token(request, sampled)
+
+    def _fail(self, forward: ScheduledForward, error: Exception) -> None:
         """One request ends with the error; of several nobody knows whose it was, so each is tried
         alone where its role allows that."""
-        live = [item for item in work if item.live]
+        live = forward.live_sequences(self._scheduler.progress)
         if len(live) > 1 and self._handover.retries:
             log.error("a forward failed; each of its requests is tried alone", exc_info=error)
             self._scheduler.set_apart(live)

@@ -66,6 +66,9 @@ class _Column(IntEnum):
     FLAGS = 7
 
 
+COLUMNS = len(_Column)
+
+
 @dataclass(frozen=True)
 class JoinedSequence:
     """slots: its working slots, of which rows name the one read and the one written by index.
@@ -126,7 +129,7 @@ class PlanRows:
 
 def plan_rows(numbers: list[int]) -> PlanRows:
     """From eight numbers a row, in the order of the columns."""
-    columns = np.array(numbers, dtype=np.int32).reshape(-1, len(_Column)).T
+    columns = np.array(numbers, dtype=np.int32).reshape(-1, COLUMNS).T
     return PlanRows(np.ascontiguousarray(columns))
 
 
@@ -235,7 +238,7 @@ def decode_plan(data: bytes) -> ForwardPlan:
     gone = reader.ints(left).tolist()
     sizes = reader.ints(2 * grown).reshape(-1, 2).tolist()
     marked = reader.triples(marks)
-    columns = reader.ints(len(_Column) * rows).reshape(len(_Column), -1)
+    columns = reader.ints(COLUMNS * rows).reshape(COLUMNS, -1)
     ids = reader.ints(tokens)
     new_pages = tuple(NewPages(lane, reader.ints(count)) for lane, count in sizes)
     sequences = tuple(reader.joined() for _ in range(joined))

@@ -7,27 +7,28 @@ a forward never reads bytes that were to be copied first, and no other node may 
 that a copy still awaits: it is given the id behind an event.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
+from .progress import ProgressTable
 from .runner.base import Event, InFlightForward, Runner
 from .scheduling.forward_planner import ForwardPlanner
-from .scheduling.scheduled_sequence import ScheduledSequence
+from .scheduling.scheduled_forward import ScheduledForward
 
 
 @dataclass(frozen=True)
 class LaunchedForward:
-    scheduled: Sequence[ScheduledSequence]
+    scheduled: ScheduledForward
     in_flight: InFlightForward
 
 
 class PlanStream:
-    def __init__(self, runner: Runner, cache: HybridPrefixCache) -> None:
+    def __init__(self, runner: Runner, cache: HybridPrefixCache, progress: ProgressTable) -> None:
+        """progress: of the sequences that are to be launched."""
         self._runner = runner
         self._cache = cache
-        self._planner = ForwardPlanner()
+        self._planner = ForwardPlanner(progress)
 
     @property
     def ticks(self) -> int:
@@ -38,7 +39,7 @@ class PlanStream:
         """Once, on the thread that will launch, before it does."""
         self._runner.prepare()
 
-    def launch(self, scheduled: Sequence[ScheduledSequence]) -> LaunchedForward:
+    def launch(self, scheduled: ScheduledForward) -> LaunchedForward:
         """Start the forward. Raises what is wrong with it already; then nothing of it is in
         flight."""
         plan = self._planner.plan(scheduled, self._cache.take_copies())
@@ -48,5 +49,5 @@ class PlanStream:
         """Passed once all that was launched, and all that was to be copied, until now has ended."""
         copies = self._cache.take_copies()
         if copies:
-            self._runner.launch(self._planner.plan((), copies))
+            self._runner.launch(self._planner.copies_alone(copies))
         return self._runner.record_event()

@@ -20,6 +20,7 @@ from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from . import messages as m
+from .progress import Progress
 
 
 @dataclass(frozen=True)
@@ -72,42 +73,6 @@ class AwaitingGrant(State, phase=m.RequestPhase.AWAITING_GRANT):
     """(prefill) The allocation is held; the receiver's ids are not known yet."""
 
     allocation: Allocation
-
-
-@dataclass
-class Progress:
-    """How far the forwards of a request are, as known and as scheduled.
-
-    `num_computed` tokens are forwarded for certain; the state after them is in working slot `slot`.
-    `num_scheduled` counts those of the forward in flight too, whose state will be in
-    `scheduled_slot`. `sampling_in_flight`: tokens that this forward draws, whose values nobody
-    knows yet.
-    Invariant: with two working slots, what is in flight writes the other one than `slot`.
-    """
-
-    num_computed: int
-    slot: int = 0
-    num_scheduled: int = field(init=False)
-    scheduled_slot: int = field(init=False)
-    sampling_in_flight: int = 0
-
-    def __post_init__(self) -> None:
-        self.num_scheduled, self.scheduled_slot = self.num_computed, self.slot
-
-    def schedule(self, stop: int, slot: int, num_sampled: int) -> None:
-        self.num_scheduled, self.scheduled_slot = stop, slot
-        self.sampling_in_flight = num_sampled
-
-    @property
-    def settled(self) -> bool:
-        """Whether no forward is in flight."""
-        return self.num_scheduled == self.num_computed
-
-    def land(self, stop: int, slot: int, num_sampled: int) -> None:
-        """A forward has ended; the next one may be in flight already."""
-        self.num_computed, self.slot = stop, slot
-        if num_sampled and self.num_scheduled == stop:
-            self.sampling_in_flight = 0
 
 
 @dataclass
@@ -237,6 +202,8 @@ class Request:
     def move(self, state: State) -> None:
         if type(state) not in MOVES[type(self.state)]:
             raise IllegalMove(f"request {self.id}: {self.state.phase} -> {state.phase}")
+        if isinstance(self.state, Active) and not isinstance(state, Active):
+            self.state.progress.end()
         self.state = state
         m.marked(self.life, m.LifeMark(state.phase, time.monotonic() - self.created))
 

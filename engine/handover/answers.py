@@ -8,10 +8,13 @@ from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Request
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.turn_end import keep_landed, keep_state, turn_hint
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 
 from .base import Handover, HandoverContext, RequestInbox, misdirected
+from .stop_tokens import StopTokens
 from .unsound import all_sound, unsound
 
 
@@ -29,7 +32,7 @@ class Answers(Handover):
         self._eos_ids = tuple(eos_ids)
         self._tool_call_ids = tool_call_ids
         self._requests: dict[m.RequestId, Request] = {}
-        self._stop_ids: dict[m.RequestId, frozenset[int]] = {}
+        self._stops = StopTokens()
 
     @property
     def requests(self) -> Collection[Request]:
@@ -70,7 +73,7 @@ class Answers(Handover):
             self._emit(m.Rejected(request.id, error))
             return
         self._requests[request.id] = request
-        self._stop_ids[request.id] = stop_ids(request.sampling, self._eos_ids)
+        self._stops.add(request.id, stop_ids(request.sampling, self._eos_ids))
         self._scheduler.enqueue(request)
 
     def _abort(self, request_id: m.RequestId) -> None:
@@ -100,6 +103,17 @@ class Answers(Handover):
         else:
             self.on_token(request, second)
 
+    def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
+        """Record them and emit them together; end the requests of which one was the last."""
+        requests = answers.requests
+        for request, token in zip(requests, drawn.tokens.tolist(), strict=True):
+            request.output.append(token)
+        ids = tuple([request.id for request in requests])
+        self._emit(m.TokensOut(ids, drawn.tokens, drawn.logprobs, drawn.margins, answers.indices))
+        over = answers.is_last | self._stops.may_end(drawn.tokens)
+        for request in answers.requests_where(over):
+            self._finish_if_over(request)
+
     def on_token(self, request: Request, sampled: Sampled) -> None:
         """Record and emit the token; end the request where it was the last."""
         state = request.state
@@ -116,7 +130,7 @@ class Answers(Handover):
 
     def finish_reason(self, request: Request) -> m.FinishReason | None:
         """Why the last token of the output is the answer's last; None where it is not."""
-        if request.output[-1] in self._stop_ids[request.id]:
+        if self._stops.ends(request.id, request.output[-1]):
             return m.FinishReason.STOP
         if len(request.output) >= request.sampling.max_new_tokens:
             return m.FinishReason.LENGTH
@@ -156,7 +170,7 @@ class Answers(Handover):
     def _forget(self, request: Request) -> None:
         self._scheduler.drop(request)
         del self._requests[request.id]
-        del self._stop_ids[request.id]
+        self._stops.remove(request.id)
 
 
 def _usage(request: Request) -> m.Usage:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
 from tasuki.engine.intake import Intake
-from tasuki.engine.request import Prefilling, Progress, Request
+from tasuki.engine.request import Prefilling, Request
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import EventRecorder
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.reference import Sampled
@@ -44,7 +46,8 @@ class HandoverContext:
 
 class Handover(ABC):
     """A step calls advance(), admit() for the head of the queue as often as it is admitted, and
-    planned(); then on_token() or reject() for requests of the forward that has ended."""
+    planned(); then on_tokens(), on_token() or reject() for requests of the forward that has
+    ended."""
 
     retries: bool = True
     """Whether requests of a forward that failed may be started over, each by itself."""
@@ -82,7 +85,10 @@ class Handover(ABC):
             request.marks,
             request.branch_points,
         )
-        return Prefilling(allocation, Progress(allocation.cached_tokens), checkpoints=planned)
+        progress = self._scheduler.progress.begin(
+            tuple(allocation.working_slots), allocation.cached_tokens
+        )
+        return Prefilling(allocation, progress, checkpoints=planned)
 
     def _learn_prefill_cost(self, request: Request) -> None:
         """The request's prompt has been computed just now."""
@@ -114,10 +120,15 @@ class Handover(ABC):
     def admit(self, request: Request) -> bool:
         """Move a waiting request on, or leave it as it is. Raises ImpossibleRequest."""
 
-    def planned(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """A forward is about to be launched. first_tick: the step counter's value once all that
-        was launched before has ended."""
+    def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
+        """A forward is about to be launched, these parts of prompts in it. first_tick: the step
+        counter's value once all that was launched before has ended."""
         return
+
+    def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
+        """A forward has drawn the next token of each of these answers, row by row. All are live
+        and sound. Only a role that answers has such rows."""
+        raise AssertionError("an answer's row in an engine that answers nothing")
 
     @abstractmethod
     def on_token(self, request: Request, sampled: Sampled) -> None:

@@ -22,12 +22,13 @@ from tasuki.engine.request import (
     Aborted,
     AwaitingPrefill,
     Decoding,
-    Progress,
     Receiving,
     Request,
     Waiting,
 )
 from tasuki.engine.routing.router import report
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -95,6 +96,9 @@ class DecodeHandover(Handover):
     @property
     def early_counters(self) -> dict[str, int]:
         return self._early.counters
+
+    def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
+        self._answers.on_tokens(answers, drawn)
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
         self._answers.on_token(request, sampled)
@@ -372,7 +376,8 @@ class DecodeHandover(Handover):
             self._cache.insert(allocation, whole, None, CheckpointKind.PROMPT_END)
         length = len(request.prompt)
         # A step has forwarded the first token and left the state behind it in the other slot.
-        progress = Progress(length) if second is None else Progress(length + 1, slot=1)
+        computed, slot = (length, 0) if second is None else (length + 1, 1)
+        progress = self._scheduler.progress.begin(tuple(allocation.working_slots), computed, slot)
         request.move(Decoding(allocation, progress))
         self._answers.take_over(request, second)
 

@@ -134,12 +134,12 @@ class PrefillHandover(Handover):
         request.route = report(decision)
         return decision.choice is m.Choice.PULLED
 
-    def planned(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
-        for item in work:
+    def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
+        for item in prompts:
             assert item.request.ticket is not None
             self._leave_window(item.request.ticket.room)
         self._emit_queue()
-        self._plan_windows(work, first_tick)
+        self._plan_windows(prompts, first_tick)
 
     def _leave_window(self, room: m.RoomId) -> None:
         self._window.leave(self._peers[room], room)
@@ -163,9 +163,9 @@ class PrefillHandover(Handover):
         request.move(state)
         self._scheduler.start(request)
 
-    def _plan_windows(self, work: Sequence[ScheduledSequence], first_tick: int) -> None:
+    def _plan_windows(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         """What the coming forward will have finished, layer by layer."""
-        for item in work:
+        for item in prompts:
             state = item.active
             if not isinstance(state, Prefilling) or state.grant is None:
                 continue

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.model.ops.sampling.reference import Sampled
+
+from .drawn_tokens import DrawnTokens
 
 
 class InFlightForward(Protocol):
@@ -23,8 +24,8 @@ class InFlightForward(Protocol):
     def busy_seconds(self) -> float:
         """From the start of this one to its end, on the device. REQUIRES: result() was called."""
 
-    def result(self) -> list[list[Sampled]]:
-        """Wait for the end. The tokens of each row of the plan, none where none was to be drawn.
+    def result(self) -> DrawnTokens:
+        """Wait for the end. What was drawn, by the plan's rows.
 
         Raises what the forward raised. Call it once.
         """

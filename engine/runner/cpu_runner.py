@@ -19,6 +19,7 @@ from tasuki.pycache.copies import run_copies
 from tasuki.transfer.windows.step_counter import StepCounter
 
 from .base import Event
+from .drawn_tokens import DrawnTokens
 from .sequence_states import ResolvedRows, SequenceStates
 
 
@@ -42,11 +43,11 @@ class LayerTicks(LayerHooks):
 class CpuForward:
     """`InFlightForward`, which has ended already."""
 
-    drawn: list[list[Sampled]]
+    drawn: DrawnTokens
     idle_seconds: float
     busy_seconds: float
 
-    def result(self) -> list[list[Sampled]]:
+    def result(self) -> DrawnTokens:
         return self.drawn
 
 
@@ -74,15 +75,15 @@ class CpuRunner:
         rows = self._sequences.apply(plan)
         run_copies(self._arena, plan.copies)
         before, started = self._ended_at, time.perf_counter()
-        results = self._compute(plan, rows) if len(rows) else []
+        results = self._compute(plan, rows) if len(rows) else DrawnTokens.nothing(0)
         self._ended_at = time.perf_counter()
         return CpuForward(results, started - before, self._ended_at - started)
 
-    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> list[list[Sampled]]:
+    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
         batch = Batch.pack(self._sequences.slices(plan, rows, self._drawn))
         with torch.inference_mode():
             logits = self._model.forward(batch, self._arena, self._hooks)
-        results: list[list[Sampled]] = [[] for _ in range(len(rows))]
+        results: list[Sampled | None] = [None] * len(rows)
         drawing = rows.num_sampled.nonzero()[0]
         lanes = rows.lanes[drawing].tolist()
         if lanes:
@@ -92,6 +93,6 @@ class CpuRunner:
                 rows.stops[drawing].tolist(),
             )
             for row, lane, token in zip(drawing.tolist(), lanes, drawn, strict=True):
-                results[row] = [token]
+                results[row] = token
                 self._drawn[lane] = [token.token]
-        return results
+        return DrawnTokens.of(results)

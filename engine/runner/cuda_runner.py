@@ -16,7 +16,6 @@ from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.hooks import NullHooks
-from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -28,7 +27,8 @@ from tasuki.utils.progress import Progress, no_progress
 from .base import Event
 from .block_table import BlockTable
 from .cuda_graphs import DecodeGraphs
-from .device_batch import DeviceBatch, SamplingTable, sampled
+from .device_batch import DeviceBatch, SamplingTable, take_over
+from .drawn_tokens import DrawnTokens
 from .last_tokens import LastTokens
 from .layer_events import LayerEvents
 from .sequence_states import ResolvedRows, SequenceStates
@@ -40,7 +40,7 @@ _FAR_TOKENS = 32 * 1024
 class _Part:
     """Tokens on their way, of the plan's rows of these numbers."""
 
-    rows: Sequence[int]
+    rows: NDArray[np.int64]
     drawn: torch.Tensor
 
 
@@ -62,14 +62,12 @@ class CudaForward:
     def busy_seconds(self) -> float:
         return float(self.started.elapsed_time(self.ended)) / 1000
 
-    def result(self) -> list[list[Sampled]]:
+    def result(self) -> DrawnTokens:
         self.ended.synchronize()
-        results: list[list[Sampled]] = [[] for _ in range(self.rows)]
+        drawn = DrawnTokens.nothing(self.rows)
         for part in self.parts:
-            tokens = sampled(part.drawn, len(part.rows))
-            for row, token in zip(part.rows, tokens, strict=True):
-                results[row] = [token]
-        return results
+            take_over(part.drawn, drawn, part.rows)
+        return drawn
 
 
 class CudaRunner:
@@ -162,7 +160,7 @@ class CudaRunner:
             draws = self._answers.draws(len(logits))
             sample(logits, draws, self._answers.rows, cut(logits, draws))
             self._lanes.put(self._answers.lanes(len(logits)), draws.token)
-        return _Part(numbers.tolist(), self._answers.read())
+        return _Part(numbers, self._answers.read())
 
     def _prefill(self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]) -> _Part:
         """The rows of these numbers, each of any length."""
@@ -185,7 +183,7 @@ class CudaRunner:
             kept = cut(logits, draws) if self._sampling.cuts[drawn.lanes].any() else None
             sample(logits, draws, self._prompts.rows, kept)
             self._lanes.put(self._prompts.lanes(len(drawn)), draws.token)
-        return _Part(numbers[drawing].tolist(), self._prompts.read())
+        return _Part(numbers[drawing], self._prompts.read())
 
     def _to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host.pin_memory().to(self._arena.bytes.device, non_blocking=True)

@@ -14,9 +14,9 @@ from tasuki.engine.forward_plan import Ints
 from tasuki.model.batch import DecodeBatch
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import Draws
 
+from .drawn_tokens import DrawnTokens
 from .sequence_states import ResolvedRows
 
 _ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS = range(10)
@@ -90,7 +90,7 @@ class DeviceBatch:
         self._inputs.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
-        """Start to copy what was drawn, for sampled() once the stream has come this far."""
+        """Start to copy what was drawn, for take_over() once the stream has come this far."""
         host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(self._results, non_blocking=True)
         return host
@@ -129,15 +129,11 @@ class DeviceBatch:
         )
 
 
-def sampled(drawn: Tensor, rows: int) -> list[Sampled]:
-    """drawn [3, rows] int32: results on the host, of which two are float32 bits."""
-    floats = drawn.view(torch.float32)
-    return [
-        Sampled(token, logprob, margin)
-        for token, logprob, margin in zip(
-            drawn[0, :rows].tolist(),
-            floats[1, :rows].tolist(),
-            floats[2, :rows].tolist(),
-            strict=True,
-        )
-    ]
+def take_over(results: Tensor, drawn: DrawnTokens, rows: NDArray[np.int64]) -> None:
+    """results [3, at least n] int32, on the host, two of them float32 bits: what DeviceBatch.read()
+    gave goes to these rows [n] of `drawn`."""
+    numbers, floats = results.numpy(), results.view(torch.float32).numpy()
+    count = len(rows)
+    drawn.tokens[rows] = numbers[0, :count]
+    drawn.logprobs[rows] = floats[1, :count]
+    drawn.margins[rows] = floats[2, :count]

@@ -6,12 +6,13 @@ Invariant: of the caller who holds least the most urgent of those who run, the o
 way last; so there is always progress.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tasuki.engine.request import Active, Request
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
+from .running_requests import RunningRequests
 from .waiting_queue import WaitingQueue
 
 
@@ -22,51 +23,50 @@ class CallerShares:
         self._tokens = cache.arena.slabs * self._slot_tokens
         self._max_batch = max_batch
 
-    def least(self, callers: Sequence[str], running: Sequence[Request]) -> str:
+    def least(self, callers: Sequence[str], running: RunningRequests) -> str:
         """Whose turn it is."""
         if len(callers) == 1:
             return callers[0]
         shares = self._shares(running)
         return min(callers, key=lambda caller: shares.get(caller, 0.0))
 
-    def victim(self, running: Sequence[Request]) -> Request:
+    def victim(self, running: RunningRequests) -> Request:
         """Who gives way so that another one may grow: of the caller who holds most the least
         urgent, and of these the youngest. What a caller calls urgent takes nothing from others."""
         shares = self._shares(running)
-        youngest_first = running[::-1]
-        most = max(youngest_first, key=lambda request: shares[request.caller]).caller
-        theirs = [request for request in youngest_first if request.caller == most]
-        return max(theirs, key=lambda request: request.priority)
+        most = max(reversed(running), key=lambda request: shares[request.caller]).caller
+        return _least_urgent(request for request in reversed(running) if request.caller == most)
 
-    def victim_for(self, waiting: WaitingQueue, running: Sequence[Request]) -> Request | None:
+    def victim_for(self, waiting: WaitingQueue, running: RunningRequests) -> Request | None:
         """Who gives way so that a caller with less than an equal part may begin; None where nobody
         has more, or what begins would have more itself. No hand-over under way gives way."""
-        callers = {*waiting.lines, *(request.caller for request in running)}
+        callers = {*waiting.lines, *running.held}
         if len(callers) == 1 or not waiting.lines or not running:
             return None
         shares, equal = self._shares(running), 1 / len(callers)
-        most = max(shares, key=lambda caller: shares[caller])
-        if shares[most] <= equal:
+        highest = max(shares.values())
+        if highest <= equal:
             return None
+        # Of equals the one who has run longest.
+        most = next(request.caller for request in running if shares[request.caller] == highest)
         for caller, line in waiting.lines.items():
             needed = self._part(1, line[0][-1].next_capacity)
             if caller != most and shares.get(caller, 0.0) + needed <= equal:
                 theirs = [request for request in running if request.caller == most]
-                return self.victim(theirs) if all(map(_answers_here, theirs)) else None
+                return _least_urgent(reversed(theirs)) if all(map(_answers_here, theirs)) else None
         return None
 
-    def _shares(self, running: Sequence[Request]) -> dict[str, float]:
-        held: dict[str, tuple[int, int]] = {}
-        for request in running:
-            assert isinstance(request.state, Active)
-            rows, tokens = held.get(request.caller, (0, 0))
-            more = request.state.allocation.capacity_tokens
-            held[request.caller] = rows + 1, tokens + more
-        return {caller: self._part(rows, tokens) for caller, (rows, tokens) in held.items()}
+    def _shares(self, running: RunningRequests) -> dict[str, float]:
+        return {caller: self._part(held.rows, held.tokens) for caller, held in running.held.items()}
 
     def _part(self, rows: int, tokens: int) -> float:
         """Of the engine. Each row has a slot of the arena beside its tokens, at least."""
         return max(rows / self._max_batch, (tokens + rows * self._slot_tokens) / self._tokens)
+
+
+def _least_urgent(requests: Iterable[Request]) -> Request:
+    """The first of them."""
+    return max(requests, key=lambda request: request.priority)
 
 
 def _answers_here(request: Request) -> bool:

@@ -4,11 +4,9 @@ Owns what the last forwards took. Thread rule: the engine loop's.
 Invariant: at least a page, at most a chunk; without a limit always a chunk.
 """
 
-from collections.abc import Sequence
-
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .scheduled_sequence import ScheduledSequence
+from .scheduled_forward import ScheduledForward
 
 _GROWTH = 2.0
 """The next forward has at most so many times the tokens of one that took little time."""
@@ -26,10 +24,12 @@ class ChunkLimit:
         """That the next forward may have of prompts."""
         return self._beside_answers if beside_answers else self._chunk
 
-    def landed(self, work: Sequence[ScheduledSequence], seconds: float) -> None:
-        """A forward took so long. Those without answers or without prompts show nothing."""
-        prompts = [item for item in work if not item.decodes]
-        if self._most_seconds is None or not prompts or len(prompts) == len(work):
+    def landed(self, forward: ScheduledForward, seconds: float) -> None:
+        """It took so long. Those without answers or without prompts show nothing."""
+        if self._most_seconds is None:
+            return
+        prompts = [item for item in forward.prompts if not item.decodes]
+        if not prompts or len(prompts) == len(forward):
             return
         tokens = sum(item.stop - item.start for item in prompts)
         fitting = tokens * min(_GROWTH, self._most_seconds / max(seconds, 1e-9))

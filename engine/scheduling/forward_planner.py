@@ -1,28 +1,31 @@
 """Turns what the scheduler chose into a plan: plain data, as changes against what the runner keeps.
 
-Owns the plans' numbers and, of every lane that joined, how many of its pages the runner has. Thread
-rule: the engine loop. Invariant: what is remembered here of a lane is what the runner keeps of it
-once it has run every plan that was made, so each plan must be launched, once and in order.
+Owns the plans' numbers and, of every lane that joined, whose it is and how many of its pages the
+runner has. Thread rule: the engine loop. Invariant: what is remembered here of a lane is what the
+runner keeps of it once it has run every plan that was made, so each plan must be launched, once and
+in order.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
+from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import (
+    COLUMNS,
     ON_LANE,
     ForwardPlan,
+    Ints,
     JoinedSequence,
     NewPages,
+    PlanRows,
     RowCheckpoint,
     RowFlag,
-    plan_rows,
 )
-from tasuki.pycache._cpp_cache import Allocation
+from tasuki.engine.progress import Lanes, ProgressTable
+from tasuki.engine.request import Active, Request
 from tasuki.pycache.copies import CopyOp
 from tasuki.pycache.layout import PAGE_TOKENS
 
+from .scheduled_forward import AnswerRows, ScheduledForward
 from .scheduled_sequence import ScheduledSequence
 
 _DECODES, _ON_LANE = RowFlag.DECODES.value, ON_LANE.value
@@ -30,85 +33,119 @@ _MAX_ROWS = 1
 """Tokens that a forward draws for a sequence."""
 
 
-@dataclass
-class _Joined:
-    """row_limit: tokens that the pages hold which the runner has. last: what was planned of it
-    last."""
+class _Changes:
+    """Of one plan against what the runner keeps."""
 
-    allocation: Allocation
-    row_limit: int
-    last: ScheduledSequence
+    def __init__(self) -> None:
+        self.left: list[int] = []
+        self.joined: list[JoinedSequence] = []
+        self.new_pages: list[NewPages] = []
 
 
 class ForwardPlanner:
-    def __init__(self) -> None:
+    def __init__(self, progress: ProgressTable) -> None:
+        """progress: which sequences run."""
+        lanes = len(progress.holders)
+        self._progress = progress
         self._number = 0
-        self._lanes: dict[int, _Joined] = {}
+        self._joined: NDArray[np.int64] = np.zeros(lanes, dtype=np.int64)
+        """By lane the number of the sequence that the runner has there; 0: none."""
+        self._joined_count = 0
+        self._row_limits: Ints = np.zeros(lanes, dtype=np.int32)
+        """Tokens that the pages hold which the runner has."""
 
-    def plan(
-        self, scheduled: Sequence[ScheduledSequence], copies: tuple[CopyOp, ...]
-    ) -> ForwardPlan:
-        """The next plan; it must be launched. REQUIRES: no two share a lane."""
-        left: list[int] = []
-        joined: list[JoinedSequence] = []
-        new_pages: list[NewPages] = []
-        numbers: list[int] = []
-        tokens: list[int] = []
+    def plan(self, forward: ScheduledForward, copies: tuple[CopyOp, ...]) -> ForwardPlan:
+        """The next plan; it must be launched. REQUIRES: no two rows share a lane."""
+        answers, prompts = forward.answers, forward.prompts
+        changes = _Changes()
+        columns: Ints = np.empty((COLUMNS, len(forward)), dtype=np.int32)
+        first = len(answers)
+        tokens = self._answer_rows(answers, columns[:, :first], changes)
         checkpoints: list[RowCheckpoint] = []
-        for row, item in enumerate(scheduled):
-            lane, allocation = item.lane, item.active.allocation
-            known = self._lanes.get(lane)
-            if known is None or known.allocation is not allocation:
-                if known is not None:
-                    left.append(lane)
-                known = self._lanes[lane] = _Joined(allocation, 0, item)
-                slots = item.active.slots
-                joined.append(JoinedSequence(lane, slots, _MAX_ROWS, item.request.sampling))
-            known.last = item
-            row_limit = allocation.capacity_tokens
-            if row_limit != known.row_limit:
-                pages = allocation.pages[known.row_limit // PAGE_TOKENS :]
-                new_pages.append(NewPages(lane, pages))
-                known.row_limit = row_limit
-            flags = _DECODES if item.decodes else 0
-            if item.drawn_before:
-                flags |= _ON_LANE
-            else:
-                tokens += item.request.token_slice(item.start, item.stop)
-            numbers += (
-                lane,
-                item.start,
-                item.stop - item.start,
-                item.read_index,
-                item.write_index,
-                row_limit,
-                item.num_sampled,
-                flags,
-            )
+        for row, item in enumerate(prompts, first):
+            tokens += self._prompt_row(item, columns[:, row], changes)
             for planned, slot in item.checkpoints:
                 checkpoints.append(RowCheckpoint(row, planned.position, slot))
-        if len(self._lanes) > len(scheduled):
-            left += self._leave({item.lane for item in scheduled})
-        plan = ForwardPlan(
-            self._number,
+        if self._joined_count > len(forward):
+            changes.left += self._leave()
+        return ForwardPlan(
+            self._next_number(),
             copies,
-            tuple(left),
-            tuple(joined),
-            tuple(new_pages),
-            plan_rows(numbers),
+            tuple(changes.left),
+            tuple(changes.joined),
+            tuple(changes.new_pages),
+            PlanRows(columns),
             np.array(tokens, dtype=np.int32),
             tuple(checkpoints),
         )
-        self._number += 1
-        return plan
 
-    def _leave(self, scheduled: set[int]) -> list[int]:
-        """Lanes of requests that run no more on the allocation they had."""
-        gone = [
-            lane
-            for lane, known in self._lanes.items()
-            if lane not in scheduled and not known.last.live
-        ]
-        for lane in gone:
-            del self._lanes[lane]
-        return gone
+    def copies_alone(self, copies: tuple[CopyOp, ...]) -> ForwardPlan:
+        """The next plan, which computes nothing; it must be launched too."""
+        return ForwardPlan(self._next_number(), copies, tuple(self._leave()))
+
+    def _next_number(self) -> int:
+        number = self._number
+        self._number += 1
+        return number
+
+    def _answer_rows(self, answers: AnswerRows, columns: Ints, changes: _Changes) -> list[int]:
+        """Fills the columns; the tokens of those rows whose token is not on a lane."""
+        lanes, tokens = answers.lanes, answers.tokens
+        changed = (self._joined[lanes] != answers.holders) | (
+            self._row_limits[lanes] != answers.row_limits
+        )
+        for row in changed.nonzero()[0].tolist():
+            self._follow(answers.requests[row], int(lanes[row]), changes)
+        on_lane = tokens.drawn_before
+        columns[0], columns[1], columns[2] = lanes, tokens.starts, 1
+        columns[3], columns[4] = tokens.read_index, tokens.write_index
+        columns[5], columns[6] = answers.row_limits, 1
+        columns[7] = on_lane * _ON_LANE + _DECODES
+        known: list[int] = []
+        for row in (~on_lane).nonzero()[0].tolist():
+            start = int(tokens.starts[row])
+            known += answers.requests[row].token_slice(start, start + 1)
+        return known
+
+    def _prompt_row(self, item: ScheduledSequence, column: Ints, changes: _Changes) -> list[int]:
+        """Fills the row's column; its tokens."""
+        lane = item.lane
+        self._follow(item.request, lane, changes)
+        flags = _DECODES if item.decodes else 0
+        column[:] = (
+            lane,
+            item.start,
+            item.stop - item.start,
+            item.read_index,
+            item.write_index,
+            self._row_limits[lane],
+            item.num_sampled,
+            flags,
+        )
+        return item.request.token_slice(item.start, item.stop)
+
+    def _follow(self, request: Request, lane: int, changes: _Changes) -> None:
+        """Let the runner have the request's sequence and all of its pages."""
+        state = request.state
+        assert isinstance(state, Active)
+        if self._joined[lane] != state.progress.number:
+            if self._joined[lane]:
+                changes.left.append(lane)
+            else:
+                self._joined_count += 1
+            changes.joined.append(JoinedSequence(lane, state.slots, _MAX_ROWS, request.sampling))
+            self._joined[lane], self._row_limits[lane] = state.progress.number, 0
+        limit = state.allocation.capacity_tokens
+        if limit != self._row_limits[lane]:
+            pages = state.allocation.pages[self._row_limits[lane] // PAGE_TOKENS :]
+            changes.new_pages.append(NewPages(lane, pages))
+            self._row_limits[lane] = limit
+
+    def _leave(self) -> list[int]:
+        """Lanes of sequences that run no more."""
+        over = (self._joined != 0) & (self._joined != self._progress.holders)
+        gone: Lanes = over.nonzero()[0]
+        self._joined[gone] = 0
+        self._joined_count -= len(gone)
+        found: list[int] = gone.tolist()
+        return found

@@ -9,9 +9,8 @@ from tasuki.engine.request import Active, PlannedCheckpoint, Request
 class ScheduledSequence:
     """Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
 
-    They may still be in flight: drawn on the device, unknown here. The forward reads the working
-    slot of index read_index and writes the one of write_index. num_sampled: tokens that it draws;
-    some only where it reaches the last token there is."""
+    The forward reads the working slot of index read_index and writes the one of write_index.
+    num_sampled: tokens that it draws; some only where it reaches the last token there is."""
 
     request: Request
     active: Active
@@ -36,11 +35,6 @@ class ScheduledSequence:
         """Whether it is one token of an answer given here, so that it may run in a decode graph."""
         one = self.num_sampled > 0 and self.stop - self.start == 1
         return one and self.active.answers_here and not self.checkpoints
-
-    @property
-    def drawn_before(self) -> bool:
-        """Whether its tokens are not known here yet, but on its lane."""
-        return self.stop > self.request.length
 
     @property
     def live(self) -> bool:

@@ -8,12 +8,13 @@ first (waiting_queue.py). Whoever holds more than an equal part gives way to one
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import (
     Active,
     AwaitingGrant,
-    Decoding,
-    PlannedCheckpoint,
     Prefilling,
     Request,
     Retracted,
@@ -25,6 +26,8 @@ from .caller_shares import CallerShares
 from .chunk_limit import ChunkLimit
 from .chunk_shares import Demand, share_chunk
 from .queue_limit import QueueLimit
+from .running_requests import RunningRequests
+from .scheduled_forward import ScheduledForward
 from .scheduled_sequence import ScheduledSequence
 from .siblings import follow, leader_of, pays
 from .turn_end import keep_state
@@ -57,7 +60,8 @@ class Scheduler:
         self._chunks = 0
         self._first_row = 0
         self.waiting = WaitingQueue()
-        self.running: list[Request] = []
+        self.progress = ProgressTable(cache.arena.slabs)
+        self.running = RunningRequests(self.progress)
 
     def enqueue(self, request: Request) -> None:
         self._limit.entered(request)
@@ -71,12 +75,11 @@ class Scheduler:
     def start(self, request: Request) -> None:
         """Run a request that got its allocation by a hand-over. REQUIRES: it is Prefilling or
         Decoding."""
-        self.running.append(request)
+        self.running.add(request)
 
     def drop(self, request: Request) -> None:
         """Forget a request wherever it stands; its allocation is the caller's business."""
-        if request in self.running:
-            self.running.remove(request)
+        self.running.discard(request)
         self.waiting.discard(request)
 
     def set_apart(self, failed: Sequence[ScheduledSequence]) -> None:
@@ -92,22 +95,19 @@ class Scheduler:
             item.request.suspect = True
             self._give_way(item.request)
 
-    def landed(self, work: Sequence[ScheduledSequence], seconds: float) -> None:
-        """A forward took so long."""
-        self._chunk.landed(work, seconds)
+    def landed(self, forward: ScheduledForward, seconds: float) -> None:
+        """It took so long."""
+        self._chunk.landed(forward, seconds)
 
-    def schedule(self) -> list[ScheduledSequence]:
+    def schedule(self) -> ScheduledForward:
         """The next forward; empty when nothing can run.
 
         The one before may be in flight: what it computes counts as computed, the token it draws as
         drawn. That it was the last token shows only later; then one forward was for nothing."""
         self._admit_waiting()
-        work = [
-            self._scheduled(request, state, request.expected_length, 1)
-            for request, state in self._growable()
-        ]
-        work += self._chunks_of(self._chunk.tokens(beside_answers=bool(work)), len(work))
-        return work
+        answers = self.running.schedule_next(self._growable())
+        budget = self._chunk.tokens(beside_answers=bool(answers))
+        return ScheduledForward(answers, self._chunks_of(budget, len(answers)))
 
     def _admit_waiting(self) -> None:
         """Whoever holds least of the engine first, until nobody's requests find room."""
@@ -134,7 +134,7 @@ class Scheduler:
                 self.waiting.begun(request)
                 self._computing.append(request)
                 if isinstance(request.state, Prefilling):
-                    self.running.append(request)
+                    self.running.add(request)
                 return True
             if not self.waiting.stands(request):
                 return True
@@ -156,14 +156,10 @@ class Scheduler:
 
     def _chunks_of(self, budget: int, rows: int) -> list[ScheduledSequence]:
         """What of prompts the forward computes, beside so many rows."""
-        prompts = []
-        for request in self._together():
-            state = _unfinished_prompt(request)
-            if state is not None:
-                prompts.append((request, state))
-        prompts = prompts[: max(0, self.max_batch - rows)]
-        if not prompts:
+        unfinished = self.running.unfinished_prompts()[: max(0, self.max_batch - rows)]
+        if not unfinished:
             return []
+        prompts = [(request, _prefilling(request)) for request in unfinished]
         demands = [
             Demand(
                 request.caller,
@@ -181,53 +177,31 @@ class Scheduler:
             if stop > state.progress.num_scheduled
         ]
 
-    def _together(self) -> list[Request]:
-        """Running requests that may share the next forward."""
-        suspect = next((request for request in self.running if request.suspect), None)
-        return self.running if suspect is None else [suspect]
+    def _growable(self) -> Lanes:
+        """Of answering requests that have room for one more token; others are retracted to make
+        it."""
+        lanes = self.running.answering()
+        # One is there, or in flight, that no forward has yet; the next one comes behind it.
+        needed = self.progress.num_scheduled[lanes] + 1
+        short = lanes[self.running.capacities[lanes] < needed]
+        if len(short):
+            for request, state in [(request, request.state) for request in self.running.of(short)]:
+                if request.state is state and isinstance(state, Active):
+                    self._grow(request, state)
+            lanes = self.running.answering()
+        return self._in_turns(lanes)
 
-    def _growable(self) -> list[tuple[Request, Active]]:
-        """Answering requests that have room for one more token; others are retracted to make it."""
-        answering = self._answering()
-        short = [
-            (request, state)
-            for request, state in answering
-            if state.allocation.capacity_tokens < request.expected_length
-        ]
-        for request, state in short:
-            if request.state is state:
-                self._grow(request, state)
-        if short:
-            answering = [pair for pair in answering if pair[0].state is pair[1]]
-        return self._in_turns(answering)
-
-    def _in_turns(self, answering: list[tuple[Request, Active]]) -> list[tuple[Request, Active]]:
+    def _in_turns(self, answering: Lanes) -> Lanes:
         """As many as the next forward has rows for, but one for a prompt that waits for it. Where
         hand-overs brought more, they take turns, so that whatever was begun goes on."""
         if len(answering) < self.max_batch:
             return answering
-        rows = self.max_batch - any(map(_unfinished_prompt, self._together()))
+        rows = self.max_batch - bool(self.running.unfinished_prompts())
         if len(answering) <= rows:
             return answering
         first = self._first_row % len(answering)
         self._first_row = first + rows
-        return (answering[first:] + answering[:first])[:rows]
-
-    def _answering(self) -> list[tuple[Request, Active]]:
-        """Requests of which one token, drawn or being drawn, is to be forwarded."""
-        found: list[tuple[Request, Active]] = []
-        for request in self._together():
-            state = request.state
-            if isinstance(state, Decoding) or (
-                isinstance(state, Prefilling)
-                and state.progress.sampling_in_flight
-                and state.answers_here
-            ):
-                progress = state.progress
-                expected = request.length + progress.sampling_in_flight
-                if progress.num_scheduled < min(expected, request.final_length):
-                    found.append((request, state))
-        return found
+        return np.concatenate([answering[first:], answering[:first]])[:rows]
 
     def _grow(self, request: Request, state: Active) -> None:
         while not self._cache.extend(state.allocation, request.next_capacity):
@@ -235,6 +209,7 @@ class Scheduler:
             self._retract(victim)
             if victim is request:
                 return
+        self.running.grown(request, state)
 
     def _retract(self, request: Request) -> None:
         """What it computed stays cached."""
@@ -245,7 +220,7 @@ class Scheduler:
         self._give_way(request)
 
     def _give_way(self, request: Request) -> None:
-        self.running.remove(request)
+        self.running.discard(request)
         request.move(Retracted())
         request.move(Waiting())
         self.requeue(request)
@@ -259,38 +234,20 @@ class Scheduler:
                 slot = self._cache.take_checkpoint_slot(state.allocation)
                 if slot is not None:
                     kept.append((planned, slot))
-        return self._scheduled(request, state, stop, int(stop == request.length), tuple(kept))
-
-    @staticmethod
-    def _scheduled(
-        request: Request,
-        state: Active,
-        stop: int,
-        num_sampled: int,
-        checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = (),
-    ) -> ScheduledSequence:
-        progress, written = state.progress, state.next_index
-        scheduled = ScheduledSequence(
-            request,
-            state,
-            progress.num_scheduled,
-            stop,
-            progress.scheduled_slot,
-            written,
-            num_sampled,
-            checkpoints,
+        progress, read, written = state.progress, state.progress.scheduled_slot, state.next_index
+        is_whole = stop == request.length
+        progress.schedule(stop, written, int(is_whole))
+        if is_whole:
+            self.running.prompt_scheduled(request, state)
+        return ScheduledSequence(
+            request, state, start, stop, read, written, int(is_whole), tuple(kept)
         )
-        progress.schedule(stop, written, num_sampled)
-        return scheduled
 
 
 def _computes(request: Request) -> bool:
     return isinstance(request.state, AwaitingGrant | Prefilling)
 
 
-def _unfinished_prompt(request: Request) -> Prefilling | None:
-    """The state of a request of which more than the next token is still to be scheduled."""
-    state = request.state
-    if isinstance(state, Prefilling) and state.progress.num_scheduled < request.length:
-        return state
-    return None
+def _prefilling(request: Request) -> Prefilling:
+    assert isinstance(request.state, Prefilling)
+    return request.state

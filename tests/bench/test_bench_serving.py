@@ -273,7 +273,7 @@ def test_a_forward_takes_its_time_behind_the_one_before() -> None:
     assert first.ends_at >= begun + 0.103
     assert second.ends_at == pytest.approx(first.ends_at + 0.11)
     assert second.idle_seconds == 0
-    drawn = [row[0].token for forward in (first, second) for row in forward.result()]
+    drawn = [int(token) for forward in (first, second) for token in forward.result().tokens]
     assert drawn == list(islice(answer_to([5, 6, 7], VOCABULARY), 2))
     assert time.monotonic() >= second.ends_at and ended()
 

@@ -7,6 +7,7 @@ import pytest
 
 from tasuki.engine.config import EngineConfigError
 from tasuki.engine.scheduling.chunk_limit import ChunkLimit
+from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.engines import prompt, submit, tiny_engine
@@ -22,11 +23,11 @@ class Row:
     decodes: bool
 
 
-def rows(answers: int, prompt_tokens: int) -> list[ScheduledSequence]:
-    found = [Row(9, 10, True)] * answers
-    if prompt_tokens:
-        found = [*found, Row(0, prompt_tokens, False)]
-    return cast(list[ScheduledSequence], found)
+def rows(answers: int, prompt_tokens: int) -> ScheduledForward:
+    prompts = [Row(0, prompt_tokens, False)] if prompt_tokens else []
+    return ScheduledForward(
+        cast(AnswerRows, range(answers)), cast(list[ScheduledSequence], prompts)
+    )
 
 
 def settled(limit: ChunkLimit, token_seconds: float, forwards: int = 200) -> list[int]:

@@ -7,6 +7,7 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.engine.plan_stream import PlanStream
+from tasuki.engine.progress import ProgressTable
 from tasuki.engine.role import Role
 from tasuki.engine.runner import cpu_runner
 from tasuki.engine.runner.base import Event
@@ -73,7 +74,7 @@ class Watching(CpuRunner):
 def test_an_event_is_behind_the_copies_that_waited() -> None:
     node = tiny_engine()
     cache, runner = node.engine._cache, Watching(node)
-    plans = PlanStream(runner, cache)
+    plans = PlanStream(runner, cache, ProgressTable(cache.arena.slabs))
     allocation = take_from(cache, text(70))
     assert bool(slot_bytes(cache, allocation.working_slots[0]).isnan().all())
     assert plans.record_event()()

@@ -1,7 +1,7 @@
 """A forward as plain data: its bytes, its numbers, and what a runner refuses."""
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +22,13 @@ from tasuki.engine.forward_plan import (
     plan_rows,
 )
 from tasuki.engine.messages import RequestId
-from tasuki.engine.request import Decoding, Progress, Request
+from tasuki.engine.progress import ProgressTable
+from tasuki.engine.request import Decoding, Request
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.sequence_states import SequenceStates
 from tasuki.engine.scheduling.forward_planner import ForwardPlanner
-from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
+from tasuki.engine.scheduling.running_requests import RunningRequests
+from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind, CopyOp
 from tests.harness.engines import alone, prompt, tiny_parts
@@ -75,36 +77,41 @@ def test_bytes_that_are_no_plan_are_refused() -> None:
             decode_plan(broken)
 
 
-def scheduled(lane: int, length: int) -> ScheduledSequence:
-    """The next token of an answer whose last token is in flight."""
-    request = Request(RequestId(f"r{lane}"), np.zeros(length, np.int32), SamplingParams(seed=lane))
+def answering(running: RunningRequests, progress: ProgressTable, lane: int, length: int) -> None:
+    """A request whose last token no forward has yet."""
+    sampling = SamplingParams(seed=lane, max_new_tokens=1000)
+    request = Request(RequestId(f"r{lane}"), np.zeros(length, np.int32), sampling)
     pages = np.arange(-(-(length + 1) // 64), dtype=np.int32)
     allocation: Any = SimpleNamespace(
         working_slots=[lane, lane + 1], pages=pages, capacity_tokens=64 * len(pages)
     )
-    request.state = active = Decoding(allocation, Progress(length))
-    return ScheduledSequence(request, active, length, length + 1, 0, 1, 1)
+    request.state = Decoding(allocation, progress.begin((lane, lane + 1), length - 1))
+    running.add(request)
 
 
-def step(item: ScheduledSequence) -> ScheduledSequence:
-    """One token later, with one page more where that needs one."""
-    item.request.output.append(0)
-    allocation: Any = item.active.allocation
-    if item.stop + 1 > allocation.capacity_tokens:
-        allocation.pages = np.append(allocation.pages, np.int32(len(allocation.pages)))
-        allocation.capacity_tokens += 64
-    return replace(item, start=item.stop, stop=item.stop + 1)
+def next_forward(running: RunningRequests) -> ScheduledForward:
+    """One token more of each, with one page more where that needs one."""
+    for request in running:
+        assert isinstance(request.state, Decoding)
+        allocation: Any = request.state.allocation
+        if request.expected_length > allocation.capacity_tokens:
+            allocation.pages = np.append(allocation.pages, np.int32(len(allocation.pages)))
+            allocation.capacity_tokens += 64
+            running.grown(request, request.state)
+        request.output.append(0)
+    return ScheduledForward(running.schedule_next(running.answering()), ())
 
 
 @pytest.mark.parametrize("spread", [1, 0], ids=["staggered", "all at a page's end"])
 def test_a_decode_step_of_256_long_contexts_is_small_and_fast_to_encode(spread: int) -> None:
-    planner = ForwardPlanner()
-    items = [scheduled(2 * row, CONTEXT + 31 + spread * row) for row in range(BATCH)]
-    planner.plan(items, ())
+    progress = ProgressTable(2 * BATCH)
+    running, planner = RunningRequests(progress), ForwardPlanner(progress)
+    for row in range(BATCH):
+        answering(running, progress, 2 * row, CONTEXT + 31 + spread * row)
+    planner.plan(next_forward(running), ())
     sizes, grown, seconds = [], [], []
     for _ in range(100):
-        items = [step(item) for item in items]
-        plan = planner.plan(items, ())
+        plan = planner.plan(next_forward(running), ())
         best = float("inf")
         for _ in range(20):
             began = time.process_time()
@@ -154,7 +161,7 @@ def test_a_forward_is_planned_with_nothing_of_the_one_before_known() -> None:
     sent = [plan.encode() for plan in plans]
     follower = runner()
     results = [follower.launch(decode_plan(data)).result() for data in sent]
-    assert [token.token for ((token,),) in results] == alone(tokens, 10)
+    assert [int(drawn.tokens[0]) for drawn in results] == alone(tokens, 10)
 
 
 def test_a_plan_out_of_its_turn_is_refused_and_changes_nothing() -> None:
@@ -165,7 +172,7 @@ def test_a_plan_out_of_its_turn_is_refused_and_changes_nothing() -> None:
         with pytest.raises(PlanGap, match=f"plan {number} came where 1 was due"):
             follower.launch(next_plan(number, 200))
     second = follower.launch(next_plan(1, 200)).result()
-    assert [token.token for ((token,),) in (first, second)] == alone(tokens, 2)
+    assert [int(drawn.tokens[0]) for drawn in (first, second)] == alone(tokens, 2)
 
 
 ROW = [0, 0, 3, 0, 1, 64, 1, 0]

@@ -13,13 +13,12 @@ from tasuki.engine.forward_plan import ForwardPlan, RowFlag, decode_plan
 from tasuki.engine.plan_stream import PlanStream
 from tasuki.engine.runner.base import Event
 from tasuki.engine.runner.cpu_runner import CpuRunner
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.copies import CopyKind
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
 
 SLABS = 18
-Tokens = list[list[Sampled]]
 
 
 def follow(channel: Connection) -> None:
@@ -39,7 +38,7 @@ class PipeForward:
     idle_seconds: float = 0.0
     busy_seconds: float = 0.0
 
-    def result(self) -> Tokens:
+    def result(self) -> DrawnTokens:
         return self.runner.reply(self.number)
 
 
@@ -48,7 +47,7 @@ class PipeRunner:
 
     def __init__(self, channel: Connection) -> None:
         self._channel = channel
-        self._replies: list[Tokens] = []
+        self._replies: list[DrawnTokens] = []
         self.plans: list[ForwardPlan] = []
         self.ticks = 0
 
@@ -64,7 +63,7 @@ class PipeRunner:
         self._channel.send_bytes(data)
         return PipeForward(self, plan.number)
 
-    def reply(self, number: int) -> Tokens:
+    def reply(self, number: int) -> DrawnTokens:
         while len(self._replies) <= number:
             assert self._channel.poll(120), "the follower is silent"
             self._replies.append(self._channel.recv())
@@ -117,7 +116,7 @@ def test_a_runner_in_another_process_draws_the_same_tokens(
 ) -> None:
     expected = play(engine())
     node = engine()
-    node.engine._plans = PlanStream(pipe, node.engine._cache)
+    node.engine._plans = PlanStream(pipe, node.engine._cache, node.engine._scheduler.progress)
     memory = node.parts.arena.bytes
 
     def never(*args: object) -> None:

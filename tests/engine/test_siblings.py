@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.request import Prefilling, Progress, Request
+from tasuki.engine.progress import ProgressTable
+from tasuki.engine.request import Prefilling, Request
 from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.scheduling.siblings import leader_of
@@ -93,7 +94,8 @@ def test_nobody_waits_for_little_or_for_another_ones_salt(forwarded: Forwarded) 
 def computing(tokens: list[int], scheduled: int, name: str) -> Request:
     """A request whose forwards have come so far."""
     made = Request(m.RequestId(name), np.asarray(tokens, dtype=np.int32), SamplingParams())
-    made.move(Prefilling(cast(Allocation, object()), Progress(scheduled)))
+    progress = ProgressTable(1).begin((0,), scheduled)
+    made.move(Prefilling(cast(Allocation, object()), progress))
     return made
 
 

@@ -15,6 +15,7 @@ from tasuki.engine.plan_stream import PlanStream
 from tasuki.engine.runner import device_batch
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
 from tasuki.engine.runner.device_batch import DeviceBatch, SamplingTable
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.runner.sequence_states import ResolvedRows
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import (
@@ -24,7 +25,6 @@ from tasuki.model.ops.sampling.params import (
     MIN_TOP_P,
     SamplingParams,
 )
-from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import read_options
 from tasuki.server.openai.sampling_defaults import OPENAI_DEFAULTS
@@ -65,7 +65,7 @@ class Filling(CpuRunner):
         self.forwards += 1
         return super().launch(plan)
 
-    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> list[list[Sampled]]:
+    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
         self.rows.fill(rows.take(rows.num_sampled.nonzero()[0]), self.sampling)
         return super()._compute(plan, rows)
 
@@ -75,7 +75,9 @@ def filling(rows: DeviceBatch) -> tuple[Lone, Filling]:
     engine = Lone(EngineConfig(model="tiny", dtype="float32"), parts=parts)
     runner = Filling(parts.model, parts.arena, parts.steps)
     runner.rows = rows
-    engine.engine._plans = PlanStream(runner, engine.engine._cache)
+    engine.engine._plans = PlanStream(
+        runner, engine.engine._cache, engine.engine._scheduler.progress
+    )
     return engine, runner
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from tasuki.engine.forward_plan import ForwardPlan, Ints
 from tasuki.engine.runner.base import Event
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.runner.sequence_states import ResolvedRows, SequenceStates
-from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.os_threads import name_this_thread
 
@@ -27,12 +27,12 @@ from .tokens import next_token
 class FreeForward:
     """`InFlightForward`. ends_at: on the monotonic clock."""
 
-    drawn: list[list[Sampled]]
+    drawn: DrawnTokens
     idle_seconds: float
     busy_seconds: float
     ends_at: float
 
-    def result(self) -> list[list[Sampled]]:
+    def result(self) -> DrawnTokens:
         left = self.ends_at - time.monotonic()
         if left > 0:
             time.sleep(left)
@@ -50,8 +50,6 @@ class FreeRunner:
         self._ticks = ticks
         self._last = np.zeros(lanes, dtype=np.int64)
         self._ends_at = time.monotonic()
-        # One row's result for each token: making them anew would cost what the model does not.
-        self._results = [[Sampled(token, 0.0, 1.0)] for token in range(vocabulary)]
 
     @property
     def ticks(self) -> int:
@@ -69,7 +67,7 @@ class FreeRunner:
         now = time.monotonic()
         idle, begins = max(0.0, now - self._ends_at), max(now, self._ends_at)
         if not len(rows):
-            return FreeForward([], idle, 0.0, begins)
+            return FreeForward(DrawnTokens.nothing(0), idle, 0.0, begins)
         decoding = int(rows.decodes.sum())
         prompt_tokens = int(rows.lengths.sum()) - decoding
         self._ends_at = begins + self._cost.of(decoding, prompt_tokens)
@@ -78,8 +76,8 @@ class FreeRunner:
             self._ticks.forward(begins, self._ends_at)
         return FreeForward(drawn, idle, self._ends_at - begins, self._ends_at)
 
-    def _draw(self, plan: ForwardPlan, rows: ResolvedRows) -> list[list[Sampled]]:
-        """The result of every row; a row from which nothing is to be drawn has an empty one."""
+    def _draw(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
+        """A token of every row, also of those from which nothing is to be drawn."""
         last = self._last[rows.lanes]
         from_plan = np.flatnonzero(~rows.on_lane)
         if len(from_plan):
@@ -87,11 +85,7 @@ class FreeRunner:
             last[from_plan] = plan.tokens[ends]
         tokens = next_token(last, rows.stops.astype(np.int64), self._vocabulary)
         self._last[rows.lanes] = tokens
-        results = self._results
-        return [
-            results[token] if count else []
-            for token, count in zip(tokens.tolist(), rows.num_sampled.tolist(), strict=True)
-        ]
+        return DrawnTokens(tokens.astype(np.int32), np.zeros(len(tokens)), np.ones(len(tokens)))
 
 
 class LayerTicks:

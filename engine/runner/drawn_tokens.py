@@ -1,0 +1,51 @@
+"""What a forward drew, as columns: plain values, as a process that runs plans sends them back."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.engine.forward_plan import Ints
+from tasuki.model.ops.sampling.reference import Sampled
+
+
+@dataclass(frozen=True)
+class DrawnTokens:
+    """By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
+    row of which nothing was to be drawn has zeros."""
+
+    tokens: Ints
+    logprobs: NDArray[np.float64]
+    margins: NDArray[np.float64]
+
+    @classmethod
+    def nothing(cls, rows: int) -> "DrawnTokens":
+        """To be filled row by row."""
+        return cls(np.zeros(rows, dtype=np.int32), np.zeros(rows), np.zeros(rows))
+
+    @classmethod
+    def of(cls, sampled: Iterable[Sampled | None]) -> "DrawnTokens":
+        """A row each; None: nothing was drawn of it."""
+        found = list(sampled)
+        drawn = cls.nothing(len(found))
+        for row, token in enumerate(found):
+            if token is not None:
+                drawn.tokens[row] = token.token
+                drawn.logprobs[row], drawn.margins[row] = token.logprob, token.margin
+        return drawn
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def take(self, rows: "NDArray[np.intp] | slice") -> "DrawnTokens":
+        return DrawnTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows])
+
+    def at(self, row: int) -> Sampled:
+        """REQUIRES: something was drawn of the row."""
+        return Sampled(int(self.tokens[row]), float(self.logprobs[row]), float(self.margins[row]))
+
+    @property
+    def sound(self) -> NDArray[np.bool_]:
+        """[n]: whether the token was drawn from numbers."""
+        return np.isfinite(self.logprobs)

@@ -1,0 +1,82 @@
+"""What one forward computes, as the engine remembers it until the forward lands: one token of each
+of many answers, as columns, and parts of prompts behind them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.engine.forward_plan import Ints
+from tasuki.engine.progress import Lanes, NextTokens, ProgressTable
+from tasuki.engine.request import Active, Request
+
+from .scheduled_sequence import ScheduledSequence
+
+
+@dataclass(frozen=True)
+class AnswerRows:
+    """A row each, columns [n]: of requests that answer, one token, behind which one is drawn.
+    holders: as ProgressTable's. row_limits: tokens that the allocations hold. indices: where in the
+    answer what is drawn will stand; is_last: no more are wanted behind it."""
+
+    requests: Sequence[Request]
+    lanes: Lanes
+    holders: NDArray[np.int64]
+    tokens: NextTokens
+    row_limits: Ints
+    indices: Ints
+    is_last: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.lanes)
+
+    def live(self, progress: ProgressTable) -> NDArray[np.bool_]:
+        """[n]: whose requests still run on the allocations that this was planned for."""
+        still: NDArray[np.bool_] = progress.holders[self.lanes] == self.holders
+        return still
+
+    def requests_where(self, rows: NDArray[np.bool_]) -> list[Request]:
+        """rows [n]."""
+        return [self.requests[row] for row in rows.nonzero()[0].tolist()]
+
+    def take(self, rows: NDArray[np.intp]) -> "AnswerRows":
+        return AnswerRows(
+            [self.requests[row] for row in rows.tolist()],
+            self.lanes[rows],
+            self.holders[rows],
+            self.tokens.take(rows),
+            self.row_limits[rows],
+            self.indices[rows],
+            self.is_last[rows],
+        )
+
+    def sequences(self) -> list[ScheduledSequence]:
+        """The same, one by one. REQUIRES: all are live."""
+        found = []
+        for row, request in enumerate(self.requests):
+            assert isinstance(request.state, Active)
+            start, read, write = (
+                int(column[row])
+                for column in (self.tokens.starts, self.tokens.read_index, self.tokens.write_index)
+            )
+            found.append(
+                ScheduledSequence(request, request.state, start, start + 1, read, write, 1)
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class ScheduledForward:
+    """Rows of answers come before those of prompts."""
+
+    answers: AnswerRows
+    prompts: Sequence[ScheduledSequence]
+
+    def __len__(self) -> int:
+        return len(self.answers) + len(self.prompts)
+
+    def live_sequences(self, progress: ProgressTable) -> list[ScheduledSequence]:
+        """What of it may still count, one by one."""
+        live = self.answers.take(self.answers.live(progress).nonzero()[0])
+        return live.sequences() + [item for item in self.prompts if item.live]
