@@ -24,6 +24,7 @@ from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.auth.rate_limits import RateLimits, no_limits
 from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
 
+from .calls_in_progress import CallsInProgress
 from .errors import (
     DuplicateRequest,
     RequestAborted,
@@ -123,6 +124,7 @@ class EngineClient:
         self._requests = requests or ConcurrencyCaps(RequestLimit, "requests in flight", 0)
         self.watchers = watchers or ConcurrencyCaps(WatcherLimit, "watches", 0)
         self.ended = RequestLog(time.monotonic)
+        self.calls = CallsInProgress()
         self._names = RequestNames()
         self._unread: dict[m.RequestId, UnreadAnswer] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
@@ -302,9 +304,11 @@ class EngineClient:
         self._post(m.Undrain())
 
     async def retire(self) -> None:
-        """drain(), and nothing undoes it."""
+        """drain(), and nothing undoes it. Returns when the calls that answer have ended too: a
+        client that reads slowly gets all that was computed for it."""
         self._retires = True
         await self.drain()
+        await self.calls.over()
 
     async def open_cursor(self, salt: bytes) -> int:
         return (await self._query(m.CursorOpened, lambda query: m.OpenCursor(query, salt))).cursor

@@ -176,6 +176,7 @@ class Node:
                 lambda: self.engine.lost,
                 self._config.access,
                 admit=self.engine.admit,
+                calls=self.engine.calls,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
             )
 

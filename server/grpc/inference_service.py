@@ -27,6 +27,10 @@ class InferenceService(pb_grpc.InferenceServicer):
         self._codec = codec
 
     async def Generate(self, request: pb.GenerateRequest, context: CallContext) -> None:
+        with self._engine.calls.one():
+            await self._generate(request, context)
+
+    async def _generate(self, request: pb.GenerateRequest, context: CallContext) -> None:
         request_id = read_request_id(request.request_id)
         # Gateways give up on streams whose headers wait for the first token.
         await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))

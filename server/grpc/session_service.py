@@ -76,6 +76,10 @@ class SessionService(pb_grpc.SessionServicer):
         )
 
     async def Generate(self, request: pb.SessionGenerateRequest, context: CallContext) -> None:
+        with self._engine.calls.one():
+            await self._generate(request, context)
+
+    async def _generate(self, request: pb.SessionGenerateRequest, context: CallContext) -> None:
         request_context = grpc_request_context(self._keys, context)
         self._engine.admit(request_context.caller)
         request_id = read_request_id(request.request_id)

@@ -15,6 +15,7 @@ from aiohttp.typedefs import Middleware
 from tasuki.server.auth.access import LOOPBACK_ONLY, Access
 from tasuki.server.auth.caller import NOBODY, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
+from tasuki.server.calls_in_progress import CallsInProgress
 from tasuki.utils.version import package_version
 
 from .auth import http_caller, require_scope
@@ -99,10 +100,12 @@ async def start_http_server(
     access: Access = LOOPBACK_ONLY,
     *,
     admit: Callable[[Caller], None] | None = None,
+    calls: CallsInProgress | None = None,
     last_writes_seconds: float = 1.0,
 ) -> HttpServer:
     """bind: HOST:PORT, port 0 picks one. admit: counts a caller's request before its body is read,
-    or raises RateLimited; None: no count. Raises BindError, TlsError."""
+    or raises RateLimited; None: no count. calls: counts the same requests while they are answered.
+    Raises BindError, TlsError."""
     host, port = parse_bind(bind, access)
     require_callers_known(bind, access)
     tls = None if access.tls is None else access.tls.ssl_context()
@@ -115,7 +118,7 @@ async def start_http_server(
             require_host(host, access.allowed_hosts),
             refuse_encodings,
             require_scope(access.keys),
-            _let_in(connections, admit),
+            _let_in(connections, admit, calls or CallsInProgress()),
         ],
         client_max_size=access.max_message_bytes,
     )
@@ -147,7 +150,11 @@ async def start_http_server(
     return HttpServer(runner, listening, connections, probes, host)
 
 
-def _let_in(connections: HttpConnections, admit: Callable[[Caller], None] | None) -> Middleware:
+def _let_in(
+    connections: HttpConnections,
+    admit: Callable[[Caller], None] | None,
+    calls: CallsInProgress,
+) -> Middleware:
     @web.middleware
     async def count(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -155,11 +162,13 @@ def _let_in(connections: HttpConnections, admit: Callable[[Caller], None] | None
         caller = http_caller(request)
         if caller != NOBODY:
             connections.let_in(request.transport)
-        if request.path.startswith(_CHARGED):
-            if admit is not None:
-                admit(caller)
-            may_send(request)
-        return await handler(request)
+        if not request.path.startswith(_CHARGED):
+            return await handler(request)
+        if admit is not None:
+            admit(caller)
+        may_send(request)
+        with calls.one():
+            return await handler(request)
 
     return count
 

@@ -74,10 +74,11 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
             partial(self._answers.abort, request_id, request_context.caller),
         )
         parts = self._answers.generate(asked.submit, request_context)
-        async with first_look(answer.messages(parts), _FIRST_LOOK_SECONDS) as messages:
-            await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
-            async for message in messages:
-                yield message
+        with self._engine.calls.one():
+            async with first_look(answer.messages(parts), _FIRST_LOOK_SECONDS) as messages:
+                await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+                async for message in messages:
+                    yield message
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
         if not request.request_id:

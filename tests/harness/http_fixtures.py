@@ -86,6 +86,7 @@ def running_http(
                 lambda: front.client.lost,
                 config.access,
                 admit=front.client.admit,
+                calls=front.client.calls,
             )
 
         server = front.run(start())

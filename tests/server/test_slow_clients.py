@@ -1,21 +1,27 @@
 """Connections that say nothing, or say it slowly, end by themselves; those over a cap at once."""
 
+import asyncio
 import json
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 
+import grpc
 import pytest
+from aiohttp import web
 
+from tasuki.engine import messages as m
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
 from tasuki.server.http import body as http_body
 from tasuki.server.http import server as http_server
 from tests.harness.api_keys import headers
-from tests.harness.grpc_calls import ids
-from tests.harness.grpc_fixtures import running_front
+from tests.harness.grpc_calls import GrpcCalls, ids
+from tests.harness.grpc_fixtures import Front, ScriptedEngine, running_front
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.waiting import HANG_SECONDS
 
@@ -175,3 +181,48 @@ def test_grpc_holds_no_more_connections_than_it_may() -> None:
         request = pb.GenerateRequest(token_ids=ids(1, 2))
         generate = running.calls.inference.Generate
         assert list(generate(request, wait_for_ready=True, timeout=HANG_SECONDS))
+
+
+READS_LITTLE_AHEAD = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+
+
+def retires_once_it_is_read(front: Front, read: Callable[[], object]) -> None:
+    """The node's end waits for read(), though its engine is empty."""
+    retiring = asyncio.run_coroutine_threadsafe(front.client.retire(), front.loop)
+    front.engine.wait_for(m.Drain)
+    # What the engine answers to this comes behind its answer to the drain.
+    front.run(front.client.stats())
+    assert not retiring.done()
+    read()
+    retiring.result(HANG_SECONDS)
+
+
+def test_an_answer_that_is_read_slowly_is_whole_at_a_node_that_retires() -> None:
+    with (
+        running_front(engine=ScriptedEngine(lambda submit: [7] * 4000)) as front,
+        grpc.insecure_channel(front.address, options=READS_LITTLE_AHEAD) as channel,
+    ):
+        messages = iter(GrpcCalls(channel).generate(1))
+        answer = [next(messages)]
+        retires_once_it_is_read(front, lambda: answer.extend(messages))
+    assert sum(len(message.chunk.token_ids) for message in answer) == 4000
+    assert answer[-1].HasField("finished")
+
+
+def test_an_answer_over_http_is_waited_for_at_a_node_that_retires() -> None:
+    """Held back by its route: how much a connection takes that nobody reads is the kernel's."""
+    begun, over = threading.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        begun.set()
+        await over.wait()
+        return web.json_response({})
+
+    with (
+        running_http(routes=[web.post("/v1/completions", answer)]) as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        reply = pool.submit(http.post, "/v1/completions", {})
+        assert begun.wait(HANG_SECONDS)
+        retires_once_it_is_read(http.front, lambda: http.front.loop.call_soon_threadsafe(over.set))
+        assert reply.result().status == 200
