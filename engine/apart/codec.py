@@ -39,7 +39,7 @@ class BrokenFrame(ValueError):
 def _plain(value: Any) -> Any:
     """What msgspec does not know: arrays, and numbers that came out of one."""
     if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, np.ascontiguousarray(value).data.cast("B")
+        return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(f"{type(value).__name__} is no plain value")

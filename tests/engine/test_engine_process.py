@@ -1,10 +1,12 @@
-"""An engine in a process of its own: its messages are plain values, and a pipe carries them."""
+"""An engine in a process of its own: its messages are plain values, and a socket carries them."""
 
 import multiprocessing
+import socket
+import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from enum import Enum
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -13,6 +15,9 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.apart import control as c
+from tasuki.engine.apart.codec import FrameReader, frame_of
+from tasuki.engine.apart.front_link import FrontLink
 from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.thread import EngineThread
 from tasuki.pycache.packed_events import PackedEvents
@@ -34,49 +39,83 @@ THEN: list[m.Inbox] = [
 ]
 
 
-def serve(channel: Connection, folder: Path) -> None:
-    """The other process: what comes is posted, each delivery is one message of the pipe."""
+def serve(connection: socket.socket, folder: Path) -> None:
+    """The other process: each delivery is one frame."""
     config, parts = engine_config(folder), tiny_parts()
     engine = build_fused_engine(config, parts, build_cache(config, parts))
-    thread = EngineThread(engine, channel.send, channel.send)
-    for message in channel.recv():
-        thread.post(message)
-    thread.start()
-    while (messages := channel.recv()) is not None:
+    link, asked, over = FrontLink(connection), threading.Event(), threading.Event()
+    thread = EngineThread(engine, link.send, lambda reason: over.set())
+
+    def receive(messages: Sequence[Any]) -> None:
         for message in messages:
-            thread.post(message)
+            if isinstance(message, c.EndEngine):
+                over.set()
+            else:
+                thread.post(message)
+        asked.set()
+
+    link.start(receive, lambda reason: over.set())
+    link.send([c.FrontProbe()])
+    # What is asked before the first step is admitted in it together.
+    asked.wait(60)
+    thread.start()
+    over.wait()
     thread.stop()
+    link.close()
 
 
-def through_a_pipe(folder: Path) -> list[Sequence[m.Outbox]]:
+class Frames:
+    """This process's end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(60)
+        self._socket = connection
+        self._reader = FrameReader()
+        self._come: deque[list[Any]] = deque()
+
+    def send(self, messages: Sequence[Any]) -> None:
+        self._socket.sendall(frame_of(messages))
+
+    def receive(self) -> list[Any]:
+        while not self._come:
+            data = self._socket.recv(1 << 16)
+            assert data, "the engine's process has ended"
+            self._come.extend(self._reader.take(data))
+        return self._come.popleft()
+
+
+def through_a_socket(folder: Path) -> list[Sequence[m.Outbox]]:
     """Every delivery, until the drain that ends THEN is answered."""
     spawning = multiprocessing.get_context("spawn")
-    ours, theirs = spawning.Pipe()
+    ours, theirs = socket.socketpair()
     process = spawning.Process(target=serve, args=(theirs, folder))
     process.start()
+    theirs.close()
     try:
+        frames = Frames(ours)
         deliveries: list[Sequence[m.Outbox]] = []
 
         def until(kind: type, count: int) -> None:
             seen = 0
             while seen < count:
-                assert ours.poll(60), deliveries
-                deliveries.append(ours.recv())
+                deliveries.append(frames.receive())
                 seen += sum(isinstance(message, kind) for message in deliveries[-1])
 
-        ours.send(ASKED)
+        frames.send(ASKED)
+        assert frames.receive() == [c.FrontProbe()]
         until(m.Finished, len(PROMPTS))
         # Read with the watch that was opened.
         (watch,) = {e.watch for d in deliveries for e in d if isinstance(e, m.WatchOpened)}
-        ours.send(with_watch(watch))
+        frames.send(with_watch(watch))
         until(m.Drained, 1)
-        ours.send(None)
+        frames.send([c.EndEngine()])
         process.join(60)
         assert process.exitcode == 0
         return deliveries
     finally:
         process.kill()
         process.join()
+        ours.close()
 
 
 def with_watch(watch: int) -> list[m.Inbox]:
@@ -117,7 +156,7 @@ def essence(message: m.Outbox) -> object:
 
 
 def test_an_engine_in_another_process_says_the_same(tmp_path: Path) -> None:
-    deliveries = through_a_pipe(tmp_path)
+    deliveries = through_a_socket(tmp_path)
     here = in_this_process(tmp_path)
     there = [message for delivery in deliveries for message in m.tokens_apart(delivery)]
     assert all(deliveries), "nothing was delivered for nothing"
@@ -156,7 +195,9 @@ def assert_plain(hint: Any, path: str, seen: set[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", get_args(m.Inbox) + get_args(m.Outbox), ids=lambda kind: kind.__name__
+    "message",
+    get_args(m.Inbox) + get_args(m.Outbox) + c.FRONT_CONTROL + c.ENGINE_CONTROL,
+    ids=lambda kind: kind.__name__,
 )
 def test_a_message_holds_nothing_that_lives_in_one_process(message: type) -> None:
     assert_plain(message, message.__name__, set())

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 
 
 def gone(pid: int) -> bool:
@@ -17,3 +18,30 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def ended(pid: int) -> bool:
+    """Gone, or dead and not waited for yet by whoever inherited it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def engine_of(daemon: int) -> int:
+    """The process of a daemon's engine, where it has one of its own."""
+    (found,) = [child for child in _children(daemon) if b"engine_main" in _command(child)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
