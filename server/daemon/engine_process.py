@@ -27,8 +27,8 @@ from .running_engine import OBSERVED_INBOX, Front
 log = logging.getLogger(__name__)
 
 _STDERR = 2
-# From the end of its socket to the end of the process, which has nothing left to do.
-_LAST_SECONDS = 5.0
+# From the end of its socket to the end of the process: callers wait for the reason meanwhile.
+_LAST_SECONDS = 1.0
 # The step in progress, and what the data plane has posted.
 _STOP_SECONDS = 60.0
 # Rooms, pulls and links have patiences of their own, which add up to less.
@@ -115,7 +115,15 @@ class EngineProcess:
             header = self._front.tracing.header(message.request_id)
             if header:
                 messages.insert(0, c.RequestTraced(message.request_id, header))
-        self._send(messages)
+        try:
+            self._send(messages)
+        except Exception as error:
+            # One bad message ends one request, as in the engine's loop.
+            log.exception("a message was dropped: %s", type(message).__name__)
+            if isinstance(message, m.Submit) and self._front is not None:
+                failure = m.RequestError(m.ErrorKind.INTERNAL, f"the engine refused it: {error!r}")
+                rejected = m.Rejected(message.request_id, failure)
+                self._loop.call_soon(self._front.take, [rejected])
 
     async def retire_handover(self) -> None:
         """As EngineSide.retire. Call it before the front drains."""
@@ -174,22 +182,28 @@ class EngineProcess:
 
     @staticmethod
     def _hand_on(front: Front, messages: Sequence[Any]) -> None:
+        """One that breaks what observes it leaves the others theirs."""
         mine: list[Any] = []
         for message in messages:
-            match message:
-                case c.EngineLost(reason):
-                    front.lose(reason)
-                case c.RoomBegun(room, request, traceparent):
-                    front.tracing.begin_room(room, request, traceparent)
-                case _ if isinstance(message, OBSERVED_INBOX):
-                    front.observe(message)
-                case _:
-                    mine.append(message)
+            try:
+                match message:
+                    case c.EngineLost(reason):
+                        front.lose(reason)
+                    case c.RoomBegun(room, request, traceparent):
+                        front.tracing.begin_room(room, request, traceparent)
+                    case _ if isinstance(message, OBSERVED_INBOX):
+                        front.observe(message)
+                    case _:
+                        mine.append(message)
+            except Exception:
+                log.exception("what observes messages broke: %s", type(message).__name__)
         if mine:
             front.take(mine)
 
     def link_ended(self, why: Exception | None) -> None:
         """The socket is closed: the process has ended, or can no longer be spoken to."""
+        if self._ending:
+            return  # stop() waits for it.
         self._end_seen = self._loop.create_task(self._follow_to_its_end(why))
 
     async def _follow_to_its_end(self, why: Exception | None) -> None:
@@ -198,8 +212,6 @@ class EngineProcess:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        if self._ending:
-            return
         reason = f"the engine's process {self._how_it_ended(why)}; restart this node"
         self.reason = reason
         if not self._stands.done():

@@ -1,0 +1,45 @@
+"""Engines' processes that do one thing: mains for EngineProcess.launch()."""
+
+import socket
+import time
+
+from tasuki.engine import messages as m
+from tasuki.engine.apart import control as c
+from tasuki.engine.apart.codec import FrameReader, frame_of
+
+STANDS = c.EngineStands(4096, 64)
+LATE = 600.0
+
+
+def die(connection: socket.socket) -> int:
+    """Before it stands."""
+    return 3
+
+
+def refuse(connection: socket.socket) -> int:
+    connection.sendall(frame_of([c.StartFailed("arena_mib 1 is too little: give more")]))
+    return 1
+
+
+def babble(connection: socket.socket) -> int:
+    """It stands, then sends what is no frame, and goes on."""
+    connection.sendall(frame_of([STANDS]) + b"\x01\x00\x00\x00\xff")
+    time.sleep(LATE)
+    return 0
+
+
+def repeat(connection: socket.socket) -> int:
+    """It stands; each Submit is rejected with what it was told of its trace."""
+    connection.sendall(frame_of([STANDS]))
+    reader, header = FrameReader(), ""
+    while True:
+        for messages in reader.take(connection.recv(1 << 16)):
+            for message in messages:
+                match message:
+                    case c.RequestTraced(_, header):
+                        pass
+                    case m.Submit(request_id):
+                        error = m.RequestError(m.ErrorKind.INVALID, header)
+                        connection.sendall(frame_of([m.Rejected(request_id, error)]))
+                    case c.EndEngine():
+                        return 0
