@@ -233,6 +233,72 @@ def test_a_conversation_with_tools_is_rendered_and_nothing_in_it_is_a_special_to
     assert [prompt.count(special) for special in (0, 1, 2)] == [0, 6, 5]
 
 
+SENT_BY_AGENTS = [
+    {"role": "assistant", "content": None},
+    {"role": "assistant", "content": None, "reasoning_content": "so"},
+    {"role": "assistant"},
+    {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+    {"role": "tool", "tool_call_id": "c", "content": None},
+    {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "rain"}]},
+]
+
+
+@pytest.mark.parametrize("message", SENT_BY_AGENTS, ids=str)
+def test_a_history_as_agents_send_it_is_taken(http: HttpFront, message: dict[str, Any]) -> None:
+    assert http.post("/v1/chat/completions", {"messages": [*USER, message]}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rendered"),
+    [
+        ("", "{}"),
+        ("null", "{}"),
+        (None, "{}"),
+        ('{"city": "Ba', '{"city": "Ba"}'),
+        ('{"city": "Bath", "day', '{"city": "Bath"}'),
+        ("[", '{"arguments": "["}'),
+        ('{"city": "a\\ud800b"}', '{"city": "a\ufffdb"}'),
+        ('{"city": "\\ud83d\\ude00"}', '{"city": "\U0001f600"}'),
+    ],
+)
+def test_arguments_of_the_history_are_rendered_whatever_they_are(
+    http: HttpFront, codec: TextCodec, arguments: Any, rendered: str
+) -> None:
+    body = called_with(arguments)
+    assert http.post("/v1/chat/completions", body).status == 200
+    text = codec.require_tokenizer().decode(submitted(http).prompt.tolist())
+    assert f'"arguments": {rendered}}}' in text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+@pytest.mark.parametrize("text", ["\\ud800", "\\udc00 a", "\\ud800\\ud800"])
+def test_half_a_character_is_refused(http: HttpFront, path: str, text: str) -> None:
+    chat = f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'
+    for body in (chat, f'{{"prompt": "{text}"}}'):
+        assert http.post(path, body.encode()).refusal == (400, "invalid")
+
+
+def test_an_answer_of_one_call_ends_with_it(http: HttpFront, codec: TextCodec) -> None:
+    say(http, codec, f"{CALL}\n{CALL} and more")
+    http.engine.hold = True
+    for stream in (False, True):
+        reply = http.chat(tools=[TOOL], parallel_tool_calls=False, stream=stream)
+        if stream:
+            begun = [d for d in deltas(reply) if "id" in d.get("tool_calls", [{}])[0]]
+            reason = reply.events[-1]["choices"][0]["finish_reason"]
+            assert (len(begun), reason, content(reply)) == (1, "tool_calls", "")
+        else:
+            (choice,) = reply.json["choices"]
+            assert len(choice["message"]["tool_calls"]) == 1
+            assert choice["finish_reason"] == "tool_calls"
+            # The engine ended with the call's last brace.
+            assert reply.json["usage"]["completion_tokens"] == len(CALL) - len("\n</tool_call>")
+    assert len(http.engine.wait_for(m.Abort, 2)) == 2
+    http.engine.hold = False
+    (choice,) = http.chat(tools=[TOOL], parallel_tool_calls=True).json["choices"]
+    assert len(choice["message"]["tool_calls"]) == 2
+
+
 def called_with(arguments: object) -> dict[str, Any]:
     """A conversation in which a tool was called so."""
     call = {"function": {"name": "f", "arguments": arguments}}

@@ -1,0 +1,162 @@
+"""A fused node in this process whose model writes what a test dictates: a tiny one, with the
+embedded model's tokenizer, a published chat template and the tags that such checkpoints have as
+tokens."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasuki.cli.embedded import embedded_model
+from tasuki.engine.build import EngineParts, build_cache, build_fused_engine
+from tasuki.engine.runner import cpu_runner
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.sampling.reference import Sampled, sample
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.random_weights import random_weights
+from tasuki.pycache.arena import Arena
+from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.node import Node
+from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.tokenizer import Tokenizer
+from tasuki.transfer.windows.step_counter import StepCounter
+from tests.harness.engines import TINY, engine_config
+from tests.harness.front_fixtures import loop_on_a_thread
+from tests.harness.http_calls import Reply, ask
+from tests.harness.waiting import HANG_SECONDS
+
+TEMPLATES = Path(__file__).with_name("qwen_templates")
+TAGS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+
+
+# The embedded model's.
+_VOCABULARY = 2048
+_CONTEXT = 1 << 14
+
+
+def template_names() -> list[str]:
+    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+
+
+def template_source(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def write_text_files(folder: Path, template: str) -> None:
+    """The embedded model's tokenizer, with TAGS in place of the words that it learnt last."""
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    path = embedded_model() / "tokenizer.json"
+    specification = json.loads(path.read_text(encoding="utf-8"))
+    model = specification["model"]
+    last = sorted(model["vocab"], key=model["vocab"].__getitem__)[-len(TAGS) :]
+    like = {**specification["added_tokens"][0], "special": False}
+    for word, tag in zip(last, TAGS, strict=True):
+        token = model["vocab"].pop(word)
+        specification["added_tokens"].append({**like, "content": tag, "id": token})
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in last]
+    (folder / "tokenizer.json").write_text(json.dumps(specification), encoding="utf-8")
+
+
+def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
+    """Random weights for that vocabulary."""
+    end = codec.require_tokenizer().added_tokens["<|im_end|>"]
+    config = ModelConfig.from_dict(
+        {
+            **TINY,
+            "vocab_size": codec.vocab_size,
+            "max_position_embeddings": codec.max_tokens,
+            "eos_token_id": end,
+        }
+    )
+    layout = config.cache_layout("float32", "float32", "float32")
+    model = Qwen35Model(config, random_weights(config, 5, torch.float32))
+    return EngineParts(
+        config, model, Arena(layout, arena_mib * 2**20 // layout.slab_bytes), StepCounter()
+    )
+
+
+@dataclass
+class Dictation:
+    """Tokens by the position at which they will stand; elsewhere the model's own."""
+
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    def sample(self, logits: Any, params: Any, positions: Sequence[int]) -> list[Sampled]:
+        drawn = sample(logits, params, positions)
+        return [
+            replace(item, token=self.tokens.get(position, item.token))
+            for item, position in zip(drawn, positions, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class DictatedNode:
+    address: str
+    tokenizer: Tokenizer
+    dictation: Dictation
+
+    def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
+        return ask(self.address, "POST", path, body, headers)
+
+    def prompt(self, body: dict[str, Any]) -> list[int]:
+        """The tokens of a chat's prompt."""
+        tokens: list[int] = self.post("/tokenize", body).json["tokens"]
+        return tokens
+
+    def dictate(self, body: dict[str, Any], text: str) -> None:
+        """The answer to this chat, with which the model then ends its turn."""
+        tokens = [*self.tokens_of(text), self.tokenizer.added_tokens["<|im_end|>"]]
+        begin = len(self.prompt(body))
+        self.dictation.tokens = dict(enumerate(tokens, begin))
+
+    def tokens_of(self, text: str) -> list[int]:
+        """As a model writes it, each tag a token."""
+        for tag in TAGS:
+            before, found, behind = text.partition(tag)
+            if found:
+                own = self.tokenizer.added_tokens[tag]
+                return [*self.tokens_of(before), own, *self.tokens_of(behind)]
+        return self.tokenizer.encode(text)
+
+
+@contextmanager
+def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
+    """folder: empty, for the text files."""
+    write_text_files(folder, template)
+    config = engine_config(folder)
+    codec = TextCodec.load(folder, _VOCABULARY, _CONTEXT)
+    parts = tiny_parts_of(codec, arena_mib=32)
+    dictation = Dictation()
+    with pytest.MonkeyPatch.context() as patch, loop_on_a_thread() as loop:
+        patch.setattr(cpu_runner, "sample", dictation.sample)
+        engine = build_fused_engine(config, parts, build_cache(config, parts))
+        front = ServerConfig(bind="127.0.0.1:0", http_bind="127.0.0.1:0")
+        served = served_model(config.model, front, engine.max_request_tokens, codec)
+
+        async def start() -> Node:
+            routes = partial(openai_routes, model=served)
+            node = Node(engine, front, lambda client: (), routes=routes)
+            await node.startup()
+            return node
+
+        node = asyncio.run_coroutine_threadsafe(start(), loop).result(HANG_SECONDS)
+        try:
+            assert node.http_address is not None
+            yield DictatedNode(node.http_address, codec.require_tokenizer(), dictation)
+        finally:
+            asyncio.run_coroutine_threadsafe(node.shutdown(), loop).result(HANG_SECONDS)

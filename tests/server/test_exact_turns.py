@@ -1,0 +1,170 @@
+"""A turn that a client sends back as it came resumes at its exact end: conversations of ten turns
+over HTTP with a real engine, by each published Qwen template."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.harness.dictated_node import (
+    DictatedNode,
+    dictated_node,
+    template_names,
+    template_source,
+)
+from tests.harness.http_calls import Reply
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "path": {"type": "string"},
+                    "lines": {"type": "integer"},
+                    "deep": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "parts": {"type": "array"},
+                },
+            },
+        },
+    }
+]
+# Whether a template keeps what was thought before the last question.
+KEEPS = {"qwen3_8"}
+KEEPS_WHERE_ASKED = {"qwen3_6", "qwen3_8"}
+
+
+@pytest.fixture(scope="module", params=template_names())
+def template(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def node(template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DictatedNode]:
+    folder = tmp_path_factory.mktemp(template)
+    with dictated_node(folder, template_source(template)) as running:
+        yield running
+
+
+class Chat:
+    """A client that sends back every message as it got it."""
+
+    def __init__(self, node: DictatedNode, template: str, **fields: Any) -> None:
+        self.node = node
+        self.template = template
+        self.fields = {"tools": TOOLS, "temperature": 0, "max_tokens": 200, **fields}
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
+        # Tokens of the turn before, and those that the next turn found of them.
+        self.turns: list[tuple[int, int]] = []
+        self._before = 0
+
+    def say(self, role: str, content: str) -> None:
+        calls = self.messages[-1].get("tool_calls", [])
+        known = {"tool_call_id": calls[0]["id"]} if role == "tool" else {}
+        self.messages.append({"role": role, "content": content, **known})
+
+    def answer(self, text: str, stream: bool) -> dict[str, Any]:
+        """text: what the model writes behind the prompt."""
+        body = {"messages": self.messages, **self.fields}
+        self.node.dictate(body, text)
+        if stream:
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            reply = self.node.post("/v1/chat/completions", {**body, **options})
+            message, usage = assembled(reply), reply.events[-1]["usage"]
+        else:
+            told = self.node.post("/v1/chat/completions", body).json
+            message, usage = told["choices"][0]["message"], told["usage"]
+        self.messages.append(message)
+        self.turns.append((self._before, usage["prompt_tokens_details"]["cached_tokens"]))
+        self._before = usage["total_tokens"]
+        return usage
+
+    def exact(self) -> list[bool]:
+        """For each turn but the first, whether it resumed at the exact end of the one before: all
+        of its tokens but the very last, which was drawn and not computed."""
+        return [cached == before - 1 for before, cached in self.turns[1:]]
+
+
+def assembled(reply: Reply) -> dict[str, Any]:
+    """A message out of its deltas, as clients put it together."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for event in reply.events:
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            for name in ("content", "reasoning_content", "reasoning"):
+                if delta.get(name):
+                    message[name] = message.get(name, "") + delta[name]
+            for piece in delta.get("tool_calls", ()):
+                calls = message.setdefault("tool_calls", [])
+                if "id" in piece:
+                    calls.append({**piece, "function": {**piece["function"]}})
+                else:
+                    calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
+    return message
+
+
+def thought(template: str, text: str) -> str:
+    """As the model goes on behind the prompt that this template makes."""
+    if template == "qwen3":
+        return f"<think>\n{text}\n</think>\n\n"
+    return "" if template == "qwen3_5_nothink" else f"{text}\n</think>\n\n"
+
+
+def call(template: str, arguments: dict[str, Any]) -> str:
+    if template == "qwen3":
+        told = json.dumps({"name": "look", "arguments": arguments}, ensure_ascii=False)
+        return f"<tool_call>\n{told}\n</tool_call>"
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in arguments.items()
+    }
+    parameters = "".join(
+        f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in texts.items()
+    )
+    return f"<tool_call>\n<function=look>\n{parameters}</function>\n</tool_call>"
+
+
+ARGUMENTS: list[dict[str, Any]] = [
+    {"path": "src/main.py", "lines": 20},
+    {"path": 'a "quoted"\n\nline', "parts": [1, {"a": "b"}]},
+    {"path": "</parameter>\nfoo", "deep": "x"},
+]
+
+
+def test_ten_turns_with_tools_resume_at_their_exact_ends(node: DictatedNode, template: str) -> None:
+    """One question, nine calls: nothing that was thought is before the last question. Every second
+    answer is a stream."""
+    chat = Chat(node, template, cache_salt="tools")
+    chat.say("user", "What is in the file?")
+    for turn in range(9):
+        content = "I look.\n\n" if turn % 2 and template != "qwen3" else ""
+        text = thought(template, f"Now {turn}.") + content
+        usage = chat.answer(text + call(template, ARGUMENTS[turn % 3]), turn % 2 == 1)
+        (called,) = chat.messages[-1]["tool_calls"]
+        assert json.loads(called["function"]["arguments"]) == ARGUMENTS[turn % 3]
+        assert (chat.messages[-1]["content"] or "") == content.strip()
+        if template != "qwen3_5_nothink":
+            assert chat.messages[-1]["reasoning_content"] == f"Now {turn}."
+            assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < 12
+        chat.say("tool", f"line {turn}")
+    chat.answer(thought(template, "Done.") + "That is all.", True)
+    assert chat.exact() == [True] * 9, chat.turns
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_questions_resume_where_the_template_keeps_what_was_thought(
+    node: DictatedNode, template: str, asked: bool | None
+) -> None:
+    fields = {} if asked is None else {"chat_template_kwargs": {"preserve_thinking": asked}}
+    chat = Chat(node, template, cache_salt=f"questions {asked}", **fields)
+    for turn in range(10):
+        chat.say("user", f"What is {turn} and one?")
+        chat.answer(thought(template, f"It is {turn}.") + f"It is {turn + 1}.", False)
+    keeps = KEEPS_WHERE_ASKED if asked else KEEPS
+    assert chat.exact() == [template in keeps] * 9, chat.turns
+    # What was thought is new to it, and all before the last question is not.
+    assert all(cached > 0 for _, cached in chat.turns[2:])
